@@ -1,0 +1,92 @@
+"""The command line: parsing only. Each verb calls one function; heavy imports wait until a verb needs them.
+
+Exit codes: 0 done, 1 the run failed, 2 bad usage or input, 130/143 stopped by SIGINT/SIGTERM after saving.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from assay import config as configuration
+
+app = typer.Typer(
+    name="assay",
+    help="Trains language models with GRPO and proves, while it trains, that the training is right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _verbs() -> None:
+    """Keeps `train` a verb of its own while it is the only one."""
+
+
+@app.command(
+    epilog="Examples: assay train  |  assay train my.toml --set run.steps=200 --set loss.objective=gspo  |  "
+    "assay train --resume runs/sort  |  assay train --print-config > my.toml"
+)
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the embedded default.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory; by default a new runs/<name>.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Goes on with a run; --set run.steps=N alone may change.")
+    ] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Prints all settings and ends.")] = False,
+) -> None:
+    """Trains a policy with GRPO, offline, and leaves a run directory."""
+    from assay.record import RunError
+
+    try:
+        if resume is not None:
+            code = _resume(resume, config, out, overrides or [])
+        else:
+            settings = configuration.load(config, overrides or [])
+            if print_config:
+                typer.echo(configuration.to_toml(settings, meanings=True))
+                return
+            code = _start(settings, out)
+    except (configuration.ConfigError, RunError) as error:
+        _fail(str(error), 2)
+    raise typer.Exit(code)
+
+
+def _start(settings: configuration.Config, out: Path | None) -> int:
+    from assay.train import run
+
+    return run.start(settings, out or _free_directory(settings.run.name))
+
+
+def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: list[str]) -> int:
+    if config is not None or out is not None:
+        raise configuration.ConfigError("--resume takes config and directory from the run; leave CONFIG and --out away")
+    others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
+    if others:
+        raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
+    from assay.train import run
+
+    return run.resume(run_path, configuration.load(None, overrides).run.steps if overrides else None)
+
+
+def _free_directory(name: str) -> Path:
+    """runs/<name>, or the first of runs/<name>-2, -3, ... that does not exist yet."""
+    number = 1
+    while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    typer.echo(f"assay: {sentence}", err=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

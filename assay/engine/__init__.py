@@ -1,0 +1,1 @@
+"""Engines: prompts -> rollouts."""

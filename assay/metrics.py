@@ -1,0 +1,198 @@
+"""StepRecord -> the numbers of one step: one row of metrics.jsonl, one row of timings.jsonl.
+
+Sums and counts travel in the record; each number here is one division of two totals over the whole step. A number
+that does not exist (no scored rollout, no applied update) or is not finite is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from assay.types import StepRecord, Update
+
+Row = dict[str, float | int | None]
+
+METRICS: dict[str, str] = {
+    "step": "Number of the training step; the first is 1.",
+    "policy_version": "Version of the policy that the step started from and sampled with.",
+    "groups": "Groups in the record of this step; one group is one prompt with its rollouts.",
+    "groups_without_signal": "Groups generated in this step whose scored rewards are all equal, later replaced or not.",
+    "zero_variance_share": "groups_without_signal as a share of all groups generated in this step.",
+    "refill_rounds": "Rounds of generation that replaced groups without signal.",
+    "rollouts_scored": "Rollouts that got a reward.",
+    "rollouts_unscored": "Rollouts whose reward failed; they are in no reward statistic.",
+    "reward_mean": "Mean reward of the scored rollouts.",
+    "reward_std": "Standard deviation (n - 1) of the rewards of all scored rollouts of the step, not within groups.",
+    "reward_min": "Smallest reward of a scored rollout.",
+    "reward_max": "Largest reward of a scored rollout.",
+    "length_mean": "Mean number of tokens of a completion, its EOS included.",
+    "length_max": "Number of tokens of the longest completion.",
+    "truncated_share": "Share of the rollouts that the token limit cut off.",
+    "tokens_generated": "Completion tokens of all rollouts in the record of this step.",
+    "tokens_in_loss": "Completion tokens that the loss mask lets through, each counted once.",
+    "tokens_trained": "Loss tokens summed over the applied updates: a token counts once for each epoch.",
+    "updates_applied": "Optimizer updates that moved the weights.",
+    "updates_skipped": "Optimizer updates refused because something was not finite; their numbers enter no mean.",
+    "loss": "Loss, as the mean over the applied updates.",
+    "policy_loss": "Policy part of the loss, as the mean over the applied updates.",
+    "kl_loss": "KL part of the loss, coefficient included, as the mean over the applied updates.",
+    "entropy_loss": "Entropy part of the loss, coefficient and sign included, as the mean over the applied updates.",
+    "learning_rate": "Learning rate of the last applied update.",
+    "gradient_norm": "Norm of the gradient before clipping, as the mean over the applied updates.",
+    "gradient_norm_max": "Largest norm of the gradient before clipping among the applied updates.",
+    "update_norm": "Euclidean length of the change of all weights in one update, as the mean over the applied updates.",
+    "tensors_changed_share": "Share of the trainable tensors in which an applied update changed at least one bit.",
+    "ratio_mean": "Mean of new / old over the loss tokens of the applied updates.",
+    "ratio_std": "Standard deviation (n) of new / old over the loss tokens of the applied updates.",
+    "ratio_min": "Smallest new / old of a loss token.",
+    "ratio_max": "Largest new / old of a loss token.",
+    "first_ratio_max_deviation": "Largest distance of new / old from 1 in the step's first update, where it must be 0.",
+    "clipped_share": "Share of the loss tokens of the applied updates that were clipped.",
+    "old_kl": "KL of old against new (k3), as the mean over the loss tokens of the applied updates.",
+    "ref_kl": "KL of new against the reference (k3), as the mean over loss tokens; null without a reference.",
+    "entropy": "Entropy of the policy in nats, as the mean over the loss tokens of the applied updates.",
+    "mismatch_mean": "Mean distance between the log-probs of old and of the sampler over the loss tokens.",
+    "mismatch_max": "Largest distance between the log-probs of old and of the sampler on a loss token.",
+    "correction_mean": "Mean importance weight old / sampler over the loss tokens, after truncation or masking.",
+    "correction_ess": "Effective sample size of these weights as a share of the tokens; 1 means that all are equal.",
+}
+
+COMPONENT_METRICS: dict[str, str] = {
+    "reward_<name>_mean": "Mean of one reward component, before weighting, over the rollouts that have it.",
+    "reward_<name>_std": "Standard deviation (n - 1) of one reward component over the rollouts that have it.",
+}
+
+TIMINGS: dict[str, str] = {
+    "step": "Number of the training step, as in metrics.jsonl.",
+    "seconds": "Wall-clock seconds of the step: the sum of its stages.",
+    "tokens_per_second": "Completion tokens of the step divided by its seconds.",
+    "seconds_<stage>": "Wall-clock seconds of one stage.",
+    "memory_bytes_<stage>": "Memory of one stage in bytes, at its highest.",
+}
+
+
+def metrics_row(record: StepRecord) -> Row:
+    rollouts = [rollout for group in record.groups for rollout in group.rollouts]
+    rewards = [reward for group in record.groups for reward in group.rewards if reward is not None]
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    # the record holds the groups without signal that were kept; those that a refill replaced are only counted
+    replaced = record.groups_without_signal - sum(not group.has_signal for group in record.groups)
+    row: Row = {
+        "step": record.step,
+        "policy_version": record.policy_version,
+        "groups": len(record.groups),
+        "groups_without_signal": record.groups_without_signal,
+        "zero_variance_share": _share(record.groups_without_signal, len(record.groups) + max(replaced, 0)),
+        "refill_rounds": record.refill_rounds,
+        "rollouts_scored": len(rewards),
+        "rollouts_unscored": len(rollouts) - len(rewards),
+        "reward_mean": _mean(rewards),
+        "reward_std": _sample_std(rewards),
+        "reward_min": _extreme(min, rewards),
+        "reward_max": _extreme(max, rewards),
+        "length_mean": _mean(lengths),
+        "length_max": max(lengths, default=None),
+        "truncated_share": _share(sum(rollout.truncated for rollout in rollouts), len(rollouts)),
+        "tokens_generated": sum(lengths),
+        "tokens_in_loss": sum(len(sample.rollout.tokens) for sample in record.samples if sample.in_loss),
+    }
+    row |= _update_metrics(record)
+    row |= _component_metrics(record)
+    return row
+
+
+def timings_row(record: StepRecord) -> Row:
+    seconds = sum(record.seconds.values())
+    tokens = sum(len(rollout.tokens) for group in record.groups for rollout in group.rollouts)
+    row: Row = {"step": record.step, "seconds": _finite(seconds), "tokens_per_second": _share(tokens, seconds)}
+    row |= {f"seconds_{stage}": _finite(value) for stage, value in record.seconds.items()}
+    row |= {f"memory_bytes_{stage}": value for stage, value in record.memory_bytes.items()}
+    return row
+
+
+def _update_metrics(record: StepRecord) -> Row:
+    applied = [update for update in record.updates if update.applied]
+
+    def total(name: str) -> float:
+        values: list[float] = [getattr(update, name) for update in applied]
+        return sum(values)
+
+    def extreme(choose: Callable[[Iterable[float]], float], name: str) -> float | None:
+        return _extreme(choose, [getattr(update, name) for update in applied])
+
+    updates, tokens = len(applied), sum(update.tokens for update in applied)
+    correction = total("correction_sum")
+    ratio_mean, ratio_square = _share(total("ratio_sum"), tokens), _share(total("ratio_square_sum"), tokens)
+    ratio_std = None
+    if ratio_mean is not None and ratio_square is not None:
+        ratio_std = math.sqrt(max(ratio_square - ratio_mean * ratio_mean, 0.0))  # rounding may take it below 0
+    return {
+        "tokens_trained": tokens,
+        "updates_applied": updates,
+        "updates_skipped": len(record.updates) - updates,
+        "loss": _share(total("loss"), updates),
+        "policy_loss": _share(total("policy_loss"), updates),
+        "kl_loss": _share(total("kl_loss"), updates),
+        "entropy_loss": _share(total("entropy_loss"), updates),
+        "learning_rate": _finite(applied[-1].learning_rate) if applied else None,
+        "gradient_norm": _share(total("gradient_norm"), updates),
+        "gradient_norm_max": extreme(max, "gradient_norm"),
+        "update_norm": _share(total("update_norm"), updates),
+        "tensors_changed_share": _share(total("tensors_changed"), total("tensors")),
+        "ratio_mean": ratio_mean,
+        "ratio_std": ratio_std,
+        "ratio_min": extreme(min, "ratio_min"),
+        "ratio_max": extreme(max, "ratio_max"),
+        "first_ratio_max_deviation": _ratio_deviation(record.updates[0]) if record.updates else None,
+        "clipped_share": _share(total("clipped_tokens"), tokens),
+        "old_kl": _share(total("old_kl_sum"), tokens),
+        "ref_kl": None if record.ref_logprobs is None else _share(total("ref_kl_sum"), tokens),
+        "entropy": _share(total("entropy_sum"), tokens),
+        "mismatch_mean": _share(total("mismatch_sum"), tokens),
+        "mismatch_max": extreme(max, "mismatch_max"),
+        "correction_mean": _share(correction, tokens),
+        "correction_ess": _share(correction * correction, tokens * total("correction_square_sum")),
+    }
+
+
+def _component_metrics(record: StepRecord) -> Row:
+    values: dict[str, list[float]] = {}
+    for group in record.groups:
+        for score in group.scores:
+            for name, value in score.components.items():
+                values.setdefault(name, []).append(value)
+    row: Row = {}
+    for name in sorted(values):
+        row[f"reward_{name}_mean"] = _mean(values[name])
+        row[f"reward_{name}_std"] = _sample_std(values[name])
+    return row
+
+
+def _ratio_deviation(update: Update) -> float | None:
+    return _extreme(max, [abs(update.ratio_min - 1), abs(update.ratio_max - 1)])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _share(sum(values), len(values))
+
+
+def _sample_std(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) * (value - mean) for value in values)  # ** would raise on overflow
+    return _finite(math.sqrt(squares / (len(values) - 1)))
+
+
+def _extreme(choose: Callable[[Iterable[float]], float], values: Sequence[float]) -> float | None:
+    # one NaN hides the others or hides behind them, depending on the order: it makes the extreme unknown
+    return choose(values) if values and all(map(math.isfinite, values)) else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return _finite(part / whole) if whole else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

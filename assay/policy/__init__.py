@@ -1,0 +1,1 @@
+"""Policies: models that are trained and sampled from."""

@@ -1,0 +1,184 @@
+"""A reward function from a user's file, run in a process of its own with a time limit for each call.
+
+    score(prompt: str, completion: str, answer: str) -> float | dict[str, float]
+
+The process speaks JSON lines; the function's own prints go to stderr. A call that raises, returns something that is
+not a finite number, or takes too long gives a failed Score with the reason, never 0.0. A hung or dead process is
+killed with its children and started anew. This is a time limit, not a sandbox: the file is the user's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.config import ConfigError
+from assay.types import Prompt, Rollout, Score
+
+START_SECONDS = 120.0  # a reward file may import a large library
+
+
+class RewardProcess:
+    """
+    >>> RewardProcess("missing.py:score", timeout=1.0)
+    Traceback (most recent call last):
+    assay.config.ConfigError: task.reward = 'missing.py:score': there is no file missing.py
+    """
+
+    def __init__(self, spec: str, timeout: float) -> None:
+        self.spec = spec
+        self.timeout = timeout
+        path, colon, function = spec.rpartition(":")
+        if not colon or not function.isidentifier():
+            raise ConfigError(f"task.reward = {spec!r} is not of the form file.py:function")
+        if not Path(path).is_file():
+            raise ConfigError(f"task.reward = {spec!r}: there is no file {path}")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._received = b""
+        self._start()
+
+    def score(self, prompt: Prompt, rollout: Rollout) -> Score:
+        if self._process is None:
+            self._start()
+        process = self._running()
+        request = json.dumps([prompt.text, rollout.text, prompt.answer]) + "\n"
+        try:
+            assert process.stdin is not None
+            process.stdin.write(request.encode())
+            process.stdin.flush()
+        except BrokenPipeError:
+            return Score.failed(self._died())
+        reply = self._receive(self.timeout)
+        if reply is None:
+            if process.poll() is not None:
+                return Score.failed(self._died())
+            self.close()
+            return Score.failed(f"took longer than {self.timeout:g} s")
+        if "error" in reply:
+            return Score.failed(reply["error"])
+        return Score.of(reply["components"])
+
+    def close(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+        self._process, self._received = None, b""
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "assay.tasks.reward_process", self.spec],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # its own process group, so that killing it kills its children
+        )
+        reply = self._receive(START_SECONDS)
+        if reply is None or "error" in reply:
+            reason = reply["error"] if reply else f"did not load within {START_SECONDS:g} s"
+            self.close()
+            raise ConfigError(f"task.reward = {self.spec!r}: {reason}")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def _died(self) -> str:
+        code = self._running().wait()
+        self.close()
+        return f"its process died ({signal.Signals(-code).name})" if code < 0 else f"its process exited with {code}"
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        """One line of JSON; None if none comes in time or the process is gone."""
+        stream = self._running().stdout
+        assert stream is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                if not selector.select(seconds):
+                    return None
+                chunk = os.read(stream.fileno(), 65536)
+                if not chunk:
+                    return None
+                self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        return dict(json.loads(line))
+
+
+def checked(value: object) -> dict[str, Any]:
+    """What a reward function returned, as {"components": ...} or {"error": the reason}.
+
+    >>> checked(0.5), checked(None), checked("1")
+    ({'components': {'reward': 0.5}}, {'error': 'returned None'}, {'error': "returned the text '1', not a number"})
+    """
+    components = value if isinstance(value, Mapping) else {"reward": value}
+    if not components:
+        return {"error": "returned an empty dict"}
+    numbers = {}
+    for name, number in components.items():
+        where = f" as {name!r}" if isinstance(value, Mapping) else ""
+        if number is None:
+            return {"error": f"returned None{where}"}
+        if isinstance(number, str):
+            return {"error": f"returned the text {number[:40]!r}{where}, not a number"}
+        try:
+            numbers[str(name)] = float(number)  # also numpy and torch scalars
+        except (TypeError, ValueError):
+            return {"error": f"returned a {type(number).__name__}{where}, not a number"}
+        if not math.isfinite(numbers[str(name)]):
+            return {"error": f"returned {numbers[str(name)]}{where}"}
+    return {"components": numbers}
+
+
+def load_function(spec: str) -> Callable[[str, str, str], object]:
+    path, _, name = spec.rpartition(":")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if module_spec is None or module_spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    module_spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ImportError(f"{path} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def serve(spec: str) -> None:
+    """The child: answers requests until its input ends."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the function prints must not be taken for an answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which saves and then ends this process
+
+    def send(reply: dict[str, Any]) -> None:
+        channel.write(json.dumps(reply) + "\n")
+
+    try:
+        function = load_function(spec)
+    except BaseException as error:  # a user's file may raise anything, SystemExit included; it is reported, then over
+        send({"error": f"could not be loaded: {type(error).__name__}: {error}"})
+        return
+    send({"components": {}})
+    for line in sys.stdin:
+        try:
+            reply = checked(function(*json.loads(line)))
+        except Exception as error:  # the boundary to user code: the reason travels as a failed Score
+            reply = {"error": f"raised {type(error).__name__}: {error}"[:500]}
+        send(reply)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

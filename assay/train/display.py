@@ -1,0 +1,395 @@
+"""The stage log: what one training step is doing, as one live area on a terminal or as a few lines in a log.
+
+    begin -> stage x 5 (start, generated, scored, loss, stepped) -> finish_step, for each step; then summary
+
+Everything foreign that is printed passes through `printable`: model output and user text may hold escape sequences,
+and rich hands them to the terminal as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from assay.train.plot import number, plot
+
+Row = Mapping[str, Any]
+
+STAGES = ("start", "generated", "scored", "loss", "stepped")
+REPEATED = ("loss", "stepped")  # once an update; a log gets their sums, at the end of the step
+REFRESHES_A_SECOND = 8
+WIDEST = 78  # the live area never fills a wide terminal: lines this short survive most changes of its width
+PLAIN_LINES = 60  # step lines of a whole run in a log
+LONGEST_TEXT = 400  # characters of one foreign text: a megabyte of model output is not an event
+FEW = 5  # steps averaged at either end of a run
+PACE_STEPS = 20  # newest steps the ETA is made from
+
+
+def printable(text: str) -> str:
+    """One line without control, bidirectional and other invisible characters; line breaks and tabs become spaces.
+
+    >>> printable("a\\x1b[2Jb\\nc")
+    'a[2Jb c'
+    """
+    spaced = (" " if character in "\n\r\t\u2028\u2029" else character for character in text)
+    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+
+
+def _short(text: str) -> str:
+    return printable(text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}...")
+
+
+def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """What this process holds in memory now; where the kernel does not tell, the most it ever held."""
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource  # not on every platform
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def human_bytes(count: int) -> str:
+    """Memory in decimal units.
+
+    >>> human_bytes(312_400_000), human_bytes(12_340_000_000)
+    ('312 MB', '12.3 GB')
+    """
+    return f"{count / 1e6:.0f} MB" if count < 999.5e6 else f"{count / 1e9:.1f} GB"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """A duration in at most six characters, for anything below a hundred hours.
+
+    >>> [human_seconds(seconds) for seconds in (0.004, 0.41, 12.34, 187, 3720, None)]
+    ['4 ms', '0.41 s', '12.3 s', '3m07s', '1h02m', '-']
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def describe_scores(mean: float | None, std: float | None) -> str:
+    """The detail of stage 3."""
+    return f"{number(mean)} +- {number(std)}"
+
+
+def describe_loss(policy: float | None, kl: float | None, total: float | None) -> str:
+    """The detail of stage 4; the total first, for the end is what a narrow terminal cuts off."""
+    return f"{number(total)} policy {number(policy)} kl {number(kl)}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def _quantities(metrics: Row, timings: Row) -> dict[str, str]:
+    """The numbers of one step by label, in reading order."""
+    length, speed = metrics.get("length_mean"), timings.get("tokens_per_second")
+    ratio = [number(metrics.get(f"ratio_{statistic}")) for statistic in ("mean", "min", "max")]
+    reference = metrics.get("ref_kl")
+    return {
+        "reward": number(metrics.get("reward_mean")),
+        "ratio": f"{ratio[0]} ({ratio[1]}..{ratio[2]})",
+        "clipped": _share(metrics.get("clipped_share")),
+        "entropy": number(metrics.get("entropy")),
+        "KL": number(metrics.get("old_kl")) + ("" if reference is None else f" ref {number(reference)}"),
+        "truncated": _share(metrics.get("truncated_share")),
+        "length": "-" if length is None else f"{length:.1f}",
+        "zero-variance": _share(metrics.get("zero_variance_share")),
+        "tok/s": "-" if speed is None else f"{speed:,.0f}",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One stage of a step, summed over the updates of that step."""
+
+    step: int
+    seconds: float
+    memory: int
+    detail: str
+
+
+class Display:
+    """One live area on a terminal; elsewhere the first step in full and at most about sixty lines a run.
+
+    Steps are numbered from 1, as in the record; `steps_before` were finished by an earlier process. A stage may end
+    several times in a step: its seconds add up. `progress` only stores what it is told; call it for every token.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        steps_before: int = 0,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if console is None:
+            # FORCE_COLOR makes rich take a log file for a terminal: colours may go there, a live area may not
+            console = Console(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+        self.console = console
+        self._clock = clock
+        self._steps, self._steps_before, self._finished = steps, steps_before, 0
+        self._every = -(-max(1, steps - steps_before) // (PLAIN_LINES - 2))  # first and last are printed anyway
+        self._live: Live | None = None
+        self._step: int | None = None
+        self._stages: dict[str, _Stage] = {}
+        self._active: str | None = None
+        self._activity = ""
+        self._quantities: dict[str, str] = {}
+        self._measured_step = self._skipped = 0
+        self._rewards: list[float | None] = []
+        self._tokens = self._step_seconds = 0.0
+        self._started = self._since = self._spoke = clock()
+        self._finishes: deque[float] = deque(maxlen=PACE_STEPS + 1)
+        self._patience = 10.0  # seconds a log may be silent in a long operation; doubles with each sign of life
+
+    def __enter__(self) -> Display:
+        if self.console.is_interactive:
+            self._live = Live(
+                self,
+                console=self.console,
+                refresh_per_second=REFRESHES_A_SECOND,
+                vertical_overflow="crop",
+                redirect_stdout=sys.stdout.isatty(),  # what is piped elsewhere must arrive there
+            )
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop(keep=True)
+
+    def begin(self, step: int) -> None:
+        self._step, self._active, self._activity = step, STAGES[0], ""
+        self._since = self._clock()
+        if not self._finishes:
+            self._finishes.append(self._since)
+            if self._live is None:
+                self._print(f"step {step}/{self._steps}")
+
+    def stage(self, name: str, seconds: float, memory_bytes: int, detail: str = "") -> None:
+        """A stage has ended: one of start, generated, scored, loss, stepped."""
+        position = STAGES.index(name)
+        if self._step is None:
+            raise ValueError(f"stage {name!r} ended before any step began; call begin first")
+        stage = _Stage(self._step, seconds, memory_bytes, _short(detail))
+        earlier = self._stages.get(name)
+        if earlier is not None and earlier.step == self._step:
+            stage = replace(stage, seconds=seconds + earlier.seconds, memory=max(memory_bytes, earlier.memory))
+        self._stages[name] = stage
+        self._active = STAGES[position + 1] if position + 1 < len(STAGES) else None
+        self._activity, self._since = "", self._clock()
+        if self._live is None and self._finished == 0 and name not in REPEATED:
+            self._print(self._stage_line(name))
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """How far a long operation is, inside a stage or outside of any step."""
+        self._activity = f"{_short(what)} {done}/{total}"
+        if self._live is None and self._clock() - self._spoke >= self._patience:
+            self._patience *= 2
+            self._print(f"  ... {self._activity}")
+
+    def finish_step(self, metrics: Row, timings: Row) -> None:
+        if self._step is None:
+            raise ValueError("a step was finished before any began; call begin first")
+        now = self._clock()
+        self._finishes.append(now)
+        self._finished += 1
+        self._active, self._activity, self._since = None, "", now
+        self._quantities = _quantities(metrics, timings)
+        self._measured_step, self._skipped = self._step, metrics.get("updates_skipped") or 0
+        self._rewards.append(metrics.get("reward_mean"))
+        seconds, speed = timings.get("seconds"), timings.get("tokens_per_second")
+        if seconds is not None and speed is not None:
+            self._tokens += speed * seconds
+            self._step_seconds += seconds
+        if self._live is None:
+            self._print_step(metrics)
+
+    def say(self, text: str) -> None:
+        """One line that stays, above the live area."""
+        self._print(_short(text))
+
+    def summary(self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float) -> None:
+        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first."""
+        self._stop(keep=False)
+        done = self._steps_before + self._finished
+        speed = f", {self._tokens / self._step_seconds:,.0f} tokens/s" if self._step_seconds else ""
+        resumed = f", {self._steps_before} of them before" if self._steps_before else ""
+        verb = "finished" if done >= self._steps else "stopped"
+        self._print("")
+        headline = Text(f"{verb}: ", "bold green" if verb == "finished" else "bold yellow")
+        self._print(headline.append(f"{done} of {self._steps} steps{resumed}, {human_seconds(seconds)}{speed}", "bold"))
+
+        few = max(1, min(FEW, len(rows) // 2))
+        head, tail = rows[:few], rows[-few:]
+        rewards = " -> ".join(number(_mean(part, "reward_mean")) for part in (head, tail))
+        facts = {"reward": f"{rewards}   (first and last {few} steps)"}
+        if evaluations:
+            ends = [evaluations[0], *evaluations[1:][-1:]]
+            facts["held-out"] = ", ".join(
+                f"{way} {' -> '.join(number(row[f'reward_{way}']) for row in ends)}" for way in ("greedy", "sampled")
+            )
+        facts["zero-variance"] = f"{_share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} steps)"
+        skipped = sum(row.get("updates_skipped") or 0 for row in rows)
+        if skipped:
+            facts["skipped"] = f"{skipped} of the updates: the optimizer did not move"
+        self._print_facts(facts)
+
+        width = min(self.console.width, WIDEST) if self.console.is_interactive else WIDEST
+        curve, start = [row.get("reward_mean") for row in rows], rows[0]["step"] if rows else 1
+        for line in plot(curve, width, 6, first=start, ascii_only=self.console.options.ascii_only):
+            self._print(Text(line, "cyan"))
+        self._print(Text("reward by step" if curve else "no step was finished", "dim"))
+        self._print_facts(
+            {
+                "run": str(run),
+                "look": f"jq -c '[.step, .reward_mean]' {shlex.quote(str(run / 'metrics.jsonl'))}",
+                "resume": f"assay train --resume {shlex.quote(str(run))}",
+            }
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, WIDEST)
+        for line in self._frame(width, tall=console.size.height > 15, ascii_only=options.ascii_only):
+            line.truncate(width, overflow="crop")  # a wrapped line would break the count of lines to redraw
+            yield line
+
+    def _frame(self, width: int, tall: bool, ascii_only: bool) -> list[Text]:
+        """The live area: progress, the five stages, the newest numbers, the reward so far."""
+        frame = [self._progress_line(width, ascii_only)]
+        frame += [self._stage_row(name, width, ascii_only) for name in STAGES]
+        if not self._quantities:
+            return frame
+        dash = "-" if ascii_only else "\u2500"
+        title = Text(f"{dash} after step {self._measured_step} ", "dim")
+        if self._skipped:
+            title.append(f"updates skipped: {self._skipped} ", "bold yellow")
+        frame.append(title.append(dash * max(0, width - title.cell_len), "dim"))
+        frame += self._quantity_rows(width)
+        if tall:  # a short window keeps the numbers and loses the plot
+            rewards, first = list(self._rewards), self._steps_before + 1
+            frame += [Text(line, "cyan") for line in plot(rewards, width, 3, first=first, ascii_only=ascii_only)]
+        return frame
+
+    def _progress_line(self, width: int, ascii_only: bool) -> Text:
+        done, now = self._steps_before + self._finished, self._clock()
+        if self._active is None and self._activity:
+            left = f"{self._activity} "
+        else:
+            left = f"step {done if self._step is None else self._step}/{self._steps} "
+        right = f" {human_seconds(now - self._started)}  ETA {human_seconds(self._eta(now))}"
+        bar = max(0, width - len(left) - len(right))
+        filled = bar * done // self._steps
+        full, empty = ("#", ".") if ascii_only else ("\u2501", "\u2500")
+        return Text.assemble((left, "bold"), (full * filled, "green"), (empty * (bar - filled), "dim"), right)
+
+    def _stage_row(self, name: str, width: int, ascii_only: bool) -> Text:
+        stage = self._stages.get(name)
+        done_mark, active_mark = ("*", ">") if ascii_only else ("\u2713", "\u25b8")
+        detail = seconds = memory = ""
+        if name == self._active:
+            mark, style = (active_mark, "bold cyan"), "bold"
+            detail, seconds = self._activity, human_seconds(self._clock() - self._since)
+        else:
+            # a stage still to come keeps, dimmed, what the step before had: nothing jumps when steps are fast
+            ended = stage is not None and stage.step == self._step
+            mark, style = ((done_mark, "green"), "") if ended else ((" ", ""), "dim")
+            if stage is not None:
+                detail, seconds, memory = stage.detail, human_seconds(stage.seconds), human_bytes(stage.memory)
+        row = Text.assemble(mark, (f" {STAGES.index(name) + 1} {name:<9} {detail}", style))
+        right = f" {seconds:>6} {memory:>7}"
+        row.truncate(max(0, width - len(right)), overflow="crop" if ascii_only else "ellipsis", pad=True)
+        return row.append(right, style)
+
+    def _quantity_rows(self, width: int) -> list[Text]:
+        """Three rows of three, each column as wide as it needs to be; what a wide area has left over is spread."""
+        cells = [
+            Text.assemble((value, "bold"), (f" {label}", "dim"))
+            if label == "tok/s"
+            else Text.assemble((f"{label} ", "dim"), (value, "bold"))
+            for label, value in self._quantities.items()
+        ]
+        columns = [max(cell.cell_len for cell in cells[column::3]) for column in range(3)]
+        gap = min(8, max(2, (width - sum(columns)) // 2))
+        for position, cell in enumerate(cells):
+            if position % 3 < 2:
+                cell.pad_right(columns[position % 3] - cell.cell_len + gap)
+        return [Text().join(cells[start : start + 3]) for start in range(0, len(cells), 3)]
+
+    def _print_step(self, metrics: Row) -> None:
+        """The compact form of a step: its numbers, then its five stages."""
+        seen = {name: self._stages[name] for name in STAGES if name in self._stages}
+        ended = {name: stage for name, stage in seen.items() if stage.step == self._step}
+        if self._finished == 1:
+            for name in REPEATED:
+                if name in ended:
+                    self._print(self._stage_line(name))
+        last = self._steps_before + self._finished >= self._steps
+        if not (self._finished == 1 or last or self._finished % self._every == 0):
+            return
+        shown = {**self._quantities, "reward": describe_scores(metrics.get("reward_mean"), metrics.get("reward_std"))}
+        speed = shown.pop("tok/s")
+        numbers = "  ".join(f"{label} {value}" for label, value in shown.items())
+        loss = describe_loss(metrics.get("policy_loss"), metrics.get("kl_loss"), metrics.get("loss"))
+        skipped = f"  skipped {self._skipped}" if self._skipped else ""
+        stages = [f"{STAGES.index(name) + 1} {name} {human_seconds(stage.seconds)}" for name, stage in ended.items()]
+        memory = human_bytes(max((stage.memory for stage in ended.values()), default=0))
+        self._print(
+            f"step {self._step}/{self._steps}  {numbers}  loss {loss}{skipped}  {speed} tok/s  "
+            f"ETA {human_seconds(self._eta(self._clock()))}  | {', '.join(stages)}, {memory}"
+        )
+
+    def _stage_line(self, name: str) -> str:
+        stage = self._stages[name]
+        cost = f"{human_seconds(stage.seconds):>6}  {human_bytes(stage.memory):>7}"
+        return f"  {STAGES.index(name) + 1} {name:<9}  {cost}  {stage.detail}".rstrip()
+
+    def _eta(self, now: float) -> float | None:
+        """Seconds to the end at the pace of the newest steps, saves and evaluations between them included."""
+        remaining = self._steps - self._steps_before - self._finished
+        if len(self._finishes) < 2 or remaining == 0:
+            return None
+        newest = self._finishes[-1]
+        pace = (newest - self._finishes[0]) / (len(self._finishes) - 1)
+        return max(pace * (remaining - 1), pace * remaining - (now - newest))
+
+    def _stop(self, keep: bool) -> None:
+        """Gives the terminal back, with the last state of the live area on it or without."""
+        if self._live is not None:
+            self._live.transient = not keep
+            self._live.stop()
+            self._live = None
+
+    def _print(self, line: str | Text) -> None:
+        self._spoke = self._clock()
+        self.console.print(Text(line) if isinstance(line, str) else line, soft_wrap=True)
+
+    def _print_facts(self, facts: Mapping[str, str]) -> None:
+        for label, fact in facts.items():
+            self._print(Text.assemble((f"{label:<13} ", "dim"), printable(fact)))
+
+
+def _mean(rows: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return sum(values) / len(values) if values else None

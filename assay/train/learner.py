@@ -1,0 +1,269 @@
+"""Minibatch -> Update: one optimizer step, or a refusal to take it.
+
+The gradient is the sum over micro-batches of a loss whose denominators are counted over the whole update, so it does
+not depend on the cut. Weights live in float32 (`masters`); a model in bfloat16 is a rounded copy of them. Nothing
+non-finite ever reaches the optimizer.
+
+Shape legend: B rows, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor, nn
+
+from assay.config import LossConfig, OptimizerConfig
+from assay.grpo import Loss, kl_estimate, policy_loss, sequence_kl
+from assay.policy.causal import CausalPolicy
+from assay.types import NO_SIGNAL, Batch, Microbatch, Minibatch, Scored, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """An update, and the log-probs of `new` that it saw, one tensor a micro-batch."""
+
+    update: Update
+    new_logprobs: tuple[Tensor, ...]
+    loss_seconds: float
+    step_seconds: float
+
+
+def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
+    """The reference: the same numbers for ever, without gradients."""
+    model = copy.deepcopy(policy.model)
+    model.requires_grad_(False)
+    return replace(policy, model=model)
+
+
+def learning_rate(settings: OptimizerConfig, update: int, total_updates: int) -> float:
+    """The rate of update number `update` (from 0): a linear warm-up, then constant, or down to 0 at the end.
+
+    >>> learning_rate(OptimizerConfig(learning_rate=1.0, warmup=2, schedule="linear"), 0, 10)
+    0.5
+    """
+    if update < settings.warmup:
+        return settings.learning_rate * (update + 1) / settings.warmup
+    progress = (update - settings.warmup) / max(total_updates - settings.warmup, 1)
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }[settings.schedule]
+    return settings.learning_rate * shape
+
+
+class Learner:
+    """Owns the trained policy, its float32 masters, the optimizer and the frozen reference."""
+
+    def __init__(
+        self,
+        policy: CausalPolicy,
+        reference: CausalPolicy | None,
+        loss: LossConfig,
+        settings: OptimizerConfig,
+        total_updates: int,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        check_interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.policy = policy
+        self.reference = reference
+        self.loss = loss
+        self.settings = settings
+        self.total_updates = total_updates
+        self.check_interrupt = check_interrupt
+        trainable = [(name, weight) for name, weight in policy.model.named_parameters() if weight.requires_grad]
+        if not trainable:
+            raise ValueError(
+                "the model has no trainable parameter; call model.requires_grad_(True) on what is to learn"
+            )
+        self.names = [name for name, _ in trainable]
+        self.weights = [weight for _, weight in trainable]
+        self.masters = [_master(weight) for weight in self.weights]
+        self.optimizer = optimizer or torch.optim.AdamW(
+            self.masters,
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def score(self, minibatches: Sequence[Minibatch]) -> Batch:
+        """Adds the log-probs of the fixed policies, micro-batch by micro-batch: the same shapes as in training,
+        so that the ratio of the first update is 1 to the last bit. A lone update needs no old: it is new, detached."""
+        needs_old = self.settings.epochs * len(minibatches) > 1
+        needs_ref = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
+        scored = []
+        for minibatch in minibatches:
+            parts = []
+            for batch in minibatch.microbatches:
+                self.check_interrupt()
+                old_BT = self._fixed_logprobs(self.policy, batch) if needs_old else None
+                ref_BT = self._fixed_logprobs(self.reference, batch) if needs_ref and self.reference else None
+                parts.append(Scored(old_BT, ref_BT))
+            scored.append(tuple(parts))
+        return Batch(tuple(minibatches), tuple(scored), self.settings.epochs)
+
+    def sequence_kl(self, batch: Microbatch) -> list[float]:
+        """KL(policy || reference) of each row, for KL in the reward; exactly 0 while the two are equal."""
+        if self.reference is None:
+            raise ValueError("KL in the reward needs a reference")
+        old_BT = self._fixed_logprobs(self.policy, batch)
+        ref_BT = self._fixed_logprobs(self.reference, batch)
+        return sequence_kl(old_BT, ref_BT, batch.mask_BT, self.loss.kl_estimator).tolist()
+
+    def update(self, minibatch: Minibatch, scored: Sequence[Scored], number: int) -> Learned:
+        """Takes optimizer step `number` (from 0, over the whole run), unless there is no signal or a NaN."""
+        begun = time.perf_counter()
+        self._drop_gradients()
+        sums = _Sums()
+        new_logprobs = []
+        for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
+            self.check_interrupt()
+            new_BT, entropy_BT = self.policy.logprobs(batch)
+            old_BT = new_BT.detach() if fixed.old_BT is None else fixed.old_BT
+            loss = policy_loss(
+                new_BT=new_BT,
+                old_BT=old_BT,
+                ref_BT=fixed.ref_BT,
+                sampler_BT=batch.sampler_BT,
+                entropy_BT=entropy_BT,
+                advantages_BT=batch.advantages_BT,
+                mask_BT=batch.mask_BT,
+                totals=minibatch.totals,
+                settings=self.loss,
+            )
+            loss.total.backward()
+            self._fold_gradients()
+            sums.add(loss, batch, new_BT.detach(), old_BT, fixed.ref_BT, entropy_BT.detach())
+            new_logprobs.append(new_BT.detach())
+        rate = learning_rate(self.settings, number, self.total_updates)
+        norm = float(nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None]))
+        skipped = self._reason_to_skip(minibatch, sums, norm, new_logprobs)
+        differentiated = time.perf_counter()
+        moved, changed = (0.0, 0) if skipped else self._step(rate, norm)
+        self._drop_gradients()
+        update = sums.update(
+            applied=not skipped,
+            skipped=skipped,
+            learning_rate=rate,
+            gradient_norm=norm,
+            update_norm=moved,
+            tensors=len(self.masters),
+            tensors_changed=changed,
+        )
+        return Learned(update, tuple(new_logprobs), differentiated - begun, time.perf_counter() - differentiated)
+
+    def _step(self, rate: float, norm: float) -> tuple[float, int]:
+        """Clips, steps, and measures what moved: (length of the change, number of tensors that changed)."""
+        gradients = [master.grad for master in self.masters if master.grad is not None]
+        if norm > self.settings.clip_norm:
+            torch._foreach_mul_(gradients, self.settings.clip_norm / (norm + 1e-6))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        before = [master.detach().clone() for master in self.masters]
+        self.optimizer.step()
+        squares = [
+            float((master.detach() - start).square().sum()) for master, start in zip(self.masters, before, strict=True)
+        ]
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight:
+                weight.data.copy_(master.data)
+        return math.sqrt(sum(squares)), sum(square > 0 for square in squares)
+
+    def _reason_to_skip(self, minibatch: Minibatch, sums: _Sums, norm: float, new_logprobs: Sequence[Tensor]) -> str:
+        """ "" for a sound update, NO_SIGNAL, or a sentence that names the first non-finite thing."""
+        if math.isfinite(sums.loss) and math.isfinite(norm):
+            only_advantages = self.loss.entropy_coef == 0 and (
+                self.loss.kl_coef == 0 or self.loss.kl_placement == "reward"
+            )
+            flat = all(not (batch.advantages_BT * batch.mask_BT).any() for batch in minibatch.microbatches)
+            # a step of Adam on a zero gradient still moves the weights, by its momentum
+            return NO_SIGNAL if only_advantages and flat else ""
+        for batch, new_BT in zip(minibatch.microbatches, new_logprobs, strict=True):
+            for what, values_BT in (("advantage", batch.advantages_BT), ("log-prob of the policy", new_BT)):
+                bad = (~values_BT.isfinite() & batch.mask_BT).nonzero()
+                if len(bad):
+                    row, token = bad[0].tolist()
+                    return f"the {what} of row {batch.rows[row]}, token {token} is {values_BT[row, token].item()}"
+        for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
+            if not weight.isfinite().all():
+                return f"weight {name} is not finite"
+            if master.grad is not None and not master.grad.isfinite().all():
+                return f"the gradient of {name} is not finite"
+        return f"the loss is {sums.loss} and the gradient norm {norm}"
+
+    def _fold_gradients(self) -> None:
+        """Moves gradients of low-precision weights into their masters, so that they add up in float32."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight and weight.grad is not None:
+                gradient = weight.grad.float()
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                weight.grad = None
+
+    def _drop_gradients(self) -> None:
+        for parameter in (*self.weights, *self.masters):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _fixed_logprobs(self, policy: CausalPolicy, batch: Microbatch) -> Tensor:
+        return policy.logprobs(batch)[0]
+
+
+def _master(weight: nn.Parameter) -> nn.Parameter:
+    return weight if weight.dtype == torch.float32 else nn.Parameter(weight.detach().float())
+
+
+class _Sums:
+    """Sums and counts over the loss tokens of the micro-batches of one update."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {field.name: 0.0 for field in fields(Update) if field.name in _SUMMED}
+        self.values |= {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
+
+    @property
+    def loss(self) -> float:
+        return self.values["loss"]
+
+    def add(
+        self, loss: Loss, batch: Microbatch, new_BT: Tensor, old_BT: Tensor, ref_BT: Tensor | None, entropy_BT: Tensor
+    ) -> None:
+        mask_BT = batch.mask_BT
+        ratio, weight = loss.ratio_BT[mask_BT], loss.weight_BT[mask_BT]
+        mismatch = (old_BT - batch.sampler_BT)[mask_BT].abs().nan_to_num(nan=0.0)  # NaN: the sampler reported none
+        values = self.values
+        values["loss"] += float(loss.total.detach())
+        values["policy_loss"] += float(loss.policy)
+        values["kl_loss"] += float(loss.kl)
+        values["entropy_loss"] += float(loss.entropy)
+        values["tokens"] += int(mask_BT.sum())
+        values["clipped_tokens"] += int(loss.clipped_BT.sum())
+        values["ratio_sum"] += float(ratio.double().sum())
+        values["ratio_square_sum"] += float(ratio.double().square().sum())
+        values["old_kl_sum"] += float(kl_estimate(old_BT, new_BT)[mask_BT].sum())
+        values["entropy_sum"] += float(entropy_BT[mask_BT].sum())
+        values["mismatch_sum"] += float(mismatch.sum())
+        values["correction_sum"] += float(weight.sum())
+        values["correction_square_sum"] += float(weight.square().sum())
+        if ref_BT is not None:
+            values["ref_kl_sum"] += float(kl_estimate(new_BT, ref_BT)[mask_BT].sum())
+        if len(ratio):
+            values["ratio_min"] = min(values["ratio_min"], float(ratio.min()))
+            values["ratio_max"] = max(values["ratio_max"], float(ratio.max()))
+            values["mismatch_max"] = max(values["mismatch_max"], float(mismatch.max()))
+
+    def update(self, **rest: float | str | bool) -> Update:
+        whole = {"tokens": int(self.values["tokens"]), "clipped_tokens": int(self.values["clipped_tokens"])}
+        return Update(**{**self.values, **whole, **rest})  # type: ignore[arg-type]
+
+
+_SUMMED = {
+    "loss", "policy_loss", "kl_loss", "entropy_loss", "tokens", "clipped_tokens", "ratio_sum", "ratio_square_sum",
+    "old_kl_sum", "ref_kl_sum", "entropy_sum", "mismatch_sum", "correction_sum", "correction_square_sum",
+}  # fmt: skip

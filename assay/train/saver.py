@@ -1,0 +1,131 @@
+"""Safe points: where a run may be saved, stopped, and taken up again with the same bits.
+
+A checkpoint holds the weights (and float32 masters, if they differ), the optimizer's state, the reference, all
+generators, the counters of `Place`, and, inside a step, the `Work` done so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.config import Config
+from assay.record import RunDirectory
+from assay.train import checkpoint
+from assay.train.failure import RunFailed
+from assay.train.interrupt import Interrupt
+from assay.train.learner import Learner
+from assay.train.place import Place, Work, work_from_checkpoint, work_to_checkpoint
+from assay.train.randomness import restore_global_generators, save_global_generators
+from assay.types import Group, Minibatch, Sample
+
+
+class Saver:
+    def __init__(self, config: Config, learner: Learner, interrupt: Interrupt, directory: RunDirectory) -> None:
+        self.config = config
+        self.learner = learner
+        self.interrupt = interrupt
+        self.directory = directory
+        self._latest: tuple[Place, Work | None] = (Place(), None)
+        self._generators = save_global_generators()
+        self._saved: tuple[Place, bool] | None = None
+
+    def safe_point(self, place: Place, work: Work | None) -> None:
+        """Remembers where the run stands, saves if a checkpoint is due, and stops if that was asked for."""
+        self._latest = (place, work)
+        self._generators = save_global_generators()
+        if place.skipped_in_a_row >= self.config.run.max_skipped:
+            raise RunFailed(
+                f"{place.skipped_in_a_row} updates in a row were not finite, the last in step {place.step + 1}; their "
+                f"batches are in {self.directory.path / 'dumps'}; lower optimizer.learning_rate or look at the dumps"
+            )
+        if self._saved is None or self._number(place) // self.config.checkpoint.every > (
+            self._number(self._saved[0]) // self.config.checkpoint.every
+        ):
+            self.save()
+        self.interrupt.check()
+
+    def save(self) -> None:
+        """Writes the latest safe point, unless it is on disk already."""
+        place, work = self._latest
+        if self._saved == (place, work is not None):
+            return
+        generator_tensors, generator_state = self._generators
+        tensors: dict[str, dict[str, Tensor]] = {
+            "weights": self.learner.policy.model.state_dict(),
+            "optimizer": _optimizer_tensors(self.learner),
+            "generators": generator_tensors,
+        }
+        if self._has_masters:
+            tensors["masters"] = dict(zip(self.learner.names, self.learner.masters, strict=True))
+        if self.learner.reference is not None:
+            tensors["reference"] = self.learner.reference.model.state_dict()
+        state: dict[str, Any] = {"place": asdict(place), "generators": generator_state, "work": None}
+        if work is not None:
+            tensors["work"], state["work"] = work_to_checkpoint(work)
+        name = f"update-{self._number(place):08d}"
+        checkpoint.save(self.directory.path / "checkpoints", name, tensors, state, self.config.checkpoint.keep)
+        self._saved = (place, work is not None)
+        self.directory.append_event("checkpoint", name=name, step=place.step, update=place.update)
+
+    def restore(
+        self,
+        saved: checkpoint.Checkpoint,
+        credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
+        cut: Callable[[Sequence[Sample], Place], tuple[Minibatch, ...]],
+    ) -> tuple[Place, Work | None]:
+        """Puts weights, optimizer and generators back and returns where the run stood."""
+        learner, device = self.learner, self.learner.policy.device
+        place = Place(**saved.state["place"])
+        learner.policy.model.load_state_dict(saved.tensors["weights"])
+        if self._has_masters:
+            for name, master in zip(learner.names, learner.masters, strict=True):
+                master.data.copy_(saved.tensors["masters"][name])
+        if learner.reference is not None:
+            learner.reference.model.load_state_dict(saved.tensors["reference"])
+        _restore_optimizer(learner, saved.tensors["optimizer"])
+        restore_global_generators(saved.tensors["generators"], saved.state["generators"])
+        work = None
+        if saved.state["work"] is not None:
+            work = work_from_checkpoint(
+                {name: tensor.to(device) for name, tensor in saved.tensors["work"].items()},
+                saved.state["work"],
+                credit,
+                lambda samples: cut(samples, place),
+                self.config.optimizer.epochs,
+            )
+        self._latest, self._saved = (place, work), (place, work is not None)
+        return place, work
+
+    @property
+    def _has_masters(self) -> bool:
+        return any(
+            master is not weight for master, weight in zip(self.learner.masters, self.learner.weights, strict=True)
+        )
+
+    def _number(self, place: Place) -> int:
+        return place.step * self.config.updates_a_step + place.update
+
+
+def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
+    """AdamW's moments and step counts, by parameter name; empty before the first update."""
+    return {
+        f"{name}.{key}": value
+        for name, master in zip(learner.names, learner.masters, strict=True)
+        for key, value in learner.optimizer.state.get(master, {}).items()
+    }
+
+
+def _restore_optimizer(learner: Learner, tensors: dict[str, Tensor]) -> None:
+    for name, master in zip(learner.names, learner.masters, strict=True):
+        state = {
+            key: tensors[f"{name}.{key}"].to(master.device).clone()
+            for key in ("step", "exp_avg", "exp_avg_sq")
+            if f"{name}.{key}" in tensors
+        }
+        if state:
+            learner.optimizer.state[master] = state

@@ -1,0 +1,86 @@
+"""Prompt[P], Rollout[P][G] -> Group[P]: rewards, and what is taken off them by setting (length, KL)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from assay.config import Config
+from assay.grpo import overlong_penalty
+from assay.tasks import Task
+from assay.train.failure import RunFailed
+from assay.train.learner import Learner
+from assay.train.pack import pack
+from assay.types import Group, Prompt, Rollout, Sample, Score
+
+HOPELESS = 8  # so many failures in a row end the run at once: nobody waits for 384 time-outs
+
+
+def reward_weights(config: Config) -> dict[str, float]:
+    """Weights of the components that the trainer itself adds; all others count once."""
+    return {"kl": -config.loss.kl_coef}
+
+
+def score(
+    prompts: Sequence[Prompt],
+    rollouts: Sequence[Sequence[Rollout]],
+    *,
+    config: Config,
+    task: Task,
+    learner: Learner,
+    on_scored: Callable[[int, int], None],
+) -> list[Group]:
+    pairs = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
+    scores: list[Score] = []
+    for prompt, rollout in pairs:
+        scores.append(task.score(prompt, rollout))
+        on_scored(len(scores), len(pairs))
+        _stop_if_hopeless(scores, len(pairs), config)
+    extras = _extra_components(pairs, config, learner)
+    if extras:
+        weights = reward_weights(config)
+        scores = [
+            one if one.error else Score.of({**one.components, **extra}, weights)
+            for one, extra in zip(scores, extras, strict=True)
+        ]
+    edges = [sum(map(len, rollouts[:index])) for index in range(len(rollouts) + 1)]
+    return [
+        Group(prompt, tuple(tries), tuple(scores[first:last]))
+        for prompt, tries, first, last in zip(prompts, rollouts, edges, edges[1:], strict=False)
+    ]
+
+
+def _stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> None:
+    if not scores[-1].error:
+        return
+    failed = [one.error for one in scores if one.error]
+    in_a_row = all(one.error for one in scores[-HOPELESS:]) and len(scores) >= min(HOPELESS, total)
+    if in_a_row or len(failed) > config.task.max_failed * total:
+        raise RunFailed(
+            f"the reward could not be computed for {len(failed)} of {len(scores)} completions; the last call "
+            f"{failed[-1]}; repair the reward function ({config.task.reward or config.task.name}), or raise "
+            "task.max_failed if so many failures are expected"
+        )
+
+
+def _extra_components(
+    pairs: Sequence[tuple[Prompt, Rollout]], config: Config, learner: Learner
+) -> list[Mapping[str, float]]:
+    columns: dict[str, list[float]] = {}
+    if config.rollout.truncated == "penalise":
+        lengths = torch.tensor([float(len(rollout.tokens)) for _, rollout in pairs])
+        penalties = overlong_penalty(lengths, config.rollout.max_tokens, config.rollout.penalty_tokens)
+        columns["overlong"] = penalties.tolist()
+    if config.loss.kl_coef > 0 and config.loss.kl_placement == "reward":
+        samples = [Sample(prompt, rollout, 0.0, in_loss=True) for prompt, rollout in pairs]
+        (whole,) = pack(
+            samples,
+            range(len(samples)),
+            minibatches=1,
+            microbatches=config.optimizer.minibatches * config.optimizer.microbatches,
+            max_tokens=config.rollout.max_tokens,
+            device=learner.policy.device,
+        )
+        columns["kl"] = [kl for batch in whole.microbatches for kl in learner.sequence_kl(batch)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

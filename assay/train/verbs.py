@@ -1,0 +1,204 @@
+"""The verbs of one run, bound to its policy, task and learner; each is timed, shown and, at the end, recorded.
+
+The verbs themselves live in their own files: engine/builtin.py, score.py, choose.py, credit.py, pack.py, learner.py.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+
+import torch
+from safetensors.torch import save
+
+from assay.config import Config
+from assay.durable import replace_file
+from assay.engine.builtin import generate
+from assay.policy.causal import CausalPolicy
+from assay.metrics import metrics_row, timings_row
+from assay.record import RunDirectory
+from assay.tasks import Task
+from assay.train.choose import choose
+from assay.train.credit import credit
+from assay.train.display import Display, describe_loss, describe_scores, memory_bytes
+from assay.train.evaluate import evaluate
+from assay.train.interrupt import Interrupt
+from assay.train.learner import Learned, Learner
+from assay.train.pack import pack
+from assay.train.place import Gathered, Place, Work
+from assay.train.randomness import derived_seed
+from assay.train.score import reward_weights, score
+from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
+
+
+def fields_of(noun: Microbatch | Scored) -> dict[str, object]:
+    """The fields of a noun by name, tensors shared (dataclasses.asdict would copy them)."""
+    return {field.name: getattr(noun, field.name) for field in fields(noun)}
+
+
+def draw(task: Task, policy: CausalPolicy, config: Config, first: int) -> list[Prompt]:
+    """The prompts of one round, from training problem number `first` on."""
+    problems = [task.training_problem(first + index) for index in range(config.rollout.prompts)]
+    limit = config.rollout.max_tokens
+    return [policy.prompt(problem.id, problem.text, problem.answer, limit) for problem in problems]
+
+
+class Verbs:
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        learner: Learner,
+        directory: RunDirectory,
+        display: Display,
+        interrupt: Interrupt,
+    ) -> None:
+        self.config = config
+        self.task = task
+        self.learner = learner
+        self.policy = learner.policy
+        self.directory = directory
+        self.display = display
+        self.interrupt = interrupt
+        self._seconds: dict[str, float] = {}
+        self._memory: dict[str, int] = {}
+
+    def draw(self, place: Place, gathered: Gathered) -> list[Prompt]:
+        if gathered.rounds == 0:
+            self.display.begin(place.step + 1)
+            self._seconds, self._memory = {}, {}
+        with self._timed("start"):
+            return draw(self.task, self.policy, self.config, first=place.cursor + gathered.drawn)
+
+    def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
+        seed = derived_seed(self.config.run.seed, "rollout", place.step, gathered.rounds)
+        with self._timed("generated"):
+            return generate(
+                self.policy,
+                prompts,
+                group_size=self.config.rollout.group_size,
+                max_tokens=self.config.rollout.max_tokens,
+                generator=torch.Generator(self.policy.device).manual_seed(seed),
+                policy_version=place.policy_version,
+                on_token=self._ticker("tokens"),
+            )
+
+    def score(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]]) -> list[Group]:
+        with self._timed("scored") as describe:
+            groups = score(
+                prompts,
+                rollouts,
+                config=self.config,
+                task=self.task,
+                learner=self.learner,
+                on_scored=self._ticker("scored"),
+            )
+            rewards = [reward for group in groups for reward in group.rewards if reward is not None]
+            describe(describe_scores(statistics.fmean(rewards), statistics.stdev(rewards)))
+            return groups
+
+    def choose(self, gathered: Gathered, groups: Sequence[Group]) -> Gathered:
+        return choose(gathered, groups, self.config, self.display.say)
+
+    def credit(self, groups: Sequence[Group]) -> tuple[Sample, ...]:
+        weights = reward_weights(self.config)
+        return credit(groups, self.config.advantage, weights, mask_truncated=self.config.rollout.truncated == "mask")
+
+    def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
+        with self._timed("loss"):
+            return self.learner.score(self.cut(samples, place))
+
+    def cut(self, samples: Sequence[Sample], place: Place) -> tuple[Minibatch, ...]:
+        """Shuffled rows, cut into minibatches; the same cut whenever it is asked for again."""
+        order = list(range(len(samples)))
+        random.Random(derived_seed(self.config.run.seed, "shuffle", place.step)).shuffle(order)
+        return pack(
+            samples,
+            order,
+            minibatches=self.config.optimizer.minibatches,
+            microbatches=self.config.optimizer.microbatches,
+            max_tokens=self.config.rollout.max_tokens,
+            device=self.policy.device,
+        )
+
+    def learn(self, work: Work, place: Place) -> Learned:
+        current = work.current(place)
+        number = place.step * self.config.updates_a_step + place.update
+        learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
+        update = learned.update
+        self._note("loss", learned.loss_seconds, describe_loss(update.policy_loss, update.kl_loss, update.loss))
+        self._note("stepped", learned.step_seconds, update.skipped)
+        if update.skipped and update.skipped != NO_SIGNAL:
+            self._dump(work, place, update.skipped)
+        return learned
+
+    def record(self, work: Work, place: Place) -> None:
+        old = [
+            [new if fixed.old_BT is None else fixed.old_BT for fixed, new in zip(parts, news, strict=True)]
+            for parts, news in zip(work.batch.scored, work.new_logprobs, strict=True)
+        ]
+        ref = [[fixed.ref_BT for fixed in parts] for parts in work.batch.scored]
+        has_reference = any(fixed.ref_BT is not None for parts in work.batch.scored for fixed in parts)
+        step = StepRecord(
+            step=place.step + 1,
+            policy_version=place.policy_version,
+            groups=work.gathered.groups,
+            samples=work.samples,
+            updates=work.updates,
+            old_logprobs=work.logprobs_by_row(old),
+            new_logprobs=work.logprobs_by_row(work.new_logprobs),
+            ref_logprobs=work.logprobs_by_row(ref) if has_reference else None,
+            groups_without_signal=work.gathered.without_signal,
+            refill_rounds=work.gathered.rounds - 1,
+            seconds=dict(self._seconds),
+            memory_bytes=dict(self._memory),
+        )
+        self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
+        self.display.finish_step(metrics_row(step), timings_row(step))
+
+    def evaluate(self, step: int) -> None:
+        if self.config.run.evaluate:
+            row = evaluate(self.policy, self.task, self.config, step, self._ticker("held-out tokens"))
+            self.directory.append_evaluation(row)
+
+    def _dump(self, work: Work, place: Place, reason: str) -> None:
+        """Keeps what a skipped update was given, so that the cause can be looked for."""
+        name = f"step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
+        current = work.current(place)
+        tensors = {
+            f"{part}.{key}": value.contiguous()
+            for part, (batch, fixed) in enumerate(
+                zip(work.batch.minibatches[current].microbatches, work.batch.scored[current], strict=True)
+            )
+            for key, value in {**fields_of(batch), **fields_of(fixed)}.items()
+            if isinstance(value, torch.Tensor)
+        }
+        replace_file(self.directory.path / "dumps" / name, save(tensors, metadata={"reason": reason}))
+        self.directory.append_event("skipped update", step=place.step + 1, update=place.update + 1, reason=reason)
+        self.display.say(f"step {place.step + 1}, update {place.update + 1} skipped: {reason}; see dumps/{name}")
+
+    def _ticker(self, what: str) -> Callable[[int, int], None]:
+        """For long work: shows how far it has come, and is where a signal can stop it."""
+
+        def tick(done: int, total: int) -> None:
+            self.display.progress(done, total, what)
+            self.interrupt.check()
+
+        return tick
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[Callable[[str], None]]:
+        details: list[str] = []
+        began = time.perf_counter()
+        yield details.append
+        self._note(stage, time.perf_counter() - began, "".join(details))
+
+    def _note(self, stage: str, seconds: float, detail: str) -> None:
+        on_gpu = self.policy.device.type == "cuda"
+        self._memory[stage] = torch.cuda.memory_allocated() if on_gpu else memory_bytes()
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+        self.display.stage(stage, seconds, self._memory[stage], detail)
