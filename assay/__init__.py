@@ -1,0 +1,35 @@
+"""Assay trains language models with GRPO and proves, while it trains, that the training is right.
+
+Importing this package does not import torch: what needs it is imported when it is first asked for.
+
+>>> import assay
+>>> "GRPOTrainer" in dir(assay)
+True
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from assay.trainer import GRPOTrainer
+
+__all__ = ["GRPOTrainer", "__version__"]
+
+try:
+    __version__ = version("assay")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GRPOTrainer":
+        from assay.trainer import GRPOTrainer
+
+        return GRPOTrainer
+    raise AttributeError(f"module 'assay' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

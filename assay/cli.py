@@ -43,9 +43,12 @@ def train(
 ) -> None:
     """Trains a policy with GRPO, offline, and leaves a run directory."""
     from assay.record import RunError
+    from assay.train.failure import RunFailed
 
     try:
         if resume is not None:
+            if print_config:
+                raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
             code = _resume(resume, config, out, overrides or [])
         else:
             settings = configuration.load(config, overrides or [])
@@ -55,6 +58,8 @@ def train(
             code = _start(settings, out)
     except (configuration.ConfigError, RunError) as error:
         _fail(str(error), 2)
+    except RunFailed as error:
+        _fail(str(error), 1)
     raise typer.Exit(code)
 
 
@@ -84,7 +89,9 @@ def _free_directory(name: str) -> Path:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    typer.echo(f"assay: {sentence}", err=True)
+    from assay.train.display import printable
+
+    typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
     raise typer.Exit(code)
 
 

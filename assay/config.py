@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from assay.grpo import OBJECTIVES
+
 
 class ConfigError(ValueError):
     """A config that cannot be run. The message names the setting and the fix."""
@@ -43,9 +45,9 @@ class RunConfig:
 class ModelConfig:
     """The policy."""
 
-    path: str = setting("embedded", "'embedded' (a 60K-parameter model made on the spot) or a Hugging Face directory")
+    path: str = setting("embedded", "'embedded' (an 84K-parameter model made on the spot) or a Hugging Face directory")
     dtype: str = setting("float32", "compute dtype; master weights are float32", choices=("float32", "bfloat16"))
-    warm_steps: int = setting(50, "supervised steps that make the embedded model; more leave less to learn", low=0)
+    warm_steps: int = setting(100, "supervised steps that make the embedded model; more leave less to learn", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ class TaskConfig:
 class RolloutConfig:
     """Sampling."""
 
-    prompts: int = setting(24, "prompts a step", low=1)
-    group_size: int = setting(16, "rollouts a prompt", low=2)
+    prompts: int = setting(48, "prompts a step", low=1)
+    group_size: int = setting(8, "rollouts a prompt", low=2)
     max_tokens: int = setting(10, "completion limit, EOS included", low=1)
     temperature: float = setting(1.0, "logits are divided by it, when sampling and when training alike", low=1e-3)
     zero_variance: str = setting(
@@ -139,7 +141,7 @@ class OptimizerConfig:
 
     learning_rate: float = setting(7e-4, "peak", low=0.0)
     schedule: str = setting("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
-    warmup: int = setting(0, "updates until the peak", low=0)
+    warmup: int = setting(10, "updates until the peak", low=0)
     beta1: float = setting(0.9, "AdamW", low=0.0)
     beta2: float = setting(0.99, "AdamW", low=0.0)
     weight_decay: float = setting(0.0, "AdamW", low=0.0)
@@ -195,7 +197,7 @@ class Config:
 def _check_value(name: str, value: Any, key: dataclasses.Field[Any]) -> None:
     choices, low = key.metadata["choices"], key.metadata["low"]
     if choices and value not in choices:
-        raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}")
+        raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} = {value} is not a finite number")
     if isinstance(value, int | float) and value < low:
@@ -206,13 +208,19 @@ def _check_value(name: str, value: Any, key: dataclasses.Field[Any]) -> None:
 def _check_contradictions(config: Config) -> None:
     """Settings that are each fine and together are not."""
     rollout, loss, task, optimizer = config.rollout, config.loss, config.task, config.optimizer
+    if loss.objective not in OBJECTIVES:
+        names = sorted(OBJECTIVES)
+        raise ConfigError(
+            f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{nearest(loss.objective, names)}"
+        )
     rows = rollout.prompts * rollout.group_size
     updates = optimizer.minibatches * optimizer.microbatches
     contradictions = {
         f"task.min_digits = {task.min_digits} exceeds task.max_digits = {task.max_digits}": task.min_digits
         > task.max_digits,
         f"rollout.prompts x rollout.group_size = {rows} rows cannot be cut evenly into "
-        f"optimizer.minibatches = {optimizer.minibatches}; choose a divisor of {rows}": rows % optimizer.minibatches != 0,
+        f"optimizer.minibatches = {optimizer.minibatches}; choose a divisor of {rows}": rows % optimizer.minibatches
+        != 0,
         f"{rows} rows are fewer than optimizer.minibatches x optimizer.microbatches = {updates}": rows < updates,
         f"loss.dual_clip = {loss.dual_clip} must exceed 1 + loss.clip_high, or be 0 for off": 0
         < loss.dual_clip
@@ -275,7 +283,7 @@ def from_mapping(settings: Mapping[str, Mapping[str, Any]], source: str = "") ->
     built = {}
     for section, table in settings.items():
         if section not in sections:
-            raise ConfigError(f"{source}unknown section [{section}]{_nearest(section, list(sections))}")
+            raise ConfigError(f"{source}unknown section [{section}]{nearest(section, list(sections))}")
         types = get_type_hints(sections[section])
         values = {}
         for key, value in table.items():
@@ -332,7 +340,8 @@ def _typed(name: str, value: Any, wanted: type) -> Any:
     return value
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The end of an error message: the name that was probably meant, if one is close."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -340,7 +349,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 def _nearest_setting(section: str, key: str) -> str:
     """The nearest name in the same section, else the same name in another section."""
     sections = get_type_hints(Config)
-    own = _nearest(key, list(get_type_hints(sections[section])))
+    own = nearest(key, list(get_type_hints(sections[section])))
     if own:
         return own
     everywhere = [f"{other}.{name}" for other in sections for name in get_type_hints(sections[other])]

@@ -114,9 +114,9 @@ def _centred(rewards_PG: Tensor, baseline: str) -> Tensor:
     """r - mean over the scored rollouts, exactly 0 where they are all equal (a float mean may be off by one bit)."""
     centred_PG = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
     if baseline == "leave_one_out":
-        # r_i - mean of the others = (r_i - mean) * n / (n - 1)
+        # r_i - mean of the others = (r_i - mean) * n / (n - 1); the 0 / 0 of a single score is replaced below
         scored_P1 = (~rewards_PG.isnan()).sum(dim=1, keepdim=True)
-        centred_PG = centred_PG * scored_P1 / (scored_P1 - 1).clamp(min=1)
+        centred_PG = centred_PG * scored_P1 / (scored_P1 - 1)
     highest_P1 = rewards_PG.where(~rewards_PG.isnan(), -float("inf")).amax(dim=1, keepdim=True)
     lowest_P1 = rewards_PG.where(~rewards_PG.isnan(), float("inf")).amin(dim=1, keepdim=True)
     return centred_PG.where(highest_P1 > lowest_P1, 0.0)
@@ -127,15 +127,15 @@ def _divided_by_std(centred_PG: Tensor, rewards_PG: Tensor, std: str, epsilon: f
     if std == "none":
         return centred_PG
     spread_P1 = _std(rewards_PG, std)
-    # where nothing varies, 0 / (0 + epsilon) must be 0 for epsilon = 0 too
+    # where nothing varies, centred is 0 and must stay 0, for epsilon = 0 and for a single score too
     return centred_PG / (spread_P1 + epsilon).where(spread_P1 > 0, 1.0)
 
 
 def _std(rewards_PG: Tensor, kind: str) -> Tensor:
-    """Std over the scored rollouts: n - 1 below the line for "sample", n for "population"; 0 where undefined."""
+    """Std of the scored rollouts, over n - 1 for "sample", n for "population"; 0 or NaN if fewer than two are scored."""
     squares_P1 = _centred(rewards_PG, "mean").square().nansum(dim=1, keepdim=True)
     scored_P1 = (~rewards_PG.isnan()).sum(dim=1, keepdim=True)
-    return (squares_P1 / (scored_P1 - (1 if kind == "sample" else 0)).clamp(min=1)).sqrt()
+    return (squares_P1 / (scored_P1 - (1 if kind == "sample" else 0))).sqrt()
 
 
 # ---------------------------------------------------------------- log-probs
@@ -207,14 +207,14 @@ def mismatch_weights(
     if level in ("sequence", "geometric"):
         log_weight_B1 = log_weight_BT.sum(dim=1, keepdim=True)
         if level == "geometric":
-            log_weight_B1 = log_weight_B1 / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+            log_weight_B1 = log_weight_B1 / mask_BT.sum(dim=1, keepdim=True)
         log_weight_BT = log_weight_B1.expand_as(log_weight_BT)
-    weight_BT = log_weight_BT.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    weight_BT = log_weight_BT.detach().exp()
     if mode == "truncate":
         weight_BT = weight_BT.clamp(low, high)
     else:
         weight_BT = weight_BT.where((weight_BT >= low) & (weight_BT <= high), 0.0)
-    return weight_BT.where(mask_BT, 1.0)
+    return weight_BT.where(mask_BT, 1.0)  # also the 0 / 0 of a row without tokens
 
 
 # ---------------------------------------------------------------- objectives

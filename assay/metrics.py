@@ -1,7 +1,9 @@
 """StepRecord -> the numbers of one step: one row of metrics.jsonl, one row of timings.jsonl.
 
 Sums and counts travel in the record; each number here is one division of two totals over the whole step. A number
-that does not exist (no scored rollout, no applied update) or is not finite is None, never 0.
+that does not exist (no scored rollout, no sound update) or is not finite is None, never 0.
+
+A sound update is one whose numbers are all finite: it was applied, or not taken because every advantage was 0.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from assay.types import StepRecord, Update
+from assay.types import NO_SIGNAL, StepRecord, Update
 
 Row = dict[str, float | int | None]
 
 METRICS: dict[str, str] = {
     "step": "Number of the training step; the first is 1.",
-    "policy_version": "Version of the policy that the step started from and sampled with.",
+    "policy_version": "Version of the policy after the step: optimizer updates applied since the start of the run.",
     "groups": "Groups in the record of this step; one group is one prompt with its rollouts.",
     "groups_without_signal": "Groups generated in this step whose scored rewards are all equal, later replaced or not.",
     "zero_variance_share": "groups_without_signal as a share of all groups generated in this step.",
@@ -33,25 +35,26 @@ METRICS: dict[str, str] = {
     "tokens_in_loss": "Completion tokens that the loss mask lets through, each counted once.",
     "tokens_trained": "Loss tokens summed over the applied updates: a token counts once for each epoch.",
     "updates_applied": "Optimizer updates that moved the weights.",
+    "updates_without_signal": "Sound optimizer updates that were not taken because every advantage was 0.",
     "updates_skipped": "Optimizer updates refused because something was not finite; their numbers enter no mean.",
-    "loss": "Loss, as the mean over the applied updates.",
-    "policy_loss": "Policy part of the loss, as the mean over the applied updates.",
-    "kl_loss": "KL part of the loss, coefficient included, as the mean over the applied updates.",
-    "entropy_loss": "Entropy part of the loss, coefficient and sign included, as the mean over the applied updates.",
+    "loss": "Loss, as the mean over the sound updates.",
+    "policy_loss": "Policy part of the loss, as the mean over the sound updates.",
+    "kl_loss": "KL part of the loss, coefficient included, as the mean over the sound updates.",
+    "entropy_loss": "Entropy part of the loss, coefficient and sign included, as the mean over the sound updates.",
     "learning_rate": "Learning rate of the last applied update.",
-    "gradient_norm": "Norm of the gradient before clipping, as the mean over the applied updates.",
-    "gradient_norm_max": "Largest norm of the gradient before clipping among the applied updates.",
+    "gradient_norm": "Norm of the gradient before clipping, as the mean over the sound updates.",
+    "gradient_norm_max": "Largest norm of the gradient before clipping among the sound updates.",
     "update_norm": "Euclidean length of the change of all weights in one update, as the mean over the applied updates.",
-    "tensors_changed_share": "Share of the trainable tensors in which an applied update changed at least one bit.",
-    "ratio_mean": "Mean of new / old over the loss tokens of the applied updates.",
-    "ratio_std": "Standard deviation (n) of new / old over the loss tokens of the applied updates.",
+    "tensors_changed_share": "Share of the trainable tensors in which an applied update changed at least one number.",
+    "ratio_mean": "Mean of new / old over the loss tokens of the sound updates.",
+    "ratio_std": "Standard deviation (n) of new / old over the loss tokens of the sound updates.",
     "ratio_min": "Smallest new / old of a loss token.",
     "ratio_max": "Largest new / old of a loss token.",
     "first_ratio_max_deviation": "Largest distance of new / old from 1 in the step's first update, where it must be 0.",
-    "clipped_share": "Share of the loss tokens of the applied updates that were clipped.",
-    "old_kl": "KL of old against new (k3), as the mean over the loss tokens of the applied updates.",
+    "clipped_share": "Share of the loss tokens of the sound updates that were clipped.",
+    "old_kl": "KL of old against new (k3), as the mean over the loss tokens of the sound updates.",
     "ref_kl": "KL of new against the reference (k3), as the mean over loss tokens; null without a reference.",
-    "entropy": "Entropy of the policy in nats, as the mean over the loss tokens of the applied updates.",
+    "entropy": "Entropy of the policy in nats, as the mean over the loss tokens of the sound updates.",
     "mismatch_mean": "Mean distance between the log-probs of old and of the sampler over the loss tokens.",
     "mismatch_max": "Largest distance between the log-probs of old and of the sampler on a loss token.",
     "correction_mean": "Mean importance weight old / sampler over the loss tokens, after truncation or masking.",
@@ -68,7 +71,7 @@ TIMINGS: dict[str, str] = {
     "seconds": "Wall-clock seconds of the step: the sum of its stages.",
     "tokens_per_second": "Completion tokens of the step divided by its seconds.",
     "seconds_<stage>": "Wall-clock seconds of one stage.",
-    "memory_bytes_<stage>": "Memory of one stage in bytes, at its highest.",
+    "memory_bytes_<stage>": "Memory in use at the end of one stage, in bytes.",
 }
 
 
@@ -113,33 +116,35 @@ def timings_row(record: StepRecord) -> Row:
 
 def _update_metrics(record: StepRecord) -> Row:
     applied = [update for update in record.updates if update.applied]
+    sound = [update for update in record.updates if update.applied or update.skipped == NO_SIGNAL]
 
-    def total(name: str) -> float:
-        values: list[float] = [getattr(update, name) for update in applied]
+    def total(name: str, updates: Sequence[Update] = sound) -> float:
+        values: list[float] = [getattr(update, name) for update in updates]
         return sum(values)
 
     def extreme(choose: Callable[[Iterable[float]], float], name: str) -> float | None:
-        return _extreme(choose, [getattr(update, name) for update in applied])
+        return _extreme(choose, [getattr(update, name) for update in sound])
 
-    updates, tokens = len(applied), sum(update.tokens for update in applied)
+    tokens = total("tokens")
     correction = total("correction_sum")
     ratio_mean, ratio_square = _share(total("ratio_sum"), tokens), _share(total("ratio_square_sum"), tokens)
     ratio_std = None
     if ratio_mean is not None and ratio_square is not None:
         ratio_std = math.sqrt(max(ratio_square - ratio_mean * ratio_mean, 0.0))  # rounding may take it below 0
     return {
-        "tokens_trained": tokens,
-        "updates_applied": updates,
-        "updates_skipped": len(record.updates) - updates,
-        "loss": _share(total("loss"), updates),
-        "policy_loss": _share(total("policy_loss"), updates),
-        "kl_loss": _share(total("kl_loss"), updates),
-        "entropy_loss": _share(total("entropy_loss"), updates),
+        "tokens_trained": total("tokens", applied),
+        "updates_applied": len(applied),
+        "updates_without_signal": len(sound) - len(applied),
+        "updates_skipped": len(record.updates) - len(sound),
+        "loss": _share(total("loss"), len(sound)),
+        "policy_loss": _share(total("policy_loss"), len(sound)),
+        "kl_loss": _share(total("kl_loss"), len(sound)),
+        "entropy_loss": _share(total("entropy_loss"), len(sound)),
         "learning_rate": _finite(applied[-1].learning_rate) if applied else None,
-        "gradient_norm": _share(total("gradient_norm"), updates),
+        "gradient_norm": _share(total("gradient_norm"), len(sound)),
         "gradient_norm_max": extreme(max, "gradient_norm"),
-        "update_norm": _share(total("update_norm"), updates),
-        "tensors_changed_share": _share(total("tensors_changed"), total("tensors")),
+        "update_norm": _share(total("update_norm", applied), len(applied)),
+        "tensors_changed_share": _share(total("tensors_changed", applied), total("tensors", applied)),
         "ratio_mean": ratio_mean,
         "ratio_std": ratio_std,
         "ratio_min": extreme(min, "ratio_min"),

@@ -143,15 +143,15 @@ class RunDirectory:
         return cls(path)
 
     def append_step(self, record: StepRecord, keep: str = "all", extremes: int = 2) -> None:
-        """Writes one step; keep = all | extremes | none of its rollouts. The metrics line comes after the rollouts:
-        a step that has one is complete."""
+        """Writes one step; keep = all | extremes | none of its rollouts. The metrics line comes last: a step that has
+        one is complete."""
         if keep != "none":
             target = _rollouts_file(self.path, record.step)
             data = to_parquet(rollout_rows(record, keep=keep, extremes=extremes))
             with _writing(target):
                 durable.replace_file(target, data)
-        self._append(METRICS_FILE, metrics_row(record))
         self._append(TIMINGS_FILE, timings_row(record))
+        self._append(METRICS_FILE, metrics_row(record))
 
     def append_evaluation(self, row: Mapping[str, Any]) -> None:
         """A held-out evaluation; `row` has the step after which it was made, and only facts equal runs share."""

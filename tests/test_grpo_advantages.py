@@ -185,7 +185,7 @@ GDPO_REWARDS = [[[1, 0], [0, 2]], [[0, 1], [0, 3]]]
 
 def test_gdpo_scores_each_reward_within_its_group_and_the_weighted_sum_over_the_batch():
     # with s = 1 / sqrt(2): first z (s, -s), (0, 0); second z (-s, s), (-s, s)
-    # sum 1 * first + 1/2 * second: (s/2, -s/2), (-s/2, s/2); its variance 4 * (1/8) / 3 = 1/6; s/2 * sqrt(6) = sqrt(3)/2
+    # sum 1 * first + 1/2 * second: (s/2, -s/2), (-s/2, s/2); variance 4 * (1/8) / 3 = 1/6; s/2 * sqrt(6) = sqrt(3)/2
     advantages = grpo.gdpo_advantages(tensor(GDPO_REWARDS), tensor([1, 0.5]), epsilon=0.0)
     half = math.sqrt(3) / 2
     assert_values(advantages, [[half, -half], [-half, half]])
@@ -210,6 +210,12 @@ def test_gdpo_adds_epsilon_to_both_stds():
     assert_values(advantages, [[z / (z + 0.25), -z / (z + 0.25)]])
 
 
+def test_gdpo_has_the_epsilon_of_the_group_advantages_by_default():
+    z = 0.5 / 0.5001
+    advantages = grpo.gdpo_advantages(tensor([[[1], [0]]]), tensor([1]), std="population")
+    assert_values(advantages, [[z / (z + 1e-4), -z / (z + 1e-4)]])
+
+
 def test_gdpo_takes_a_missing_component_as_the_mean_and_a_missing_rollout_out_of_the_batch():
     # first reward: 2, NaN, 0, NaN -> 1, 0, -1, -; second: 0, 4, NaN, NaN -> -2, 2, 0, -; sums -1, 2, -1
     rewards = tensor([[[2, 0], [NAN, 4], [0, NAN], [NAN, NAN]]])
@@ -230,7 +236,9 @@ STEPS = [[[1, 3], [0, NAN]]]
 ENDS = [[[1, 3], [2, 0]]]
 
 
-@pytest.mark.parametrize(("std", "spread"), [("none", 1.0), ("sample", math.sqrt(7 / 3)), ("population", math.sqrt(14 / 9))])
+@pytest.mark.parametrize(
+    ("std", "spread"), [("none", 1.0), ("sample", math.sqrt(7 / 3)), ("population", math.sqrt(14 / 9))]
+)
 def test_a_tokens_process_advantage_is_the_sum_of_the_steps_that_end_at_it_or_later(std, spread):
     # mean of 1, 3, 0 is 4/3: steps -1/3, 5/3 and -4/3; squares (1 + 25 + 16) / 9 = 14/3
     advantages = grpo.process_advantages(tensor(STEPS), torch.tensor(ENDS), 5, std=std, epsilon=0.0)

@@ -100,6 +100,8 @@ def test_masked_tokens_get_no_gradient_and_count_nowhere_as_clipped(objective):
     loss, gradient, entropy_gradient = run(batch, everything(objective))
     assert not gradient[~batch["mask_BT"]].any()
     assert not entropy_gradient[~batch["mask_BT"]].any()
+    expected = torch.full_like(entropy_gradient, -0.05 / totals_of(batch).tokens)[batch["mask_BT"]]
+    torch.testing.assert_close(entropy_gradient[batch["mask_BT"]], expected, rtol=1e-12, atol=0)
     assert not loss.clipped_BT[~batch["mask_BT"]].any()
     assert loss.clipped_BT.any() == (objective != "sapo")
 

@@ -119,7 +119,7 @@ def clipped(ratio, advantage, settings=CLIP_HIGHER):
     ratio = tensor([[float(ratio)]]).requires_grad_()
     loss, is_clipped = grpo.clipped_surrogate(ratio, tensor([[float(advantage)]]), ratio, settings)
     (gradient,) = torch.autograd.grad(loss.sum(), ratio)
-    return round(loss.item(), 12), is_clipped.item(), round(gradient.item(), 12)
+    return round(loss.item(), 12), is_clipped.item(), round(gradient.item(), 12) + 0.0
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,11 @@ def clipped(ratio, advantage, settings=CLIP_HIGHER):
         (1.25, 2.0, -2.5, False, -2.0),  # a bound of 1.2 would clip it
         (0.75, -2.0, 1.6, True, 0.0),  # a bound of 0.7 would not clip it
         (1.3, 2.0, -2.6, False, -2.0),  # at the bound, not beyond it
+        (0.8, -2.0, 1.6, False, 2.0),
+        (1.5, 0.0, 0.0, False, 0.0),  # nothing to clip
+        (0.5, 0.0, 0.0, False, 0.0),
+        (1.5, -0.5, 0.75, False, 0.5),
+        (0.5, 0.5, -0.25, False, -0.5),
         (5.0, -2.0, 10.0, False, 2.0),  # unbounded without delta and dual clip
     ],
 )
@@ -148,6 +153,7 @@ def test_the_clipped_surrogate_is_the_smaller_of_both_arms(ratio, advantage, los
         (2.0, -2.0, 4.0, 2.0),  # max(-4, -6): not yet at the floor
         (0.5, -2.0, 1.6, 0.0),
         (5.0, 2.0, -2.6, 0.0),  # positive advantages never see it: max(2.6, 6) would be 6
+        (5.0, 0.5, -0.65, 0.0),
         (1.0, 2.0, -2.0, -2.0),
     ],
 )
@@ -172,10 +178,10 @@ def test_delta_caps_the_ratio_of_the_unclipped_arm(ratio, advantage, loss, gradi
 
 def test_cispo_weighs_the_logprob_by_the_capped_ratio():
     settings = LossConfig(cispo_max=5.0)
-    ratio, advantages, new = tensor([[7, 3, 7, 0.1]]), tensor([[2, 2, -2, 2]]), tensor([[-0.5, -0.5, -0.5, -0.5]])
+    ratio, advantages, new = tensor([[7, 3, 7, 0.1, 5]]), tensor([[2, 2, -2, 2, 2]]), tensor([[-0.5] * 5])
     loss, is_clipped = grpo.cispo(ratio, advantages, new, settings)
-    assert_values(loss, [[5, 3, -5, 0.1]])
-    assert is_clipped.tolist() == [[True, False, True, False]]
+    assert_values(loss, [[5, 3, -5, 0.1, 5]])
+    assert is_clipped.tolist() == [[True, False, True, False, False]]
 
 
 def test_cispo_lets_no_gradient_through_the_ratio():
@@ -235,6 +241,12 @@ def test_token_weights_come_from_the_counts_of_the_whole_update(aggregation, wei
     assert_values(grpo.token_weights(MASK, aggregation, TOTALS), weights, 1e-7)
 
 
+def test_a_single_token_of_an_update_has_the_whole_weight():
+    single = Totals(sequences=1, tokens=1, share_of_rollout_tokens=1.0, max_tokens=1)
+    for aggregation in ("sequence_mean", "token_mean", "rollout_token_mean", "constant"):
+        assert grpo.token_weights(torch.tensor([[True]]), aggregation, single).item() == 1.0
+
+
 def test_an_update_without_tokens_weighs_nothing_instead_of_dividing_by_zero():
     empty = Totals(sequences=3, tokens=0, share_of_rollout_tokens=0.0, max_tokens=5)
     for aggregation in ("sequence_mean", "token_mean", "rollout_token_mean", "constant"):
@@ -280,7 +292,7 @@ def test_an_unknown_estimator_is_refused():
 
 def test_sequence_kl_adds_up_the_tokens_of_each_row():
     mask = torch.tensor([[True, True, False], [False, True, True]])
-    old, ref = logs([[0.5, 0.5, NAN], [NAN, 0.2, 0.3]]), logs([[0.25, 0.25, 0.1], [0.1, 0.4, 0.3]])
+    old, ref = logs([[0.5, 0.5, 0.9], [NAN, 0.2, 0.3]]), logs([[0.25, 0.25, 0.1], [0.1, 0.4, 0.3]])
     assert_values(grpo.sequence_kl(old, ref, mask), [2 * math.log(2), -math.log(2)])
     assert_values(grpo.sequence_kl(old, ref, mask, "k3"), [2 * (math.log(2) - 1 / 2), 1 - math.log(2)])
 
@@ -313,6 +325,10 @@ ROOT = 3 ** (1 / 3)
 def test_mismatch_weights_by_level_and_mode(level, mode, low, high, weights):
     actual = grpo.mismatch_weights(OLD, SAMPLER, ALL, level=level, mode=mode, low=low, high=high)
     assert_values(actual, [weights])
+
+
+def test_by_default_the_mismatch_is_truncated_at_2_by_token():
+    assert_values(grpo.mismatch_weights(OLD, SAMPLER, ALL), [[2, 0.5, 1.5]])
 
 
 @pytest.mark.parametrize(

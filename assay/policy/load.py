@@ -18,13 +18,15 @@ def load_policy(config: Config, on_warm_step: Callable[[int, int], None]) -> Cau
     """The policy of the [model] section; the embedded one is made first if need be."""
     if config.run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device = 'cuda', but torch sees no GPU; set run.device = 'cpu'")
+    transformers_logging.disable_progress_bar()  # it would tear the stage log
     if config.model.path == "embedded":
         directory = embedded_directory(config.model.warm_steps, on_warm_step)
     else:
         directory = Path(config.model.path)
         if not (directory / "config.json").is_file():
-            raise ConfigError(f"model.path = {config.model.path!r} is not a Hugging Face model directory (no config.json)")
-    transformers_logging.disable_progress_bar()  # it would tear the stage log
+            raise ConfigError(
+                f"model.path = {config.model.path!r} is not a Hugging Face model directory (no config.json)"
+            )
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, config.model.dtype))
     tokenizer = AutoTokenizer.from_pretrained(directory)
     if tokenizer.eos_token_id is None:

@@ -10,6 +10,7 @@ killed with its children and started anew. This is a time limit, not a sandbox: 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import math
@@ -23,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import ConfigError
+from assay.grpo import REWARD_LIMIT
 from assay.types import Prompt, Rollout, Score
 
 START_SECONDS = 120.0  # a reward file may import a large library
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class RewardProcess:
@@ -45,11 +48,16 @@ class RewardProcess:
             raise ConfigError(f"task.reward = {spec!r}: there is no file {path}")
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
-        self._start()
+        self._hung_up = False  # the process closed its end: it is dead or dying
+        reason = self._start()
+        if reason:
+            raise ConfigError(f"task.reward = {spec!r}: {reason}")
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         if self._process is None:
-            self._start()
+            reason = self._start()
+            if reason:
+                return Score.failed(reason)
         process = self._running()
         request = json.dumps([prompt.text, rollout.text, prompt.answer]) + "\n"
         try:
@@ -60,7 +68,7 @@ class RewardProcess:
             return Score.failed(self._died())
         reply = self._receive(self.timeout)
         if reply is None:
-            if process.poll() is not None:
+            if self._hung_up:
                 return Score.failed(self._died())
             self.close()
             return Score.failed(f"took longer than {self.timeout:g} s")
@@ -79,26 +87,38 @@ class RewardProcess:
                         stream.close()
         self._process, self._received = None, b""
 
-    def _start(self) -> None:
+    def _start(self) -> str:
+        """ "" once the function is loaded, else why it is not."""
+        self._hung_up = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "assay.tasks.reward_process", self.spec],
+            [sys.executable, "-c", "from assay.tasks.reward_process import serve; serve()", self.spec],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # its own process group, so that killing it kills its children
         )
         reply = self._receive(START_SECONDS)
-        if reply is None or "error" in reply:
-            reason = reply["error"] if reply else f"did not load within {START_SECONDS:g} s"
-            self.close()
-            raise ConfigError(f"task.reward = {self.spec!r}: {reason}")
+        if reply is not None and "error" not in reply:
+            return ""
+        if reply is not None:
+            reason = str(reply["error"])
+        elif self._hung_up:
+            reason = f"could not be loaded: {self._died()}"
+        else:
+            reason = f"did not load within {START_SECONDS:g} s"
+        self.close()
+        return reason
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None
         return self._process
 
     def _died(self) -> str:
-        code = self._running().wait()
-        self.close()
+        try:
+            code = self._running().wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "its process closed the connection"
+        finally:
+            self.close()
         return f"its process died ({signal.Signals(-code).name})" if code < 0 else f"its process exited with {code}"
 
     def _receive(self, seconds: float) -> dict[str, Any] | None:
@@ -112,6 +132,7 @@ class RewardProcess:
                     return None
                 chunk = os.read(stream.fileno(), 65536)
                 if not chunk:
+                    self._hung_up = True
                     return None
                 self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
@@ -140,6 +161,9 @@ def checked(value: object) -> dict[str, Any]:
             return {"error": f"returned a {type(number).__name__}{where}, not a number"}
         if not math.isfinite(numbers[str(name)]):
             return {"error": f"returned {numbers[str(name)]}{where}"}
+    total = sum(numbers.values())
+    if not abs(total) <= REWARD_LIMIT:
+        return {"error": f"returned {total:g}, and a reward beyond {REWARD_LIMIT:g} cannot be normalised"}
     return {"components": numbers}
 
 
@@ -157,9 +181,14 @@ def load_function(spec: str) -> Callable[[str, str, str], object]:
     return function  # type: ignore[no-any-return]
 
 
-def serve(spec: str) -> None:
+def serve() -> None:
     """The child: answers requests until its input ends."""
+    spec = sys.argv[1]
+    if sys.platform == "linux":  # a trainer that is killed cannot end a function that hangs; the kernel can
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    requests = os.fdopen(os.dup(0))
     channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a function that reads its input must not eat the requests
     os.dup2(2, 1)  # what the function prints must not be taken for an answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which saves and then ends this process
 
@@ -172,13 +201,9 @@ def serve(spec: str) -> None:
         send({"error": f"could not be loaded: {type(error).__name__}: {error}"})
         return
     send({"components": {}})
-    for line in sys.stdin:
+    for line in requests:
         try:
             reply = checked(function(*json.loads(line)))
-        except Exception as error:  # the boundary to user code: the reason travels as a failed Score
+        except (Exception, SystemExit) as error:  # the boundary to user code: the reason travels as a failed Score
             reply = {"error": f"raised {type(error).__name__}: {error}"[:500]}
         send(reply)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

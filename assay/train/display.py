@@ -189,7 +189,8 @@ class Display:
 
     def stage(self, name: str, seconds: float, memory_bytes: int, detail: str = "") -> None:
         """A stage has ended: one of start, generated, scored, loss, stepped."""
-        position = STAGES.index(name)
+        if name not in STAGES:
+            raise ValueError(f"unknown stage {name!r}; the stages are {', '.join(STAGES)}")
         if self._step is None:
             raise ValueError(f"stage {name!r} ended before any step began; call begin first")
         stage = _Stage(self._step, seconds, memory_bytes, _short(detail))
@@ -197,7 +198,7 @@ class Display:
         if earlier is not None and earlier.step == self._step:
             stage = replace(stage, seconds=seconds + earlier.seconds, memory=max(memory_bytes, earlier.memory))
         self._stages[name] = stage
-        self._active = STAGES[position + 1] if position + 1 < len(STAGES) else None
+        self._active = next(iter(STAGES[STAGES.index(name) + 1 :]), None)
         self._activity, self._since = "", self._clock()
         if self._live is None and self._finished == 0 and name not in REPEATED:
             self._print(self._stage_line(name))
@@ -253,7 +254,7 @@ class Display:
         facts["zero-variance"] = f"{_share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} steps)"
         skipped = sum(row.get("updates_skipped") or 0 for row in rows)
         if skipped:
-            facts["skipped"] = f"{skipped} of the updates: the optimizer did not move"
+            facts["skipped"] = f"{skipped} of the updates: not finite, never applied"
         self._print_facts(facts)
 
         width = min(self.console.width, WIDEST) if self.console.is_interactive else WIDEST
@@ -278,7 +279,8 @@ class Display:
     def _frame(self, width: int, tall: bool, ascii_only: bool) -> list[Text]:
         """The live area: progress, the five stages, the newest numbers, the reward so far."""
         frame = [self._progress_line(width, ascii_only)]
-        frame += [self._stage_row(name, width, ascii_only) for name in STAGES]
+        if self._step is not None:
+            frame += [self._stage_row(name, width, ascii_only) for name in STAGES]
         if not self._quantities:
             return frame
         dash = "-" if ascii_only else "\u2500"

@@ -85,14 +85,20 @@ class Learner:
             )
         self.names = [name for name, _ in trainable]
         self.weights = [weight for _, weight in trainable]
-        self.masters = [_master(weight) for weight in self.weights]
-        self.optimizer = optimizer or torch.optim.AdamW(
-            self.masters,
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.scheduled = optimizer is None  # an optimizer that is handed in keeps its own learning rate
+        if optimizer is None:
+            self.masters = [_master(weight) for weight in self.weights]
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                self.masters,
+                lr=settings.learning_rate,
+                betas=(settings.beta1, settings.beta2),
+                weight_decay=settings.weight_decay,
+                fused=True,
+            )
+        else:
+            self.masters = self.weights
+            self.optimizer = optimizer
+            _check_optimizer(optimizer, dict(trainable))
 
     def score(self, minibatches: Sequence[Minibatch]) -> Batch:
         """Adds the log-probs of the fixed policies, micro-batch by micro-batch: the same shapes as in training,
@@ -124,6 +130,7 @@ class Learner:
         self._drop_gradients()
         sums = _Sums()
         new_logprobs = []
+        broken = ""
         for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
             self.check_interrupt()
             new_BT, entropy_BT = self.policy.logprobs(batch)
@@ -143,9 +150,14 @@ class Learner:
             self._fold_gradients()
             sums.add(loss, batch, new_BT.detach(), old_BT, fixed.ref_BT, entropy_BT.detach())
             new_logprobs.append(new_BT.detach())
-        rate = learning_rate(self.settings, number, self.total_updates)
+            broken = broken or _first_nonfinite(batch, new_BT, old_BT, fixed.ref_BT)
+        rate = self.optimizer.param_groups[0]["lr"]
+        if self.scheduled:
+            rate = learning_rate(self.settings, number, self.total_updates)
         norm = float(nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None]))
-        skipped = self._reason_to_skip(minibatch, sums, norm, new_logprobs)
+        if not broken and not (math.isfinite(sums.loss) and math.isfinite(norm)):
+            broken = self._culprit(sums.loss, norm)
+        skipped = broken or (NO_SIGNAL if self._is_flat(minibatch) else "")
         differentiated = time.perf_counter()
         moved, changed = (0.0, 0) if skipped else self._step(rate, norm)
         self._drop_gradients()
@@ -165,8 +177,9 @@ class Learner:
         gradients = [master.grad for master in self.masters if master.grad is not None]
         if norm > self.settings.clip_norm:
             torch._foreach_mul_(gradients, self.settings.clip_norm / (norm + 1e-6))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        if self.scheduled:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
         before = [master.detach().clone() for master in self.masters]
         self.optimizer.step()
         squares = [
@@ -177,27 +190,18 @@ class Learner:
                 weight.data.copy_(master.data)
         return math.sqrt(sum(squares)), sum(square > 0 for square in squares)
 
-    def _reason_to_skip(self, minibatch: Minibatch, sums: _Sums, norm: float, new_logprobs: Sequence[Tensor]) -> str:
-        """ "" for a sound update, NO_SIGNAL, or a sentence that names the first non-finite thing."""
-        if math.isfinite(sums.loss) and math.isfinite(norm):
-            only_advantages = self.loss.entropy_coef == 0 and (
-                self.loss.kl_coef == 0 or self.loss.kl_placement == "reward"
-            )
-            flat = all(not (batch.advantages_BT * batch.mask_BT).any() for batch in minibatch.microbatches)
-            # a step of Adam on a zero gradient still moves the weights, by its momentum
-            return NO_SIGNAL if only_advantages and flat else ""
-        for batch, new_BT in zip(minibatch.microbatches, new_logprobs, strict=True):
-            for what, values_BT in (("advantage", batch.advantages_BT), ("log-prob of the policy", new_BT)):
-                bad = (~values_BT.isfinite() & batch.mask_BT).nonzero()
-                if len(bad):
-                    row, token = bad[0].tolist()
-                    return f"the {what} of row {batch.rows[row]}, token {token} is {values_BT[row, token].item()}"
-        for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
-            if not weight.isfinite().all():
-                return f"weight {name} is not finite"
+    def _is_flat(self, minibatch: Minibatch) -> bool:
+        """Whether the loss has no gradient by construction; Adam would still move the weights, by its momentum."""
+        kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
+        advantages = any((batch.advantages_BT * batch.mask_BT).any() for batch in minibatch.microbatches)
+        return not (advantages or kl_in_loss or self.loss.entropy_coef > 0)
+
+    def _culprit(self, loss: float, norm: float) -> str:
+        """What to blame when every log-prob and advantage was finite and the loss or its gradient is not."""
+        for name, master in zip(self.names, self.masters, strict=True):
             if master.grad is not None and not master.grad.isfinite().all():
                 return f"the gradient of {name} is not finite"
-        return f"the loss is {sums.loss} and the gradient norm {norm}"
+        return f"the loss is {loss} and the gradient norm {norm}"
 
     def _fold_gradients(self) -> None:
         """Moves gradients of low-precision weights into their masters, so that they add up in float32."""
@@ -214,6 +218,38 @@ class Learner:
     @torch.no_grad()
     def _fixed_logprobs(self, policy: CausalPolicy, batch: Microbatch) -> Tensor:
         return policy.logprobs(batch)[0]
+
+
+def _first_nonfinite(batch: Microbatch, new_BT: Tensor, old_BT: Tensor, ref_BT: Tensor | None) -> str:
+    """Names the first number that goes into the loss and is not finite; "" if there is none."""
+    inputs = {
+        "advantage": batch.advantages_BT,
+        "old log-prob": old_BT,
+        "reference log-prob": ref_BT,
+        "log-prob of the policy": new_BT,
+    }
+    for what, values_BT in inputs.items():
+        bad = (~values_BT.isfinite() & batch.mask_BT).nonzero() if values_BT is not None else ()
+        if values_BT is not None and len(bad):
+            row, token = bad[0].tolist()
+            return f"the {what} of row {batch.rows[row]}, token {token} is {values_BT[row, token].item()}"
+    return ""
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, weights: dict[str, nn.Parameter]) -> None:
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    missing = [name for name, weight in weights.items() if id(weight) not in held]
+    if missing:
+        raise ValueError(
+            f"the optimizer does not hold {len(missing)} of the model's {len(weights)} trainable tensors (the first is "
+            f"{missing[0]}), so they would never change; make it from model.parameters() after the model is final"
+        )
+    rounded = [name for name, weight in weights.items() if weight.dtype != torch.float32]
+    if rounded:
+        raise ValueError(
+            f"the optimizer holds {rounded[0]} in {weights[rounded[0]].dtype}: small updates would be rounded away; "
+            "pass a float32 model, or leave the optimizer out to get AdamW over float32 master weights"
+        )
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:

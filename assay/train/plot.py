@@ -59,9 +59,10 @@ def plot(
         floor = 8 * (height - 1 - row)
         cells = "".join(" " if level is None else blocks[min(max(level - floor, 0), 8)] for level in levels)
         lines.append(f"{labels.get(row, ''):>{label_width}} {tick if row in labels else bar}{cells.rstrip()}")
-    left, right = str(first), str(first + len(values) - 1)
-    axis = left if len(values) == 1 else left + right.rjust(len(columns) - len(left), dash)
-    return [*lines, f"{'':>{label_width}} {corner}{axis}"]
+    left, right = str(first), "" if len(values) == 1 else dash + str(first + len(values) - 1)
+    axis = left + right.rjust(len(columns) - len(left), dash)
+    room = width - label_width - 2
+    return [*lines, f"{'':>{label_width}} {corner}{axis if len(axis) <= room else dash * len(columns)}"]
 
 
 def _average(values: Sequence[float | None], columns: int) -> list[float | None]:

@@ -2,78 +2,92 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from assay import config as configuration
-from assay.config import Config
-from assay.durable import replace_file
-from assay.policy.causal import CausalPolicy
+from assay import durable
+from assay.config import Config, ConfigError
+from assay.grpo import OBJECTIVES
+from assay.policy.causal import CausalPolicy, PromptTooLong
 from assay.policy.load import load_policy
-from assay.record import RunDirectory, describe_environment, read_evaluations, read_metrics
+from assay.record import RunDirectory, RunError, describe_environment, read_evaluations, read_metrics
 from assay.tasks import Task, open_task
 from assay.train import checkpoint
 from assay.train.display import Display
+from assay.train.evaluate import heldout_prompts
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy
 from assay.train.loop import Stages, train
-from assay.train.place import Place
+from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
-from assay.train.saver import Saver
+from assay.train.saver import Saver, refuse_other_settings
+from assay.train.score import RewardFailed
 from assay.train.verbs import Verbs, draw
 
 
 def start(config: Config, path: Path) -> int:
     """Trains a new run in `path`. Returns the exit code."""
-    with Interrupt() as interrupt, Display(config.run.steps) as display:
+    _set_up(config)
+    with Interrupt() as interrupt, Display(config.run.steps) as display, closing(open_task(config)) as task:
         try:
-            task, policy = _equip(config, display, interrupt)
-        except Interrupted as stop:  # there is nothing to save yet
+            policy = load_policy(config, _warm_ticker(display, interrupt))
+            draw(task, policy, config, first=0)
+            heldout_prompts(task, policy, config)
+        except Interrupted as stop:
+            display.say(f"stopped by {stop} before training began; there is nothing to save")
             return stop.exit_code
-        draw(task, policy, config, first=0)  # a prompt that does not fit is refused before anything is written
+        except PromptTooLong as error:  # refused before anything is written
+            raise ConfigError(str(error)) from error
         text = configuration.to_toml(config, meanings=False)
         directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
-        return _carry_out(config, task, policy, directory, display, interrupt, None)
+        with _only_writer(directory.path):
+            return _carry_out(config, task, policy, directory, display, interrupt, None)
 
 
 def resume(path: Path, steps: int | None = None) -> int:
     """Goes on with the run in `path` from its newest good checkpoint, up to `steps` if given."""
     directory = RunDirectory.open(path)
-    config = configuration.load(directory.path / "config.toml")
-    if steps is not None:
-        config = replace(config, run=replace(config.run, steps=steps))
-        replace_file(directory.path / "config.toml", configuration.to_toml(config, meanings=False).encode())
-    checkpoints = directory.path / "checkpoints"
-    checkpoint.remove_leftovers(checkpoints)
-    damages: list[str] = []
-    # a run killed before its first checkpoint has done nothing that is not simply done again
-    started = any(checkpoints.iterdir())
-    saved = checkpoint.load_latest(checkpoints, damages.append) if started else None
-    done = saved.state["place"]["step"] if saved else 0
-    with Interrupt() as interrupt, Display(config.run.steps, steps_before=done) as display:
-        for sentence in damages:
-            display.say(sentence)
-            directory.append_event("damaged checkpoint", reason=sentence)
-        try:
-            task, policy = _equip(config, display, interrupt)
-        except Interrupted as stop:
-            return stop.exit_code
-        return _carry_out(config, task, policy, directory, display, interrupt, saved)
-
-
-def _equip(config: Config, display: Display, interrupt: Interrupt) -> tuple[Task, CausalPolicy]:
-    def tick(done: int, total: int) -> None:
-        display.progress(done, total, "warm start")
-        interrupt.check()
-
-    _set_up_torch(config)
-    return open_task(config), load_policy(config, tick)
+    with _only_writer(directory.path):
+        config_file = directory.path / "config.toml"
+        config = configuration.load(config_file)
+        damages: list[str] = []
+        saved = _newest_checkpoint(directory, damages.append)
+        done = 0
+        if saved is not None:
+            refuse_other_settings(config, saved, config_file)
+            done = saved.state["place"]["step"]
+        if steps is not None:
+            _refuse_fewer_steps(steps, saved)
+            config = replace(config, run=replace(config.run, steps=steps))
+        _set_up(config)
+        with (
+            Interrupt() as interrupt,
+            Display(config.run.steps, steps_before=done) as display,
+            closing(open_task(config)) as task,
+        ):
+            for sentence in damages:
+                display.say(sentence)
+                directory.append_event("damaged checkpoint", reason=sentence)
+            try:
+                policy = load_policy(config, _warm_ticker(display, interrupt))
+            except Interrupted as stop:
+                display.say(f"stopped by {stop} before training went on; the run is as it was")
+                return stop.exit_code
+            if steps is not None:
+                try:
+                    durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
+                except OSError as error:
+                    raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
+            return _carry_out(config, task, policy, directory, display, interrupt, saved)
 
 
 def _carry_out(
@@ -90,12 +104,12 @@ def _carry_out(
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)
     verbs = Verbs(config, task, learner, directory, display, interrupt)
+    seed_global_generators(derived_seed(config.run.seed, "global"))
     saver = Saver(config, learner, interrupt, directory)
     place, work = Place(), None
     if saved is None:
         directory.rewind(-1)
         directory.append_event("start", steps=config.run.steps)
-        seed_global_generators(derived_seed(config.run.seed, "global"))
     else:
         place, work = saver.restore(saved, verbs.credit, verbs.cut)
         directory.rewind(place.step)
@@ -114,31 +128,89 @@ def _carry_out(
         record=verbs.record,
         safe_point=saver.safe_point,
     )
+    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptTooLong)
     try:
-        if saved is None:
-            verbs.evaluate(0)
-        train(stages, place, work, config.run.steps)
-        saver.save()
-        if all(row["step"] != config.run.steps for row in read_evaluations(directory.path).rows):
-            verbs.evaluate(config.run.steps)
-    except Interrupted as stop:
-        saver.save()
-        directory.append_event("stopped", signal=str(stop))
-        display.say(f"stopped by {stop} and saved; go on with: assay train --resume {directory.path}")
-        return stop.exit_code
-    except RunFailed as failure:
-        directory.append_event("failed", reason=str(failure))
-        raise
-    finally:
-        task.close()
+        stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
+    except failures as failure:
+        with suppress(RunError):  # a full disk may be what ended the run
+            directory.append_event("failed", reason=str(failure))
+        raise RunFailed(str(failure)) from failure
+    if stopped is not None:
+        directory.append_event("stopped", signal=str(stopped))
+        display.say(f"stopped by {stopped} and saved; go on with: assay train --resume {directory.path}")
+        return stopped.exit_code
     seconds = time.perf_counter() - began
     directory.append_event("finished", seconds=seconds)
     display.summary(directory.path, read_metrics(directory.path).rows, read_evaluations(directory.path).rows, seconds)
     return 0
 
 
-def _set_up_torch(config: Config) -> None:
+def _train_and_evaluate(
+    config: Config, verbs: Verbs, saver: Saver, stages: Stages, place: Place, work: Work | None
+) -> Interrupted | None:
+    """The whole of the run. What a signal or a broken reward cuts short is saved; returns the signal, if one came."""
+    try:
+        if place == Place():
+            verbs.evaluate(0)
+        train(stages, place, work, config.run.steps)
+        saver.save()
+        verbs.evaluate(config.run.steps)
+    except Interrupted as stop:
+        saver.save()
+        return stop
+    except RewardFailed:
+        saver.save()
+        raise
+    return None
+
+
+def _set_up(config: Config) -> None:
     """Same bits on the same machine: fixed threads, deterministic kernels."""
+    if config.loss.objective not in OBJECTIVES:
+        names = sorted(OBJECTIVES)
+        nearest = configuration.nearest(config.loss.objective, names)
+        raise ConfigError(f"loss.objective = {config.loss.objective!r} is not one of {', '.join(names)}{nearest}")
     torch.set_num_threads(config.run.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     torch.use_deterministic_algorithms(True)
+
+
+def _warm_ticker(display: Display, interrupt: Interrupt) -> Callable[[int, int], None]:
+    def tick(done: int, total: int) -> None:
+        display.progress(done, total, "warm start")
+        interrupt.check()
+
+    return tick
+
+
+def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+    """None for a run that was killed before its first checkpoint: it did nothing that is not simply done again."""
+    root = directory.path / "checkpoints"
+    checkpoint.remove_leftovers(root)
+    durable.remove_asides(directory.path / "dumps")
+    if not any(root.glob("*")) and not read_metrics(directory.path).rows:
+        return None
+    try:
+        return checkpoint.load_latest(root, report)
+    except checkpoint.CheckpointError as error:
+        raise RunError(str(error)) from error
+
+
+def _refuse_fewer_steps(steps: int, saved: checkpoint.Checkpoint | None) -> None:
+    if saved is None:
+        return
+    done, under_way = saved.state["place"]["step"], saved.state["work"] is not None
+    if steps < done + under_way:
+        begun = f" and begun step {done + 1}" if under_way else ""
+        raise ConfigError(f"run.steps = {steps}, but the run has done {done} steps{begun} already; give a larger one")
+
+
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """Locks the run against a second process; the kernel takes the lock back however this one ends."""
+    with (path / "run.json").open("r+b") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{path} is being trained by another process; wait for it or stop it first") from None
+        yield

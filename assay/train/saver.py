@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from assay.config import Config
+from assay.config import Config, ConfigError, to_mapping
 from assay.record import RunDirectory
 from assay.train import checkpoint
 from assay.train.failure import RunFailed
@@ -64,7 +64,12 @@ class Saver:
             tensors["masters"] = dict(zip(self.learner.names, self.learner.masters, strict=True))
         if self.learner.reference is not None:
             tensors["reference"] = self.learner.reference.model.state_dict()
-        state: dict[str, Any] = {"place": asdict(place), "generators": generator_state, "work": None}
+        state: dict[str, Any] = {
+            "config": _lasting(self.config),
+            "place": asdict(place),
+            "generators": generator_state,
+            "work": None,
+        }
         if work is not None:
             tensors["work"], state["work"] = work_to_checkpoint(work)
         name = f"update-{self._number(place):08d}"
@@ -99,6 +104,7 @@ class Saver:
                 self.config.optimizer.epochs,
             )
         self._latest, self._saved = (place, work), (place, work is not None)
+        self._generators = save_global_generators()
         return place, work
 
     @property
@@ -109,6 +115,25 @@ class Saver:
 
     def _number(self, place: Place) -> int:
         return place.step * self.config.updates_a_step + place.update
+
+
+def refuse_other_settings(config: Config, saved: checkpoint.Checkpoint, source: Path) -> None:
+    """A run goes on with the settings it began with: others would give a run that no config can repeat."""
+    for section, settings in _lasting(config).items():
+        for key, value in settings.items():
+            before = saved.state["config"].get(section, {}).get(key)
+            if before != value:
+                raise ConfigError(
+                    f"{source}: {section}.{key} = {value!r}, but {saved.path.name} was saved with {before!r}; put the "
+                    "old value back, or start a new run"
+                )
+
+
+def _lasting(config: Config) -> dict[str, dict[str, Any]]:
+    """All settings but run.steps, the one that may change when a run is taken up again."""
+    settings = to_mapping(config)
+    del settings["run"]["steps"]
+    return settings
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:

@@ -17,6 +17,10 @@ from assay.types import Group, Prompt, Rollout, Sample, Score
 HOPELESS = 8  # so many failures in a row end the run at once: nobody waits for 384 time-outs
 
 
+class RewardFailed(RunFailed):
+    """The reward is broken, the policy is not: what was trained so far is worth a checkpoint."""
+
+
 def reward_weights(config: Config) -> dict[str, float]:
     """Weights of the components that the trainer itself adds; all others count once."""
     return {"kl": -config.loss.kl_coef}
@@ -36,7 +40,7 @@ def score(
     for prompt, rollout in pairs:
         scores.append(task.score(prompt, rollout))
         on_scored(len(scores), len(pairs))
-        _stop_if_hopeless(scores, len(pairs), config)
+        stop_if_hopeless(scores, len(pairs), config)
     extras = _extra_components(pairs, config, learner)
     if extras:
         weights = reward_weights(config)
@@ -51,13 +55,14 @@ def score(
     ]
 
 
-def _stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> None:
+def stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> None:
+    """Ends the run if the newest of the scores so far, out of `total` to come, is one failure too many."""
     if not scores[-1].error:
         return
     failed = [one.error for one in scores if one.error]
     in_a_row = all(one.error for one in scores[-HOPELESS:]) and len(scores) >= min(HOPELESS, total)
     if in_a_row or len(failed) > config.task.max_failed * total:
-        raise RunFailed(
+        raise RewardFailed(
             f"the reward could not be computed for {len(failed)} of {len(scores)} completions; the last call "
             f"{failed[-1]}; repair the reward function ({config.task.reward or config.task.name}), or raise "
             "task.max_failed if so many failures are expected"

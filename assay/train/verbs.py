@@ -16,16 +16,18 @@ import torch
 from safetensors.torch import save
 
 from assay.config import Config
+from assay.durable import reason as reason_of
 from assay.durable import replace_file
 from assay.engine.builtin import generate
-from assay.policy.causal import CausalPolicy
 from assay.metrics import metrics_row, timings_row
-from assay.record import RunDirectory
+from assay.policy.causal import CausalPolicy
+from assay.record import RunDirectory, read_evaluations
 from assay.tasks import Task
 from assay.train.choose import choose
 from assay.train.credit import credit
 from assay.train.display import Display, describe_loss, describe_scores, memory_bytes
 from assay.train.evaluate import evaluate
+from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt
 from assay.train.learner import Learned, Learner
 from assay.train.pack import pack
@@ -98,7 +100,9 @@ class Verbs:
                 on_scored=self._ticker("scored"),
             )
             rewards = [reward for group in groups for reward in group.rewards if reward is not None]
-            describe(describe_scores(statistics.fmean(rewards), statistics.stdev(rewards)))
+            mean = statistics.fmean(rewards) if rewards else None
+            std = statistics.stdev(rewards) if len(rewards) > 1 else None
+            describe(describe_scores(mean, std))
             return groups
 
     def choose(self, gathered: Gathered, groups: Sequence[Group]) -> Gathered:
@@ -161,9 +165,10 @@ class Verbs:
         self.display.finish_step(metrics_row(step), timings_row(step))
 
     def evaluate(self, step: int) -> None:
-        if self.config.run.evaluate:
-            row = evaluate(self.policy, self.task, self.config, step, self._ticker("held-out tokens"))
-            self.directory.append_evaluation(row)
+        """The held-out evaluation after `step`, unless there is none to make or it is on record already."""
+        if self.config.run.evaluate and all(row["step"] != step for row in read_evaluations(self.directory.path).rows):
+            tokens, answers = self._ticker("held-out tokens"), self._ticker("held-out answers scored")
+            self.directory.append_evaluation(evaluate(self.policy, self.task, self.config, step, tokens, answers))
 
     def _dump(self, work: Work, place: Place, reason: str) -> None:
         """Keeps what a skipped update was given, so that the cause can be looked for."""
@@ -177,7 +182,11 @@ class Verbs:
             for key, value in {**fields_of(batch), **fields_of(fixed)}.items()
             if isinstance(value, torch.Tensor)
         }
-        replace_file(self.directory.path / "dumps" / name, save(tensors, metadata={"reason": reason}))
+        file = self.directory.path / "dumps" / name
+        try:
+            replace_file(file, save(tensors, metadata={"reason": reason}))
+        except OSError as error:
+            raise RunFailed(f"{file} could not be written: {reason_of(error)}") from error
         self.directory.append_event("skipped update", step=place.step + 1, update=place.update + 1, reason=reason)
         self.display.say(f"step {place.step + 1}, update {place.update + 1} skipped: {reason}; see dumps/{name}")
 

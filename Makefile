@@ -1,0 +1,19 @@
+# Everything runs in .venv, made on first use with the exact versions of constraints.txt.
+PYTHON ?= python3
+run = .venv/bin/
+
+.PHONY: train test check bench format clean
+
+train: .venv/ready     ; $(run)assay train
+test: .venv/ready      ; $(run)python -m pytest
+check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
+bench: .venv/ready     ; $(run)assay bench
+format: .venv/ready    ; $(run)ruff check --fix . && $(run)ruff format .
+clean:                 ; rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Assay needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(run)pip install --quiet --constraint constraints.txt torch
+	$(run)pip install --quiet --constraint constraints.txt --editable '.[dev,trl]'
+	touch .venv/ready

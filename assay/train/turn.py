@@ -1,0 +1,224 @@
+"""One step of GRPOTrainer: the verbs of train/loop.py around prompts and a reward function from Python.
+
+The reward function runs in a thread of its own with a deadline: closures and models on a GPU work as they are, and a
+call that never returns is an error instead of a silence.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import torch
+
+from assay.config import Config
+from assay.engine.builtin import generate
+from assay.metrics import metrics_row, timings_row
+from assay.train.credit import credit
+from assay.train.display import Display, describe_loss, memory_bytes
+from assay.train.failure import RunFailed
+from assay.train.given import numbers
+from assay.train.learner import Learned, Learner
+from assay.train.loop import Stages
+from assay.train.pack import pack
+from assay.train.place import Gathered, Place, Work
+from assay.train.randomness import derived_seed
+from assay.types import Batch, Group, Prompt, Rollout, Sample, Score, StepRecord
+
+Stats = dict[str, Any]
+Reward = Callable[[Sequence[Prompt], Sequence[Rollout]], Any]
+
+STATS = (  # the part of assay/metrics.py, where each has its one sentence, that is handed to a caller
+    "loss", "policy_loss", "kl_loss", "reward_mean", "reward_std", "zero_variance_share", "ratio_mean", "ratio_min",
+    "ratio_max", "first_ratio_max_deviation", "clipped_share", "entropy", "gradient_norm", "learning_rate",
+    "length_mean", "truncated_share", "mismatch_max", "rollouts_unscored", "updates_applied",
+)  # fmt: skip
+
+
+class Turn:
+    """`stats` and `place` are there once the loop has run."""
+
+    stats: Stats
+    place: Place
+
+    def __init__(
+        self, config: Config, learner: Learner, prompts: Sequence[Prompt], reward: Reward, display: Display | None
+    ) -> None:
+        self.config = config
+        self.learner = learner
+        self.prompts = prompts
+        self.reward = reward
+        self.display = display
+        self._seconds: dict[str, float] = {}
+
+    def stages(self) -> Stages:
+        return Stages(
+            draw=lambda place, gathered: self.prompts,
+            generate=self.generate,
+            score=self.score,
+            choose=self.choose,
+            credit=lambda groups: credit(groups, self.config.advantage, {}, mask_truncated=False),
+            pack=self.pack,
+            learn=self.learn,
+            record=self.record,
+            safe_point=self.safe_point,
+        )
+
+    def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
+        policy, settings = self.learner.policy, self.config.rollout
+        seed = derived_seed(self.config.run.seed, "rollout", place.step)
+        with self._timed("generated"):
+            return generate(
+                policy,
+                prompts,
+                group_size=settings.group_size,
+                max_tokens=settings.max_tokens,
+                generator=torch.Generator(policy.device).manual_seed(seed),
+                policy_version=place.policy_version,
+                on_token=self._show_tokens,
+            )
+
+    def score(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]]) -> list[Group]:
+        rows = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
+        with self._timed("scored"):
+            returned = self._call_reward([prompt for prompt, _ in rows], [rollout for _, rollout in rows])
+        rewards = numbers(returned, "reward_fn")
+        if len(rewards) != len(rows):
+            raise ValueError(
+                f"reward_fn returned {len(rewards)} rewards for {len(rows)} completions; return one for each, in their "
+                "order"
+            )
+        unscored = [row for row, reward in enumerate(rewards) if reward is None]
+        if len(unscored) > self.config.task.max_failed * len(rewards):
+            raise RunFailed(
+                f"reward_fn returned None for {len(unscored)} of {len(rewards)} completions (the first of them is "
+                f"{unscored[0]}), more than {self.config.task.max_failed:.0%}; repair it, or give a bad answer a number"
+            )
+        scores = [Score.failed("returned None") if one is None else Score.of({"reward": one}) for one in rewards]
+        size = self.config.rollout.group_size
+        return [
+            Group(prompt, tuple(tries), tuple(scores[first : first + size]))
+            for prompt, tries, first in zip(prompts, rollouts, range(0, len(rows), size), strict=True)
+        ]
+
+    def choose(self, gathered: Gathered, groups: Sequence[Group]) -> Gathered:
+        flat = sum(not group.has_signal for group in groups)
+        return Gathered(tuple(groups), drawn=len(groups), rounds=1, without_signal=flat, complete=True)
+
+    def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
+        order = list(range(len(samples)))
+        random.Random(derived_seed(self.config.run.seed, "shuffle", place.step)).shuffle(order)
+        settings = self.config.optimizer
+        with self._timed("loss"):
+            return self.learner.score(
+                pack(
+                    samples,
+                    order,
+                    minibatches=settings.minibatches,
+                    microbatches=settings.microbatches,
+                    max_tokens=self.config.rollout.max_tokens,
+                    device=self.learner.policy.device,
+                )
+            )
+
+    def learn(self, work: Work, place: Place) -> Learned:
+        current = work.current(place)
+        number = place.step * self.config.updates_a_step + place.update
+        learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
+        update = learned.update
+        self._note("loss", learned.loss_seconds, describe_loss(update.policy_loss, update.kl_loss, update.loss))
+        self._note("stepped", learned.step_seconds, update.skipped)
+        return learned
+
+    def safe_point(self, place: Place, work: Work | None) -> None:
+        self.place = place
+        if work is None or not work.updates:
+            return
+        latest = work.updates[-1]
+        if place.skipped_in_a_row >= self.config.run.max_skipped:
+            raise RunFailed(
+                f"{place.skipped_in_a_row} updates in a row were not finite; in the last one, in step {place.step}, "
+                f"{latest.skipped}; the weights are those before the first of them"
+            )
+        if not math.isfinite(latest.update_norm):
+            raise RunFailed(
+                f"the optimizer moved the weights by {latest.update_norm} in step {place.step}, out of the range of "
+                "numbers; lower its learning rate and start again from sound weights"
+            )
+
+    def record(self, work: Work, place: Place) -> None:
+        has_reference = self.learner.reference is not None
+        record = StepRecord(
+            step=place.step,
+            policy_version=place.policy_version,
+            groups=work.gathered.groups,
+            samples=work.samples,
+            updates=work.updates,
+            old_logprobs=(),  # no statistic of a step looks at them again
+            new_logprobs=(),
+            ref_logprobs=() if has_reference else None,
+            groups_without_signal=work.gathered.without_signal,
+            refill_rounds=0,
+            seconds=self._seconds,
+        )
+        row = metrics_row(record)
+        self.stats = {"step": place.step, **{name: _number(row[name]) for name in STATS}}
+        self.stats["tokens"] = row["tokens_in_loss"]
+        if has_reference:
+            self.stats["kl"] = _number(row["ref_kl"])
+        self.stats["skipped"] = next((update.skipped for update in work.updates if update.skipped), "")
+        if self.display is not None:
+            self.display.finish_step(row, timings_row(record))
+
+    def _call_reward(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:
+        future: Future[Any] = Future()
+        device = self.learner.policy.device
+
+        def call() -> None:
+            try:
+                if device.type == "cuda":
+                    torch.cuda.set_device(device)  # a new thread would start on GPU 0
+                future.set_result(self.reward(prompts, rollouts))
+            except BaseException as error:  # whatever it is, it is raised where the trainer waits
+                future.set_exception(error)
+
+        Thread(target=call, name="reward_fn", daemon=True).start()
+        seconds = self.config.task.reward_timeout
+        wait([future], timeout=seconds)
+        if not future.done():
+            raise TimeoutError(
+                f"reward_fn did not return within reward_timeout = {seconds:g} seconds for {len(rollouts)} "
+                "completions and is left behind in its thread; find out where it waits, or raise reward_timeout"
+            )
+        error = future.exception()
+        if error is not None:
+            error.add_note(f"raised by reward_fn, called for {len(rollouts)} completions; no update was made")
+        return future.result()
+
+    def _show_tokens(self, done: int, limit: int) -> None:
+        if self.display is not None:
+            self.display.progress(done, limit, "tokens")
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._note(stage, time.perf_counter() - began, "")
+
+    def _note(self, stage: str, seconds: float, detail: str) -> None:
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+        if self.display is not None:
+            on_gpu = self.learner.policy.device.type == "cuda"
+            memory = torch.cuda.memory_allocated() if on_gpu else memory_bytes()
+            self.display.stage(stage, seconds, memory, detail)
+
+
+def _number(value: float | None) -> float:
+    """nan, which a caller can print and compare, where a number does not exist."""
+    return math.nan if value is None else value

@@ -1,0 +1,49 @@
+import pytest
+import torch
+from assay.policy.causal import PromptTooLong
+from assay.train.pack import pack
+from tiny import tiny_policy, uneven_samples
+
+
+def logprobs(policy, samples):
+    (minibatch,) = pack(
+        samples, range(len(samples)), minibatches=1, microbatches=1, max_tokens=8, device=torch.device("cpu")
+    )
+    (batch,) = minibatch.microbatches
+    with torch.no_grad():
+        return batch, *policy.logprobs(batch)
+
+
+def test_logprobs_are_those_of_each_row_alone_and_unpadded():
+    policy = tiny_policy(temperature=0.8)
+    samples = uneven_samples()
+    batch, logprobs_BT, entropy_BT = logprobs(policy, samples)
+    for row, sample in enumerate(samples):
+        ids = torch.tensor([sample.prompt.tokens + sample.rollout.tokens])
+        with torch.no_grad():
+            scaled_LV = (policy.model(ids).logits[0] / 0.8).log_softmax(dim=1)
+        start = len(sample.prompt.tokens)
+        for t, token in enumerate(sample.rollout.tokens):
+            expected_V = scaled_LV[start + t - 1]
+            assert logprobs_BT[row, t] == pytest.approx(float(expected_V[token]), abs=2e-5)
+            entropy = -float((expected_V.exp() * expected_V).sum())
+            assert entropy_BT[row, t] == pytest.approx(entropy, abs=2e-5)
+    assert batch.mask_BT.sum() == 27
+
+
+def test_the_policy_is_in_eval_mode_so_that_dropout_cannot_tell_new_from_old():
+    policy = tiny_policy()
+    policy.model.train()
+    assert not type(policy)(policy.model, policy.codec, policy.eos_id, 1.0).model.training
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused():
+    policy = tiny_policy()
+    assert policy.prompt("fits", "1" * 24, "", max_tokens=8).tokens
+    with pytest.raises(PromptTooLong, match=r"'long' has 25 tokens and may get 8 more, but the model's context is 32"):
+        policy.prompt("long", "1" * 25, "", max_tokens=8)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="'empty' has no tokens"):
+        tiny_policy().prompt("empty", "", "", max_tokens=8)

@@ -1,0 +1,332 @@
+"""A run killed at any moment resumes to the same bits as one that was not.
+
+Each kill strikes at an exact place (tests/run_fixtures.py), picked at random among all passings of that place in the
+uninterrupted run; that the child really died there is asserted.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_fixtures import Trap, assert_same_bits, contents, rows, settings
+
+FILES_OF_A_NEW_RUN = 9  # writes and syncs before a run directory is one
+
+# (place, when, how many kills): where a run spends its time, and every way it touches the disk
+PLACES = [
+    ("assay.engine.builtin:CachedDecoder.append", "before", 2),  # inside a rollout, or an evaluation
+    ("assay.policy.causal:CausalPolicy.logprobs", "before", 3),  # between micro-batches, inside an epoch
+    ("torch.optim:AdamW.step", "before", 1),
+    ("torch.optim:AdamW.step", "after", 1),  # the weights have moved, nothing says so yet
+    ("assay.train.checkpoint:save_file", "after", 1),  # some tensors of a checkpoint are written
+    ("os:rename", "before", 1),  # a checkpoint is written aside, a rollout file too
+    ("os:rename", "after", 1),
+    ("os:fsync", "before", 2),
+    ("os:write", "half-way", 2),  # a torn line, a torn state.json
+    ("assay.train.checkpoint:shutil.rmtree", "before", 1),  # an old checkpoint is on its way out
+    ("assay.record:RunDirectory.append_step", "before", 1),
+    ("assay.record:RunDirectory.append_step", "after", 1),
+    ("assay.train.verbs:evaluate", "after", 1),  # measured, but not yet written down
+]
+KILLS = [(place, when, turn) for place, when, turns in PLACES for turn in range(turns)]
+
+VARIANTS = {
+    "mu=1": settings(optimizer__epochs=1),
+    "mu=3": settings(optimizer__epochs=3),
+    "reference": settings(optimizer__epochs=2, loss__kl_coef=0.1),
+    "KL in the reward": settings(optimizer__epochs=2, loss__kl_coef=0.1, loss__kl_placement="reward"),
+    "refill": settings(optimizer__epochs=2, rollout__zero_variance="refill", rollout__refill_rounds=30),
+    "bfloat16": settings(optimizer__epochs=2, model__dtype="bfloat16"),
+}
+
+
+@pytest.fixture(scope="module")
+def straight_run(assay_command, tmp_path_factory):
+    """The uninterrupted run of a variant, and how often it passed each place; made once."""
+    made = {}
+
+    def straight(variant):
+        if variant not in made:
+            run = tmp_path_factory.mktemp("straight") / "run"
+            places = sorted({place for place, _, _ in PLACES})
+            ended = assay_command.run("train", *VARIANTS[variant], "--out", run, count=places)
+            assert ended.code == 0, ended.stderr
+            # a run that never moves its weights would resume to the same bits however badly it is saved
+            assert all(row["updates_applied"] > 0 for row in rows(run / "metrics.jsonl"))
+            made[variant] = run, ended.passed
+        return made[variant]
+
+    return straight
+
+
+def trap_in(passed, place, when, turn, seed):
+    first = FILES_OF_A_NEW_RUN + 1 if place in ("os:write", "os:fsync") else 1
+    numbers = list(range(first, passed[place] + 1))
+    random.Random(f"{seed}/{place}/{when}").shuffle(numbers)
+    return Trap(place, numbers[turn], "KILL", when)
+
+
+def kill(assay_command, trap, *arguments):
+    ended = assay_command.run("train", *arguments, traps=[trap])
+    assert ended.code == -signal.SIGKILL, f"{trap} was never reached: {ended.stderr}"
+
+
+def resume(assay_command, run):
+    ended = assay_command.run("train", "--resume", run)
+    assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.parametrize("variant", ["mu=1", "mu=3"])
+@pytest.mark.parametrize(("place", "when", "turn"), KILLS)
+def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, tmp_path, variant, place, when, turn):
+    straight, passed = straight_run(variant)
+    run = run_path
+    kill(assay_command, trap_in(passed, place, when, turn, variant), *VARIANTS[variant], "--out", run)
+    resume(assay_command, run)
+    assert_same_bits(run, straight)
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "when"),
+    [
+        ("assay.record:RunDirectory.rewind", 1, "before"),
+        ("assay.record:RunDirectory.rewind", 1, "after"),
+        ("assay.train.saver:Saver.restore", 1, "after"),
+        ("assay.policy.causal:CausalPolicy.logprobs", 2, "before"),
+        ("os:rename", 3, "before"),
+    ],
+)
+def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(
+    assay_command, straight_run, tmp_path, place, number, when
+):
+    straight, passed = straight_run("mu=3")
+    run = run_path
+    kill(assay_command, Trap("torch.optim:AdamW.step", 9, "KILL", "after"), *VARIANTS["mu=3"], "--out", run)
+    kill(assay_command, Trap(place, number, "KILL", when), "--resume", run)
+    resume(assay_command, run)
+    assert_same_bits(run, straight)
+
+
+@pytest.mark.parametrize("variant", ["reference", "KL in the reward", "refill", "bfloat16"])
+@pytest.mark.parametrize(
+    ("place", "when"), [("assay.policy.causal:CausalPolicy.logprobs", "before"), ("torch.optim:AdamW.step", "after")]
+)
+def test_references_refills_and_master_weights_resume_to_the_same_bits(
+    assay_command, straight_run, tmp_path, variant, place, when
+):
+    straight, passed = straight_run(variant)
+    holds = {path.name for path in max((straight / "checkpoints").iterdir()).iterdir()}
+    assert ("reference.safetensors" in holds) == (variant in ("reference", "KL in the reward"))
+    assert ("masters.safetensors" in holds) == (variant == "bfloat16")
+    if variant == "refill":
+        assert any(row["refill_rounds"] > 0 for row in rows(straight / "metrics.jsonl"))
+    run = run_path
+    kill(assay_command, trap_in(passed, place, when, 0, variant), *VARIANTS[variant], "--out", run)
+    resume(assay_command, run)
+    assert_same_bits(run, straight)
+
+
+def test_equal_seeds_give_equal_bytes_and_other_seeds_others(assay_command, straight_run, tmp_path):
+    straight, _ = straight_run("mu=1")
+    for name, seed in (("same", 1), ("other", 2)):
+        ended = assay_command.run("train", *VARIANTS["mu=1"], "--set", f"run.seed={seed}", "--out", tmp_path / name)
+        assert ended.code == 0, ended.stderr
+    assert_same_bits(tmp_path / "same", straight)
+    same, other = contents(tmp_path / "same"), contents(tmp_path / "other")
+    assert sorted(same) == sorted(other)
+    alike = {Path(name).name for name in same if same[name] == other[name]}
+    assert alike == set()
+
+
+def test_a_longer_run_goes_on_where_the_shorter_one_ended(assay_command, straight_run, tmp_path):
+    straight, _ = straight_run("mu=1")
+    run = run_path
+    assert assay_command.run("train", *VARIANTS["mu=1"], "--set", "run.steps=2", "--out", run).code == 0
+    ended = assay_command.run("train", "--resume", run, "--set", "run.steps=3")
+    assert ended.code == 0, ended.stderr
+    longer, wanted = contents(run), contents(straight)
+    # the shorter run was evaluated at its own end, too
+    assert [row["step"] for row in rows(run / "evaluations.jsonl")] == [0, 2, 3]
+    assert [name for name in wanted if longer[name] != wanted[name]] == ["evaluations.jsonl"]
+    refused = assay_command.run("train", "--resume", run, "--set", "run.steps=2")
+    assert refused.code == 2
+    assert "run.steps = 2, but the run has done 3 steps" in refused.sentences[0]
+    assert contents(run) == longer
+
+
+def test_a_run_killed_while_its_directory_is_made_is_not_mistaken_for_one(assay_command, tmp_path):
+    run = run_path
+    kill(assay_command, Trap("os:fsync", 3, "KILL"), *VARIANTS["mu=1"], "--out", run)
+    ended = assay_command.run("train", "--resume", run)
+    assert ended.code == 2
+    assert "is not a run directory" in ended.sentences[0]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(assay_command, straight_run, tmp_path):
+    straight, _ = straight_run("mu=1")
+    run = run_path
+    kill(assay_command, Trap("assay.train.verbs:evaluate", 1, "KILL", "after"), *VARIANTS["mu=1"], "--out", run)
+    assert list((run / "checkpoints").iterdir()) == []
+    resume(assay_command, run)
+    assert_same_bits(run, straight)
+
+
+def test_a_run_that_is_being_trained_cannot_be_resumed_by_a_second_process(assay_command, straight_run, tmp_path):
+    straight, _ = straight_run("mu=1")
+    run = run_path
+    # the reward of the first process resumes the very run that it is part of
+    reward = tmp_path / "reward.py"
+    command = [sys.executable, "-m", "assay", "train", "--resume", str(run)]
+    reward.write_text(
+        "import subprocess\n"
+        "def score(prompt, completion, answer):\n"
+        f"    ended = subprocess.run({command}, capture_output=True, text=True)\n"
+        "    raise ValueError(f'{ended.returncode} {ended.stderr}')\n"
+    )
+    ended = assay_command.run(
+        "train", *settings(task__reward=f"{reward}:score", task__reward_timeout=100, run__evaluate=1), "--out", run
+    )
+    assert ended.code == 1
+    assert f"raised ValueError: 2 assay: {run} is being trained by another process" in ended.sentences[0]
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.fixture(scope="module")
+def half_done(assay_command, straight_run, tmp_path_factory):
+    """A run killed inside its third step, with two checkpoints; the newer one lies inside the step."""
+    run = tmp_path_factory.mktemp("half") / "run"
+    kill(assay_command, Trap("torch.optim:AdamW.step", 17, "KILL", "after"), *VARIANTS["mu=3"], "--out", run)
+    newest = max((run / "checkpoints").iterdir())
+    assert json.loads((newest / "state.json").read_text())["work"] is not None
+    return run
+
+
+CHECKPOINT_FILES = [
+    "manifest.json",
+    "state.json",
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "generators.safetensors",
+    "work.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_FILES)
+@pytest.mark.parametrize("damage", ["deleted", "truncated", "flipped"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
+    assay_command, straight_run, half_done, tmp_path, name, damage
+):
+    if damage != "flipped" and name not in ("optimizer.safetensors", "manifest.json"):
+        pytest.skip("each way of damage on each file is in tests/train/test_checkpoint.py")
+    straight, _ = straight_run("mu=3")
+    run = run_path
+    shutil.copytree(half_done, run)
+    older, newest = sorted((run / "checkpoints").iterdir())
+    assert {path.name for path in newest.iterdir()} == set(CHECKPOINT_FILES)
+    harm(newest / name, damage)
+    ended = assay_command.run("train", "--resume", run)
+    assert ended.code == 0, ended.stderr
+    (said,) = [line for line in ended.stderr.splitlines() if "damaged" in line]
+    assert newest.name in said and name in said and f"using {older.name} instead" in said
+    assert [row["reason"] for row in rows(run / "events.jsonl") if row["kind"] == "damaged checkpoint"] == [said]
+    assert f"resumed from {older.name}" in ended.stderr
+    assert_same_bits(run, straight)
+
+
+def harm(file, damage):
+    data = file.read_bytes()
+    if damage == "deleted":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(data[: len(data) // 2])
+    else:
+        middle = len(data) // 2
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_in_one_sentence(assay_command, half_done, tmp_path):
+    run = run_path
+    shutil.copytree(half_done, run)
+    for path in (run / "checkpoints").iterdir():
+        harm(path / "weights.safetensors", "flipped")
+    before = contents(run)
+    ended = assay_command.run("train", "--resume", run)
+    assert ended.code == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "holds no whole checkpoint" in ended.sentences[0]
+    assert all(path.name in ended.sentences[0] for path in (run / "checkpoints").iterdir())
+    assert contents(run) == before
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_silently_start_again(assay_command, half_done, tmp_path):
+    run = run_path
+    shutil.copytree(half_done, run)
+    shutil.rmtree(run / "checkpoints")
+    ended = assay_command.run("train", "--resume", run)
+    assert ended.code == 2
+    assert "holds no checkpoint" in ended.sentences[0]
+    assert len(rows(run / "metrics.jsonl")) == 2
+
+
+def test_a_run_goes_on_with_the_settings_it_began_with(assay_command, half_done, tmp_path):
+    run = run_path
+    shutil.copytree(half_done, run)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("kl_coef = 0.0", "kl_coef = 0.5"))
+    ended = assay_command.run("train", "--resume", run)
+    assert ended.code == 2
+    assert "loss.kl_coef = 0.5, but update-" in ended.sentences[0]
+
+
+def test_a_full_disk_ends_the_run_in_one_sentence_and_the_run_resumes(assay_command, straight_run, tmp_path):
+    straight, _ = straight_run("mu=3")
+    run = run_path
+    largest = (max((straight / "checkpoints").iterdir()) / "optimizer.safetensors").stat().st_size
+    ended = assay_command.run("train", *VARIANTS["mu=3"], "--out", run, largest_file=largest - 1)
+    assert ended.code == 1
+    assert len(ended.sentences) == 1
+    assert "was not written: File too large; free some disk space" in ended.sentences[0]
+    assert "update-00000000 is still there" in ended.sentences[0]
+    assert "Traceback" not in ended.stderr
+    assert rows(run / "events.jsonl")[-1]["kind"] == "failed"
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["update-00000000"]
+    resume(assay_command, run)
+    assert_same_bits(run, straight)
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+def test_a_real_process_killed_at_a_random_time_resumes_to_the_same_bits(assay_command, tmp_path):
+    long = settings(run__steps=40, run__evaluate=0, checkpoint__every=5)
+    assert assay_command.run("train", *long, "--out", tmp_path / "straight").code == 0
+    run = run_path
+    command = [sys.executable, "-m", "assay", "train"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, *long, "--out", str(run)], env=assay_command.environment, stdout=log, stderr=log
+        )
+        wait_for(lambda: (run / "metrics.jsonl").exists() and rows(run / "metrics.jsonl"), process)
+        time.sleep(random.uniform(0.0, 0.2))
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    ended = subprocess.run(
+        [*command, "--resume", str(run)], env=assay_command.environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert_same_bits(run, tmp_path / "straight")
+
+
+def wait_for(condition, process):
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)

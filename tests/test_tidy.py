@@ -1,0 +1,107 @@
+"""The house rules that a machine can check: size, direction of imports, no torch where records are read, no pickle."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "assay").rglob("*.py"))
+
+# what each part may import of the others; everything may import types, config, grpo and durable
+ALLOWED = {
+    "types": set(),
+    "durable": set(),
+    "grpo": set(),
+    "config": {"grpo"},
+    "record": {"recording"},
+    "recording": {"record"},
+    "policy": {"tasks"},
+    "tasks": set(),
+    "engine": {"policy"},
+    "train": {"engine", "policy", "tasks", "record", "recording"},
+    "trainer": {"train", "engine", "policy"},
+    "bench": {"train", "policy", "tasks", "record", "engine"},
+    "cli": {"train", "record", "bench"},
+    "__init__": {"trainer"},
+    "__main__": {"cli"},
+}
+COMMON = {"types", "config", "grpo", "durable"}
+WITHOUT_TORCH = ["assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks"]
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(ROOT / "assay").parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of assay that a file imports, at the top or inside a function, except for type checking."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("assay.") and name.count(".") >= 1}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    assert part in ALLOWED, f"{part} is new: say in tests/test_tidy.py what it may import"
+    strangers = imported_parts(path) - ALLOWED[part] - COMMON - {part}
+    assert not strangers, f"{part} must not import {strangers}"
+
+
+def test_the_import_rule_can_fail(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text("def f():\n    from assay.train import loop\n    import assay.cli\n")
+    assert imported_parts(file) == {"train", "cli"}
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_records_are_read_without_torch(module):
+    code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.name)
+def test_files_are_short_and_ascii(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert text.isascii()
+
+
+def test_the_loop_fits_on_a_page():
+    assert len((ROOT / "assay/train/loop.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_pickled_and_no_text_is_evaluated(path):
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+    imports = {
+        alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for alias in node.names
+    }
+    assert not calls & {"eval", "exec", "torch.load", "torch.save", "yaml.load"}
+    assert not imports & {"pickle", "dill", "shelve", "marshal"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_broad_excepts_stand_only_at_the_boundary_to_user_code(path):
+    broad = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or "Exception" in ast.unparse(node.type).replace("KeyboardInterrupt", "").split(", ")
+             or ast.unparse(node.type) in ("Exception", "BaseException"))
+    ]
+    if path.name != "reward_process.py":
+        assert not broad

@@ -1,0 +1,237 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from assay.config import LossConfig, OptimizerConfig
+from assay.grpo import OBJECTIVES
+from assay.train.learner import Learner, frozen_copy, learning_rate
+from assay.train.pack import pack
+from assay.types import NO_SIGNAL, Microbatch
+from tiny import sample, tiny_policy, uneven_samples
+
+CPU = torch.device("cpu")
+
+
+def minibatches(samples, *, order=None, minibatches=1, microbatches=1):
+    order = range(len(samples)) if order is None else order
+    return pack(samples, order, minibatches=minibatches, microbatches=microbatches, max_tokens=8, device=CPU)
+
+
+def learner(loss=None, optimizer=None, *, policy=None, with_reference=False):
+    policy = policy or tiny_policy()
+    reference = frozen_copy(tiny_policy(seed=1)) if with_reference else None
+    return Learner(policy, reference, loss or LossConfig(), optimizer or OptimizerConfig(), total_updates=10)
+
+
+def one_update(samples, loss=None, change=lambda batch: batch, epochs=1, **cut):
+    """(update, weights after it): one SGD step of a visible size, from fixed weights. Adam would hide the size."""
+    policy = tiny_policy()
+    reference = frozen_copy(tiny_policy(seed=1)) if loss and loss.kl_coef else None
+    settings = OptimizerConfig(epochs=epochs, clip_norm=1e9)
+    sgd = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    one = Learner(policy, reference, loss or LossConfig(), settings, total_updates=10, optimizer=sgd)
+    (minibatch,) = minibatches(samples, **cut)
+    batch = one.score([replace(minibatch, microbatches=tuple(map(change, minibatch.microbatches)))])
+    learned = one.update(batch.minibatches[0], batch.scored[0], 0)
+    assert learned.update.applied
+    return learned.update, {name: weight.detach().clone() for name, weight in zip(one.names, one.weights, strict=True)}
+
+
+def assert_same_step(first, second, tolerance=2e-6):
+    assert first[0].loss == pytest.approx(second[0].loss, abs=tolerance)
+    for name, weight in first[1].items():
+        assert torch.allclose(weight, second[1][name], atol=tolerance, rtol=0), name
+
+
+LOSSES = [LossConfig(objective=name) for name in OBJECTIVES] + [
+    LossConfig(kl_coef=0.1, entropy_coef=0.01),
+    LossConfig(kl_coef=0.1, kl_estimator="k2", kl_gradient="naive"),
+    LossConfig(correction="sequence", correction_mode="mask", correction_high=100.0),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.objective}-{loss.kl_coef}-{loss.correction}")
+def test_the_gradient_does_not_depend_on_the_cut_into_microbatches(loss):
+    whole = one_update(uneven_samples(), loss)
+    assert whole[0].gradient_norm > 1e-3
+    for parts in (2, 4, 8):
+        assert_same_step(whole, one_update(uneven_samples(), loss, microbatches=parts))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.objective}-{loss.kl_coef}-{loss.correction}")
+def test_the_gradient_does_not_depend_on_the_order_of_rows_and_groups(loss):
+    whole = one_update(uneven_samples(), loss)
+    assert_same_step(whole, one_update(uneven_samples(), loss, order=[7, 2, 5, 0, 3, 6, 1, 4], microbatches=2))
+
+
+def pad(batch: Microbatch, rows_of_garbage: float) -> Microbatch:
+    """Three more columns on the right of everything; garbage under the mask."""
+    size = len(batch.rows)
+    hidden_BT = torch.cat([batch.mask_BT, torch.zeros(size, 3, dtype=torch.bool)], dim=1)
+
+    def wider(tensor, value):
+        return torch.cat([tensor, torch.full((size, 3), value, dtype=tensor.dtype)], dim=1)
+
+    return replace(
+        batch,
+        ids_BL=wider(batch.ids_BL, 12),
+        positions_BT=wider(batch.positions_BT, 2),
+        targets_BT=wider(batch.targets_BT, 5),
+        mask_BT=hidden_BT,
+        sampler_BT=wider(batch.sampler_BT, 0.0).where(hidden_BT, rows_of_garbage),
+        advantages_BT=wider(batch.advantages_BT, 0.0).where(hidden_BT, rows_of_garbage),
+    )
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1e6, math.nan, math.inf])
+def test_padding_and_what_stands_under_the_mask_change_nothing(garbage):
+    loss = LossConfig(kl_coef=0.1, correction="token", correction_high=100.0)
+    plain = one_update(uneven_samples(), loss, epochs=2)
+    padded = one_update(uneven_samples(), loss, epochs=2, change=lambda batch: pad(batch, garbage))
+    assert_same_step(plain, padded)
+    assert plain[0].tokens == padded[0].tokens == 27
+
+
+def test_the_first_update_has_ratio_exactly_1_and_an_identical_reference_has_kl_exactly_0():
+    policy = tiny_policy()
+    one = Learner(policy, frozen_copy(policy), LossConfig(kl_coef=0.1), OptimizerConfig(epochs=4), total_updates=4)
+    batch = one.score(minibatches(uneven_samples(), microbatches=3))
+    update = one.update(batch.minibatches[0], batch.scored[0], 0).update
+    assert (update.ratio_min, update.ratio_max, update.ratio_sum) == (1.0, 1.0, 27.0)
+    assert (update.ref_kl_sum, update.kl_loss, update.old_kl_sum) == (0.0, 0.0, 0.0)
+
+
+def test_the_spread_of_the_ratio_grows_with_the_inner_epoch():
+    one = learner(LossConfig(), OptimizerConfig(epochs=4, learning_rate=1e-4))
+    batch = one.score(minibatches(uneven_samples()))
+    updates = [one.update(batch.minibatches[0], batch.scored[0], number).update for number in range(4)]
+    spreads = [update.ratio_max - update.ratio_min for update in updates]
+    assert spreads[0] == 0.0
+    assert spreads == sorted(spreads)
+    assert spreads[3] > 2 * spreads[1] > 0
+
+
+def test_an_update_raises_the_log_probs_of_good_answers_and_lowers_those_of_bad_ones():
+    one = learner(LossConfig(), OptimizerConfig(epochs=2, learning_rate=1e-3))
+    (minibatch,) = minibatches(uneven_samples())
+    batch = one.score([minibatch])
+    (microbatch,) = minibatch.microbatches
+    before = one.policy.logprobs(microbatch)[0].detach()
+    one.update(minibatch, batch.scored[0], 0)
+    change_BT = one.policy.logprobs(microbatch)[0].detach() - before
+    assert (change_BT * microbatch.advantages_BT * microbatch.mask_BT).sum() > 0
+
+
+def test_a_flat_batch_moves_nothing_not_even_by_momentum():
+    one = learner(LossConfig(), OptimizerConfig(epochs=1))
+    batch = one.score(minibatches(uneven_samples()))
+    one.update(batch.minibatches[0], batch.scored[0], 0)
+    before = [weight.detach().clone() for weight in one.weights]
+    flat = [replace(packed, advantage=0.0) for packed in uneven_samples()]
+    batch = one.score(minibatches(flat))
+    update = one.update(batch.minibatches[0], batch.scored[0], 1).update
+    assert (update.applied, update.skipped) == (False, NO_SIGNAL)
+    assert all(torch.equal(weight, start) for weight, start in zip(one.weights, before, strict=True))
+    # with a KL term there is something to learn even so
+    pulled = learner(LossConfig(kl_coef=0.1), OptimizerConfig(epochs=1), with_reference=True)
+    batch = pulled.score(minibatches(flat))
+    assert pulled.update(batch.minibatches[0], batch.scored[0], 0).update.applied
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["advantage", "weight", "old"])
+def test_nothing_that_is_not_finite_reaches_the_optimizer(place, value):
+    one = learner(LossConfig(), OptimizerConfig(epochs=2))
+    batch = one.score(minibatches(uneven_samples()))
+    one.update(batch.minibatches[0], batch.scored[0], 0)  # Adam has moments by now
+    if place == "advantage":
+        poisoned = [replace(packed, advantage=value) if row == 4 else packed for row, packed in enumerate(uneven_samples())]
+        batch = one.score(minibatches(poisoned))
+    elif place == "old":
+        batch.scored[0][0].old_BT[4, 1] = value
+    else:
+        with torch.no_grad():
+            one.weights[3][0, 0] = value
+    weights = [weight.detach().clone() for weight in one.weights]
+    moments = [{key: state.clone() for key, state in one.optimizer.state[m].items()} for m in one.masters]
+    update = one.update(batch.minibatches[0], batch.scored[0], 1).update
+    assert not update.applied
+    assert update.skipped != NO_SIGNAL
+    expected = {"advantage": "advantage of row 4, token 0", "weight": "log-prob", "old": "old log-prob of row 4, token 1"}[place]
+    assert expected in update.skipped
+    for weight, start in zip(one.weights, weights, strict=True):
+        assert torch.equal(weight.nan_to_num(), start.nan_to_num())
+    for master, moment in zip(one.masters, moments, strict=True):
+        assert all(torch.equal(one.optimizer.state[master][key], value) for key, value in moment.items())
+    assert all(weight.grad is None for weight in one.weights)
+
+
+def test_masters_keep_updates_that_bfloat16_would_round_away():
+    policy = tiny_policy(dtype=torch.bfloat16)
+    settings = OptimizerConfig(epochs=1, learning_rate=1e-5)  # a bfloat16 weight near 0.3 moves in steps of 2e-3
+    one = Learner(policy, None, LossConfig(), settings, total_updates=100)
+    start = [weight.detach().clone() for weight in one.weights]
+    masters = [master.detach().clone() for master in one.masters]
+    for number in range(3):
+        batch = one.score(minibatches(uneven_samples(), microbatches=2))
+        update = one.update(batch.minibatches[0], batch.scored[0], number).update
+        assert update.tensors_changed == update.tensors
+    moved = [float((m - s).detach().abs().max()) for m, s in zip(one.masters, masters, strict=True)]
+    assert min(moved) == pytest.approx(3e-5, rel=0.2)
+    assert all(torch.equal(w.float(), m.to(torch.bfloat16).float()) for w, m in zip(one.weights, one.masters, strict=True))
+    assert sum(torch.equal(w, s) for w, s in zip(one.weights, start, strict=True)) > 0  # the point of having masters
+
+
+def test_gradients_are_clipped_to_the_norm():
+    steps = []
+    for clip_norm in (1e9, 0.01):
+        one = learner(LossConfig(), OptimizerConfig(epochs=1, clip_norm=clip_norm))
+        one.optimizer, one.scheduled = torch.optim.SGD(one.masters, lr=1.0), False
+        batch = one.score(minibatches(uneven_samples()))
+        steps.append(one.update(batch.minibatches[0], batch.scored[0], 0).update)
+    assert steps[0].update_norm == pytest.approx(steps[0].gradient_norm, rel=1e-4)
+    assert steps[1].gradient_norm == pytest.approx(steps[0].gradient_norm)  # as measured, before the clip
+    assert steps[1].update_norm == pytest.approx(0.01, rel=1e-3)
+
+
+def test_learning_rate_schedules_by_hand():
+    def rates(schedule, warmup=0):
+        settings = OptimizerConfig(learning_rate=8.0, schedule=schedule, warmup=warmup)
+        return [learning_rate(settings, update, 4 + warmup) for update in range(4 + warmup)]
+
+    assert rates("constant") == [8.0] * 4
+    assert rates("linear") == [8.0, 6.0, 4.0, 2.0]
+    assert rates("cosine") == pytest.approx([8.0, 8 * 0.8535534, 4.0, 8 * 0.1464466])
+    assert rates("constant", warmup=4)[:5] == [2.0, 4.0, 6.0, 8.0, 8.0]
+
+
+def test_kl_in_the_reward_is_the_sum_of_log_prob_differences_over_the_completion():
+    one = learner(LossConfig(kl_coef=0.1, kl_placement="reward", kl_estimator="k1"), with_reference=True)
+    (minibatch,) = minibatches(uneven_samples())
+    (batch,) = minibatch.microbatches
+    new, ref = one.policy.logprobs(batch)[0], one.reference.logprobs(batch)[0]
+    expected = [float((new - ref)[row][batch.mask_BT[row]].detach().sum()) for row in range(8)]
+    assert one.sequence_kl(batch) == pytest.approx(expected, abs=1e-5)
+    assert max(map(abs, expected)) > 0.1
+
+
+def test_an_optimizer_that_does_not_hold_the_weights_is_refused():
+    policy = tiny_policy()
+    other = torch.optim.SGD(tiny_policy().model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"does not hold 21 of the model's 21 trainable tensors"):
+        Learner(policy, None, LossConfig(), OptimizerConfig(), 1, optimizer=other)
+    rounded = tiny_policy(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="small updates would be rounded away"):
+        Learner(rounded, None, LossConfig(), OptimizerConfig(), 1, optimizer=torch.optim.SGD(rounded.model.parameters()))
+    frozen = tiny_policy()
+    frozen.model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        Learner(frozen, None, LossConfig(), OptimizerConfig(), 1)
+
+
+def test_a_row_out_of_the_loss_has_no_influence_on_the_direction():
+    kept = uneven_samples()
+    masked = [*kept[:-1], replace(kept[-1], in_loss=False)]
+    other = [*kept[:-1], sample(3, (10, 11, 12), (12, 12), 99.0, in_loss=False)]
+    assert_same_step(one_update(masked), one_update(other))
