@@ -132,7 +132,7 @@ def _divided_by_std(centred_PG: Tensor, rewards_PG: Tensor, std: str, epsilon: f
 
 
 def _std(rewards_PG: Tensor, kind: str) -> Tensor:
-    """Std of the scored rollouts, over n - 1 for "sample", n for "population"; 0 or NaN if fewer than two are scored."""
+    """Std of the scored rollouts, over n - 1 for "sample", n for "population"; 0 or NaN for fewer than two."""
     squares_P1 = _centred(rewards_PG, "mean").square().nansum(dim=1, keepdim=True)
     scored_P1 = (~rewards_PG.isnan()).sum(dim=1, keepdim=True)
     return (squares_P1 / (scored_P1 - (1 if kind == "sample" else 0))).sqrt()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import io
 import json
 import os
 import resource
@@ -33,6 +34,8 @@ TINY = {
     "rollout.prompts": 4,
     "rollout.group_size": 4,
     "rollout.max_tokens": 6,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.warmup": 0,
     "optimizer.minibatches": 2,
     "optimizer.microbatches": 2,
     "checkpoint.every": 2,
@@ -144,15 +147,21 @@ def assert_same_bits(run: Path, straight: Path) -> None:
 
 
 def serve() -> None:
-    import assay.cli
-    import assay.train.run  # noqa: F401, what a command would import
     import pyarrow.parquet  # noqa: F401
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: F401
 
+    import assay.cli
+    import assay.train.run
+
     with contextlib.suppress(ImportError):
         import pandas  # noqa: F401, pyarrow imports it where it is installed
     torch.set_num_threads(1)
+    # what is built at the first call and then kept: transformers' tables, typer's parameters
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        assay.cli.app(["train", "--print-config"])
     for line in sys.stdin:
         print(json.dumps(_fork(json.loads(line))), flush=True)
 

@@ -17,18 +17,13 @@ from assay.tasks import open_task
 from assay.types import Prompt, Rollout, StopReason
 
 has_trl = importlib.util.find_spec("trl") is not None
+ROWS = Config().rollout.prompts * Config().rollout.group_size
+EPOCHS = Config().optimizer.epochs
 needs_trl = pytest.mark.skipif(not has_trl, reason="needs TRL")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
-def document(cache, tmp_path_factory):
+def document(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     assert bench(2, 1, path) == 0
     return json.loads(path.read_text())
@@ -72,7 +67,7 @@ def test_the_document_says_what_was_run_and_where(document):
     assert document["environment"]["packages"]["torch"] == importlib.metadata.version("torch")
     assert document["cpu"]
     assert document["date"].startswith("20")
-    assert document["config"]["rollout"]["group_size"] == 16
+    assert document["config"]["rollout"]["group_size"] == Config().rollout.group_size
     assert (document["warmup"], document["steps"], document["repeats"]) == (WARMUP, 2, 1)
 
 
@@ -93,10 +88,9 @@ def test_both_contenders_do_the_same_work(document):
     assert ours["prompts_sha256"] == peer["prompts_sha256"]
     assert ours["heldout_before"] == peer["heldout_before"]
     for run in (ours, peer):
-        assert [(one["rollouts"], one["updates"]) for one in run["steps"]] == [(384, 2)] * (WARMUP + 2)
-        # a completion has 1 to 10 tokens, and each is in both updates
-        assert all(384 <= one["tokens"] <= 3840 for one in run["steps"])
-        assert all(one["tokens_trained"] == 2 * one["tokens"] for one in run["steps"])
+        assert [(one["rollouts"], one["updates"]) for one in run["steps"]] == [(ROWS, EPOCHS)] * (WARMUP + 2)
+        assert all(ROWS <= one["tokens"] <= ROWS * Config().rollout.max_tokens for one in run["steps"])
+        assert all(one["tokens_trained"] == EPOCHS * one["tokens"] for one in run["steps"])
 
 
 def test_without_trl_ours_is_timed_alone_and_the_way_to_the_other_is_told(replaying, monkeypatch, capsys):
@@ -238,8 +232,8 @@ def test_trl_generates_and_trains_a_whole_batch_at_a_time(tmp_path):
     from trl import GRPOConfig
 
     args = GRPOConfig(**settings(Config(), 7, tmp_path))
-    assert args.generation_batch_size == args.per_device_train_batch_size == 24 * 16
+    assert args.generation_batch_size == args.per_device_train_batch_size == ROWS
     assert args.steps_per_generation == args.gradient_accumulation_steps == 1
-    assert args.max_steps == 14  # TRL counts updates: two a rollout batch
+    assert args.max_steps == 7 * EPOCHS  # TRL counts updates
     assert (args.bf16, args.fp16, args.gradient_checkpointing) == (False, False, False)
     assert (args.top_k, args.top_p, args.min_p, args.repetition_penalty) == (0, 1.0, None, 1.0)

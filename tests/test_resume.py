@@ -4,6 +4,7 @@ Each kill strikes at an exact place (tests/run_fixtures.py), picked at random am
 uninterrupted run; that the child really died there is asserted.
 """
 
+import fcntl
 import json
 import os
 import random
@@ -11,12 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from run_fixtures import Trap, assert_same_bits, contents, rows, settings
 
+UPDATE = "assay.train.learner:Learner.update"
 FILES_OF_A_NEW_RUN = 9  # writes and syncs before a run directory is one
 
 # (place, when, how many kills): where a run spends its time, and every way it touches the disk
@@ -48,18 +51,18 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def straight_run(assay_command, tmp_path_factory):
+def straight_run(assay_command, run_root):
     """The uninterrupted run of a variant, and how often it passed each place; made once."""
     made = {}
 
     def straight(variant):
         if variant not in made:
-            run = tmp_path_factory.mktemp("straight") / "run"
+            run = Path(tempfile.mkdtemp(dir=run_root)) / "run"
             places = sorted({place for place, _, _ in PLACES})
             ended = assay_command.run("train", *VARIANTS[variant], "--out", run, count=places)
             assert ended.code == 0, ended.stderr
             # a run that never moves its weights would resume to the same bits however badly it is saved
-            assert all(row["updates_applied"] > 0 for row in rows(run / "metrics.jsonl"))
+            assert sum(row["updates_applied"] for row in rows(run / "metrics.jsonl")) > 1
             made[variant] = run, ended.passed
         return made[variant]
 
@@ -85,12 +88,11 @@ def resume(assay_command, run):
 
 @pytest.mark.parametrize("variant", ["mu=1", "mu=3"])
 @pytest.mark.parametrize(("place", "when", "turn"), KILLS)
-def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, tmp_path, variant, place, when, turn):
+def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, run_path, variant, place, when, turn):
     straight, passed = straight_run(variant)
-    run = run_path
-    kill(assay_command, trap_in(passed, place, when, turn, variant), *VARIANTS[variant], "--out", run)
-    resume(assay_command, run)
-    assert_same_bits(run, straight)
+    kill(assay_command, trap_in(passed, place, when, turn, variant), *VARIANTS[variant], "--out", run_path)
+    resume(assay_command, run_path)
+    assert_same_bits(run_path, straight)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +106,13 @@ def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, tmp_
     ],
 )
 def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(
-    assay_command, straight_run, tmp_path, place, number, when
+    assay_command, straight_run, run_path, place, number, when
 ):
-    straight, passed = straight_run("mu=3")
-    run = run_path
-    kill(assay_command, Trap("torch.optim:AdamW.step", 9, "KILL", "after"), *VARIANTS["mu=3"], "--out", run)
-    kill(assay_command, Trap(place, number, "KILL", when), "--resume", run)
-    resume(assay_command, run)
-    assert_same_bits(run, straight)
+    straight, _ = straight_run("mu=3")
+    kill(assay_command, Trap(UPDATE, 9, "KILL", "after"), *VARIANTS["mu=3"], "--out", run_path)
+    kill(assay_command, Trap(place, number, "KILL", when), "--resume", run_path)
+    resume(assay_command, run_path)
+    assert_same_bits(run_path, straight)
 
 
 @pytest.mark.parametrize("variant", ["reference", "KL in the reward", "refill", "bfloat16"])
@@ -119,7 +120,7 @@ def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(
     ("place", "when"), [("assay.policy.causal:CausalPolicy.logprobs", "before"), ("torch.optim:AdamW.step", "after")]
 )
 def test_references_refills_and_master_weights_resume_to_the_same_bits(
-    assay_command, straight_run, tmp_path, variant, place, when
+    assay_command, straight_run, run_path, variant, place, when
 ):
     straight, passed = straight_run(variant)
     holds = {path.name for path in max((straight / "checkpoints").iterdir()).iterdir()}
@@ -127,84 +128,88 @@ def test_references_refills_and_master_weights_resume_to_the_same_bits(
     assert ("masters.safetensors" in holds) == (variant == "bfloat16")
     if variant == "refill":
         assert any(row["refill_rounds"] > 0 for row in rows(straight / "metrics.jsonl"))
-    run = run_path
-    kill(assay_command, trap_in(passed, place, when, 0, variant), *VARIANTS[variant], "--out", run)
-    resume(assay_command, run)
-    assert_same_bits(run, straight)
+    kill(assay_command, trap_in(passed, place, when, 0, variant), *VARIANTS[variant], "--out", run_path)
+    resume(assay_command, run_path)
+    assert_same_bits(run_path, straight)
 
 
-def test_equal_seeds_give_equal_bytes_and_other_seeds_others(assay_command, straight_run, tmp_path):
+def test_equal_seeds_give_equal_bytes_and_other_seeds_others(assay_command, straight_run, run_path):
     straight, _ = straight_run("mu=1")
     for name, seed in (("same", 1), ("other", 2)):
-        ended = assay_command.run("train", *VARIANTS["mu=1"], "--set", f"run.seed={seed}", "--out", tmp_path / name)
+        ended = assay_command.run(
+            "train", *VARIANTS["mu=1"], "--set", f"run.seed={seed}", "--out", run_path.parent / name
+        )
         assert ended.code == 0, ended.stderr
-    assert_same_bits(tmp_path / "same", straight)
-    same, other = contents(tmp_path / "same"), contents(tmp_path / "other")
+    assert_same_bits(run_path.parent / "same", straight)
+    same, other = contents(run_path.parent / "same"), contents(run_path.parent / "other")
     assert sorted(same) == sorted(other)
     alike = {Path(name).name for name in same if same[name] == other[name]}
     assert alike == set()
 
 
-def test_a_longer_run_goes_on_where_the_shorter_one_ended(assay_command, straight_run, tmp_path):
+def test_a_longer_run_goes_on_where_the_shorter_one_ended(assay_command, straight_run, run_path):
     straight, _ = straight_run("mu=1")
-    run = run_path
-    assert assay_command.run("train", *VARIANTS["mu=1"], "--set", "run.steps=2", "--out", run).code == 0
-    ended = assay_command.run("train", "--resume", run, "--set", "run.steps=3")
+    assert assay_command.run("train", *VARIANTS["mu=1"], "--set", "run.steps=2", "--out", run_path).code == 0
+    ended = assay_command.run("train", "--resume", run_path, "--set", "run.steps=3")
     assert ended.code == 0, ended.stderr
-    longer, wanted = contents(run), contents(straight)
+    longer, wanted = contents(run_path), contents(straight)
     # the shorter run was evaluated at its own end, too
-    assert [row["step"] for row in rows(run / "evaluations.jsonl")] == [0, 2, 3]
+    assert [row["step"] for row in rows(run_path / "evaluations.jsonl")] == [0, 2, 3]
     assert [name for name in wanted if longer[name] != wanted[name]] == ["evaluations.jsonl"]
-    refused = assay_command.run("train", "--resume", run, "--set", "run.steps=2")
+    refused = assay_command.run("train", "--resume", run_path, "--set", "run.steps=2")
     assert refused.code == 2
     assert "run.steps = 2, but the run has done 3 steps" in refused.sentences[0]
-    assert contents(run) == longer
+    assert contents(run_path) == longer
 
 
-def test_a_run_killed_while_its_directory_is_made_is_not_mistaken_for_one(assay_command, tmp_path):
-    run = run_path
-    kill(assay_command, Trap("os:fsync", 3, "KILL"), *VARIANTS["mu=1"], "--out", run)
-    ended = assay_command.run("train", "--resume", run)
+def test_a_run_killed_while_its_directory_is_made_is_not_mistaken_for_one(assay_command, run_path):
+    kill(assay_command, Trap("os:fsync", 3, "KILL"), *VARIANTS["mu=1"], "--out", run_path)
+    ended = assay_command.run("train", "--resume", run_path)
     assert ended.code == 2
     assert "is not a run directory" in ended.sentences[0]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(assay_command, straight_run, tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(assay_command, straight_run, run_path):
     straight, _ = straight_run("mu=1")
-    run = run_path
-    kill(assay_command, Trap("assay.train.verbs:evaluate", 1, "KILL", "after"), *VARIANTS["mu=1"], "--out", run)
-    assert list((run / "checkpoints").iterdir()) == []
-    resume(assay_command, run)
-    assert_same_bits(run, straight)
+    kill(assay_command, Trap("assay.train.verbs:evaluate", 1, "KILL", "after"), *VARIANTS["mu=1"], "--out", run_path)
+    assert list((run_path / "checkpoints").iterdir()) == []
+    resume(assay_command, run_path)
+    assert_same_bits(run_path, straight)
 
 
-def test_a_run_that_is_being_trained_cannot_be_resumed_by_a_second_process(assay_command, straight_run, tmp_path):
-    straight, _ = straight_run("mu=1")
-    run = run_path
-    # the reward of the first process resumes the very run that it is part of
-    reward = tmp_path / "reward.py"
-    command = [sys.executable, "-m", "assay", "train", "--resume", str(run)]
+def test_a_run_that_is_being_trained_cannot_be_resumed_by_a_second_process(assay_command, half_done, run_path):
+    shutil.copytree(half_done, run_path)
+    before = contents(run_path)
+    with (run_path / "run.json").open("r+b") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)  # as the process that trains holds it
+        ended = assay_command.run("train", "--resume", run_path)
+    assert ended.code == 2
+    assert "is being trained by another process" in ended.sentences[0]
+    assert contents(run_path) == before
+
+
+def test_a_run_in_training_holds_its_lock(assay_command, run_path):
+    """The reward runs while the run is trained: it asks for the lock."""
+    reward = run_path.parent / "reward.py"
     reward.write_text(
-        "import subprocess\n"
+        "import fcntl\n"
         "def score(prompt, completion, answer):\n"
-        f"    ended = subprocess.run({command}, capture_output=True, text=True)\n"
-        "    raise ValueError(f'{ended.returncode} {ended.stderr}')\n"
+        f"    fcntl.flock(open({str(run_path / 'run.json')!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "    return 1.0\n"
     )
-    ended = assay_command.run(
-        "train", *settings(task__reward=f"{reward}:score", task__reward_timeout=100, run__evaluate=1), "--out", run
-    )
+    ended = assay_command.run("train", *settings(task__reward=f"{reward}:score"), "--out", run_path)
     assert ended.code == 1
-    assert f"raised ValueError: 2 assay: {run} is being trained by another process" in ended.sentences[0]
+    assert "raised BlockingIOError" in ended.sentences[0]
 
 
 # ---------------------------------------------------------------- damage
 
 
 @pytest.fixture(scope="module")
-def half_done(assay_command, straight_run, tmp_path_factory):
+def half_done(assay_command, straight_run, run_root):
     """A run killed inside its third step, with two checkpoints; the newer one lies inside the step."""
-    run = tmp_path_factory.mktemp("half") / "run"
-    kill(assay_command, Trap("torch.optim:AdamW.step", 17, "KILL", "after"), *VARIANTS["mu=3"], "--out", run)
+    run = Path(tempfile.mkdtemp(dir=run_root)) / "run"
+    kill(assay_command, Trap(UPDATE, 17, "KILL", "after"), *VARIANTS["mu=3"], "--out", run)
     newest = max((run / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["work"] is not None
     return run
@@ -220,26 +225,30 @@ CHECKPOINT_FILES = [
 ]
 
 
-@pytest.mark.parametrize("name", CHECKPOINT_FILES)
-@pytest.mark.parametrize("damage", ["deleted", "truncated", "flipped"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, "flipped") for name in CHECKPOINT_FILES),
+        ("optimizer.safetensors", "deleted"),
+        ("generators.safetensors", "deleted"),
+        ("weights.safetensors", "truncated"),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
-    assay_command, straight_run, half_done, tmp_path, name, damage
+    assay_command, straight_run, half_done, run_path, name, damage
 ):
-    if damage != "flipped" and name not in ("optimizer.safetensors", "manifest.json"):
-        pytest.skip("each way of damage on each file is in tests/train/test_checkpoint.py")
     straight, _ = straight_run("mu=3")
-    run = run_path
-    shutil.copytree(half_done, run)
-    older, newest = sorted((run / "checkpoints").iterdir())
+    shutil.copytree(half_done, run_path)
+    older, newest = sorted((run_path / "checkpoints").iterdir())
     assert {path.name for path in newest.iterdir()} == set(CHECKPOINT_FILES)
     harm(newest / name, damage)
-    ended = assay_command.run("train", "--resume", run)
+    ended = assay_command.run("train", "--resume", run_path)
     assert ended.code == 0, ended.stderr
     (said,) = [line for line in ended.stderr.splitlines() if "damaged" in line]
     assert newest.name in said and name in said and f"using {older.name} instead" in said
-    assert [row["reason"] for row in rows(run / "events.jsonl") if row["kind"] == "damaged checkpoint"] == [said]
+    assert [row["reason"] for row in rows(run_path / "events.jsonl") if row["kind"] == "damaged checkpoint"] == [said]
     assert f"resumed from {older.name}" in ended.stderr
-    assert_same_bits(run, straight)
+    assert_same_bits(run_path, straight)
 
 
 def harm(file, damage):
@@ -253,77 +262,70 @@ def harm(file, damage):
         file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_in_one_sentence(assay_command, half_done, tmp_path):
-    run = run_path
-    shutil.copytree(half_done, run)
-    for path in (run / "checkpoints").iterdir():
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_in_one_sentence(assay_command, half_done, run_path):
+    shutil.copytree(half_done, run_path)
+    for path in (run_path / "checkpoints").iterdir():
         harm(path / "weights.safetensors", "flipped")
-    before = contents(run)
-    ended = assay_command.run("train", "--resume", run)
+    before = contents(run_path)
+    ended = assay_command.run("train", "--resume", run_path)
     assert ended.code == 2
     assert len(ended.stderr.splitlines()) == 1
     assert "holds no whole checkpoint" in ended.sentences[0]
-    assert all(path.name in ended.sentences[0] for path in (run / "checkpoints").iterdir())
-    assert contents(run) == before
+    assert all(path.name in ended.sentences[0] for path in (run_path / "checkpoints").iterdir())
+    assert contents(run_path) == before
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_silently_start_again(assay_command, half_done, tmp_path):
-    run = run_path
-    shutil.copytree(half_done, run)
-    shutil.rmtree(run / "checkpoints")
-    ended = assay_command.run("train", "--resume", run)
+def test_a_run_whose_checkpoints_are_gone_does_not_silently_start_again(assay_command, half_done, run_path):
+    shutil.copytree(half_done, run_path)
+    shutil.rmtree(run_path / "checkpoints")
+    ended = assay_command.run("train", "--resume", run_path)
     assert ended.code == 2
     assert "holds no checkpoint" in ended.sentences[0]
-    assert len(rows(run / "metrics.jsonl")) == 2
+    assert len(rows(run_path / "metrics.jsonl")) == 2
 
 
-def test_a_run_goes_on_with_the_settings_it_began_with(assay_command, half_done, tmp_path):
-    run = run_path
-    shutil.copytree(half_done, run)
-    config = run / "config.toml"
+def test_a_run_goes_on_with_the_settings_it_began_with(assay_command, half_done, run_path):
+    shutil.copytree(half_done, run_path)
+    config = run_path / "config.toml"
     config.write_text(config.read_text().replace("kl_coef = 0.0", "kl_coef = 0.5"))
-    ended = assay_command.run("train", "--resume", run)
+    ended = assay_command.run("train", "--resume", run_path)
     assert ended.code == 2
     assert "loss.kl_coef = 0.5, but update-" in ended.sentences[0]
 
 
-def test_a_full_disk_ends_the_run_in_one_sentence_and_the_run_resumes(assay_command, straight_run, tmp_path):
+def test_a_full_disk_ends_the_run_in_one_sentence_and_the_run_resumes(assay_command, straight_run, run_path):
     straight, _ = straight_run("mu=3")
-    run = run_path
     largest = (max((straight / "checkpoints").iterdir()) / "optimizer.safetensors").stat().st_size
-    ended = assay_command.run("train", *VARIANTS["mu=3"], "--out", run, largest_file=largest - 1)
+    ended = assay_command.run("train", *VARIANTS["mu=3"], "--out", run_path, largest_file=largest - 1)
     assert ended.code == 1
     assert len(ended.sentences) == 1
-    assert "was not written: File too large; free some disk space" in ended.sentences[0]
+    assert "checkpoint update-00000002 was not written" in ended.sentences[0]
+    assert "File too large" in ended.sentences[0]
     assert "update-00000000 is still there" in ended.sentences[0]
     assert "Traceback" not in ended.stderr
-    assert rows(run / "events.jsonl")[-1]["kind"] == "failed"
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["update-00000000"]
-    resume(assay_command, run)
-    assert_same_bits(run, straight)
+    assert rows(run_path / "events.jsonl")[-1]["kind"] == "failed"
+    assert [path.name for path in (run_path / "checkpoints").iterdir()] == ["update-00000000"]
+    resume(assay_command, run_path)
+    assert_same_bits(run_path, straight)
 
 
 # ---------------------------------------------------------------- the real thing
 
 
-def test_a_real_process_killed_at_a_random_time_resumes_to_the_same_bits(assay_command, tmp_path):
-    long = settings(run__steps=40, run__evaluate=0, checkpoint__every=5)
-    assert assay_command.run("train", *long, "--out", tmp_path / "straight").code == 0
-    run = run_path
+def test_a_real_process_killed_at_a_random_time_resumes_to_the_same_bits(assay_command, run_path):
+    long = settings(run__steps=30, run__evaluate=0, checkpoint__every=9)
+    assert assay_command.run("train", *long, "--out", run_path.parent / "straight").code == 0
     command = [sys.executable, "-m", "assay", "train"]
-    with (tmp_path / "log").open("w") as log:
+    with (run_path.parent / "log").open("w") as log:
         process = subprocess.Popen(
-            [*command, *long, "--out", str(run)], env=assay_command.environment, stdout=log, stderr=log
+            [*command, *long, "--out", str(run_path)], env=assay_command.environment, stdout=log, stderr=log
         )
-        wait_for(lambda: (run / "metrics.jsonl").exists() and rows(run / "metrics.jsonl"), process)
+        wait_for(lambda: (run_path / "rollouts" / "step-000001.parquet").exists(), process)
         time.sleep(random.uniform(0.0, 0.2))
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    ended = subprocess.run(
-        [*command, "--resume", str(run)], env=assay_command.environment, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert_same_bits(run, tmp_path / "straight")
+    resume(assay_command, run_path)
+    assert_same_bits(run_path, run_path.parent / "straight")
 
 
 def wait_for(condition, process):

@@ -411,6 +411,29 @@ def test_gradient_accumulation_does_not_change_the_update():
         assert [one["loss"] for one in other] == pytest.approx([one["loss"] for one in stats], abs=1e-6)
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_gradient_accumulation_is_several_smaller_passes(microbatches):
+    rows = []
+    trainer = bigram(microbatches=microbatches)
+    trainer.model.register_forward_hook(
+        lambda module, ids, logits: rows.append(len(logits)) if logits.requires_grad else None
+    )
+    trainer.train_step(PROMPTS, 0)
+    assert rows == [16 // microbatches] * microbatches
+
+
+def test_the_step_and_the_seed_decide_what_is_sampled():
+    def sampled(step, seed=0):
+        seen = []
+        trainer = bigram(reward_fn=lambda prompts, completions: seen.append(completions) or [0.0] * 16, seed=seed)
+        trainer.train_step(PROMPTS, step)
+        return seen[0]
+
+    assert sampled(0) == sampled(0)
+    assert sampled(0) != sampled(1)
+    assert sampled(0) != sampled(0, seed=1)
+
+
 def test_minibatches_and_epochs_are_more_updates_and_the_ratio_leaves_1():
     _, once = trained()
     _, cut = trained(minibatches=2)

@@ -23,7 +23,11 @@ class RewardFailed(RunFailed):
 
 def reward_weights(config: Config) -> dict[str, float]:
     """Weights of the components that the trainer itself adds; all others count once."""
-    return {"kl": -config.loss.kl_coef}
+    return {"reference_kl": -config.loss.kl_coef} if _kl_in_reward(config) else {}
+
+
+def _kl_in_reward(config: Config) -> bool:
+    return config.loss.kl_coef > 0 and config.loss.kl_placement == "reward"
 
 
 def score(
@@ -44,15 +48,21 @@ def score(
     extras = _extra_components(pairs, config, learner)
     if extras:
         weights = reward_weights(config)
-        scores = [
-            one if one.error else Score.of({**one.components, **extra}, weights)
-            for one, extra in zip(scores, extras, strict=True)
-        ]
+        scores = [_with_extra(one, extra, weights) for one, extra in zip(scores, extras, strict=True)]
     edges = [sum(map(len, rollouts[:index])) for index in range(len(rollouts) + 1)]
     return [
         Group(prompt, tuple(tries), tuple(scores[first:last]))
         for prompt, tries, first, last in zip(prompts, rollouts, edges, edges[1:], strict=False)
     ]
+
+
+def _with_extra(score: Score, extra: Mapping[str, float], weights: Mapping[str, float]) -> Score:
+    if score.error:
+        return score
+    taken = score.components.keys() & extra.keys()
+    if taken:
+        raise RewardFailed(f"the reward names a component {min(taken)!r}, which the trainer adds itself; rename it")
+    return Score.of({**score.components, **extra}, weights)
 
 
 def stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> None:
@@ -77,7 +87,7 @@ def _extra_components(
         lengths = torch.tensor([float(len(rollout.tokens)) for _, rollout in pairs])
         penalties = overlong_penalty(lengths, config.rollout.max_tokens, config.rollout.penalty_tokens)
         columns["overlong"] = penalties.tolist()
-    if config.loss.kl_coef > 0 and config.loss.kl_placement == "reward":
+    if _kl_in_reward(config):
         samples = [Sample(prompt, rollout, 0.0, in_loss=True) for prompt, rollout in pairs]
         (whole,) = pack(
             samples,
@@ -87,5 +97,5 @@ def _extra_components(
             max_tokens=config.rollout.max_tokens,
             device=learner.policy.device,
         )
-        columns["kl"] = [kl for batch in whole.microbatches for kl in learner.sequence_kl(batch)]
+        columns["reference_kl"] = [kl for batch in whole.microbatches for kl in learner.sequence_kl(batch)]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,14 @@ kill_at_every_boundary(
 """
 
 
+def assert_all_are_whole(root: Path, copy: Path) -> None:
+    """Takes the newest away until none is left: every name that looks like a checkpoint must load unreported."""
+    shutil.copytree(root, copy)
+    while [name for name in names(copy) if not name.startswith(".")]:
+        shutil.rmtree(load_latest(copy, never_reported).path)
+    shutil.rmtree(copy)
+
+
 @pytest.mark.parametrize("number", [3, 2])
 def test_a_kill_between_any_two_system_calls_leaves_a_whole_checkpoint(tmp_path, number):
     """Number 3 is new and prunes 1; number 2 exists and is replaced."""
@@ -45,6 +54,7 @@ def test_a_kill_between_any_two_system_calls_leaves_a_whole_checkpoint(tmp_path,
         else:
             assert_whole(loaded, number)
         seen.append(loaded.state["update"])
+        assert_all_are_whole(place, tmp_path / "copy")
         remove_leftovers(place)
         assert load_latest(place, never_reported).state == loaded.state
         assert not [name for name in names(place) if name.startswith(".")]

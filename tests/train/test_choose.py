@@ -1,0 +1,57 @@
+import pytest
+from assay.config import load
+from assay.train.choose import choose
+from assay.train.failure import RunFailed
+from assay.train.place import Gathered
+from assay.types import Group, Rollout, Score, StopReason
+from tiny import prompt
+
+
+def group(number, *rewards):
+    rollouts = tuple(Rollout(f"p{number}", (1,), (-1.0,), StopReason.EOS, 0, "") for _ in rewards)
+    scores = tuple(Score.failed("raised") if reward is None else Score.of({"exact": reward}) for reward in rewards)
+    return Group(prompt(number, (5,)), rollouts, scores)
+
+
+ALIVE, SOLVED, HOPELESS = group(0, 1.0, 0.0, 1.0, 0.0), group(1, 1.0, 1.0, 1.0, 1.0), group(2, 0.0, 0.0, 0.0, 0.0)
+HALF_SCORED, THREE_QUARTERS = group(3, 1.0, 0.0, None, None), group(4, 1.0, 0.0, 1.0, None)
+
+
+def chosen(groups, policy, gathered=None, **settings):
+    said = []
+    overrides = [f"rollout.zero_variance={policy}", "rollout.prompts=4", "rollout.group_size=4"]
+    overrides += [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
+    return choose(gathered or Gathered(), groups, load(None, overrides), said.append), said
+
+
+def test_keep_takes_all_groups_and_counts_those_without_signal():
+    result, _ = chosen([ALIVE, SOLVED, HOPELESS], "keep")
+    assert result == Gathered((ALIVE, SOLVED, HOPELESS), drawn=3, rounds=1, without_signal=2, complete=True)
+
+
+def test_skip_leaves_them_out_and_goes_on_with_fewer():
+    result, _ = chosen([ALIVE, SOLVED, HOPELESS], "skip")
+    assert result == Gathered((ALIVE,), drawn=3, rounds=1, without_signal=2, complete=True)
+    assert chosen([SOLVED], "skip")[0].groups == ()
+
+
+def test_refill_asks_again_until_there_are_enough_and_takes_no_more():
+    first, _ = chosen([ALIVE, SOLVED, ALIVE, HOPELESS], "refill")
+    assert first == Gathered((ALIVE, ALIVE), drawn=4, rounds=1, without_signal=2, complete=False)
+    second, _ = chosen([ALIVE, ALIVE, ALIVE, SOLVED], "refill", first)
+    assert second == Gathered((ALIVE,) * 4, drawn=8, rounds=2, without_signal=3, complete=True)
+
+
+def test_refill_ends_the_run_at_its_limit_and_says_what_it_saw():
+    almost = Gathered((ALIVE,), drawn=8, rounds=2, without_signal=7)
+    with pytest.raises(RunFailed, match=r"only 1 of 4 groups .* in 3 rounds \(12 prompts\); the mean reward is 1.000"):
+        chosen([SOLVED] * 4, "refill", almost, rollout__refill_rounds=3)
+    # enough in the last round is enough
+    assert chosen([ALIVE] * 4, "refill", almost, rollout__refill_rounds=3)[0].complete
+
+
+def test_a_group_with_too_few_scores_is_dropped_aloud():
+    result, said = chosen([ALIVE, HALF_SCORED, THREE_QUARTERS], "keep")
+    assert result.groups == (ALIVE, THREE_QUARTERS)
+    assert said == ["dropped 1 of 3 groups: fewer than 75% of their rollouts could be scored"]
+    assert chosen([HALF_SCORED], "keep", task__min_scored=0.5)[0].groups == (HALF_SCORED,)

@@ -1,0 +1,101 @@
+import math
+
+import pytest
+import torch
+from assay.config import LossConfig, OptimizerConfig, load
+from assay.train.learner import Learner, frozen_copy
+from assay.train.score import RewardFailed, score
+from assay.types import Rollout, Score, StopReason
+from tiny import prompt, tiny_policy
+
+PROMPTS = [prompt(0, (5, 6)), prompt(1, (7,))]
+ROLLOUTS = [
+    [Rollout("p0", (2, 3, 4, 1), (-1.0,) * 4, StopReason.EOS, 0, "a"), Rollout("p0", (2, 1), (-1.0,) * 2, StopReason.EOS, 0, "b")],
+    [Rollout("p1", (8,) * 8, (-1.0,) * 8, StopReason.LENGTH, 0, "c"), Rollout("p1", (1,), (-1.0,), StopReason.EOS, 0, "")],
+]  # fmt: skip
+
+
+class Scripted:
+    """A task that answers from a list."""
+
+    def __init__(self, scores):
+        self.scores = iter(scores)
+
+    def score(self, prompt, rollout):
+        return next(self.scores)
+
+
+def scored(scores, *overrides, learner=None):
+    seen = []
+    groups = score(
+        PROMPTS,
+        ROLLOUTS,
+        config=load(None, ["rollout.max_tokens=8", "rollout.penalty_tokens=4", *overrides]),
+        task=Scripted(scores),
+        learner=learner or Learner(tiny_policy(), None, LossConfig(), OptimizerConfig(), 1),
+        on_scored=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    return groups
+
+
+def exact(*rewards):
+    return [Score.of({"exact": reward}) for reward in rewards]
+
+
+def test_scores_go_to_their_own_rollouts():
+    groups = scored(exact(1.0, 2.0, 3.0, 4.0))
+    assert [group.rewards for group in groups] == [(1.0, 2.0), (3.0, 4.0)]
+    assert [[rollout.text for rollout in group.rollouts] for group in groups] == [["a", "b"], ["c", ""]]
+
+
+def test_long_answers_pay_by_length():
+    groups = scored(exact(1.0, 1.0, 1.0, 1.0), "rollout.truncated=penalise")
+    # lengths 4, 2, 8, 1 with a limit of 8 and a penalty over the last 4
+    assert [group.rewards for group in groups] == [(1.0, 1.0), (0.0, 1.0)]
+    assert dict(groups[1].scores[0].components) == {"exact": 1.0, "overlong": -1.0}
+
+
+def test_kl_in_the_reward_is_a_component_of_its_own():
+    config = ("loss.kl_coef=0.5", "loss.kl_placement=reward", "loss.kl_estimator=k1")
+    settings = LossConfig(kl_coef=0.5, kl_placement="reward", kl_estimator="k1")
+    policy, reference = tiny_policy(), frozen_copy(tiny_policy(seed=1))
+    groups = scored(exact(0.0, 0.0, 0.0, 0.0), *config, learner=Learner(policy, reference, settings, OptimizerConfig(), 1))
+    one = groups[0].scores[0]
+    ids = torch.tensor([[5, 6, 2, 3, 4, 1]])
+    with torch.no_grad():
+        difference = policy.logits(ids).log_softmax(2) - reference.logits(ids).log_softmax(2)
+    expected = sum(float(difference[0, 1 + t, token]) for t, token in enumerate((2, 3, 4, 1)))
+    assert one.components["reference_kl"] == pytest.approx(expected, abs=1e-4)
+    assert one.reward == pytest.approx(-0.5 * expected, abs=1e-4)
+    identical = scored(exact(1.0, 0.0, 0.5, 0.5), *config, learner=Learner(policy, frozen_copy(policy), settings, OptimizerConfig(), 1))
+    assert [group.rewards for group in identical] == [(1.0, 0.0), (0.5, 0.5)]
+
+
+def test_a_failed_score_stays_a_failure_whatever_is_added():
+    failed = [Score.failed("raised"), *exact(1.0, 1.0, 1.0)]
+    groups = scored(failed, "rollout.truncated=penalise")
+    assert groups[0].scores[0] == Score.failed("raised")
+
+
+def test_a_component_of_the_trainers_own_name_is_refused():
+    with pytest.raises(RewardFailed, match="component 'overlong', which the trainer adds itself"):
+        scored([Score.of({"overlong": 1.0})] * 4, "rollout.truncated=penalise")
+
+
+def test_too_many_failures_end_the_run_with_the_last_reason():
+    mostly = [Score.failed("returned nan"), *exact(1.0), Score.failed("raised KeyError: 3"), *exact(1.0)]
+    with pytest.raises(RewardFailed, match=r"2 of 3 completions; the last call raised KeyError: 3"):
+        scored(mostly)
+    assert scored(mostly, "task.max_failed=0.5")[0].rewards == (None, 1.0)
+
+
+def test_failures_only_end_the_run_at_once_however_many_are_allowed():
+    with pytest.raises(RewardFailed, match="4 of 4 completions"):
+        scored([Score.failed("returned None")] * 4, "task.max_failed=1.0")
+
+
+def test_group_rewards_are_plain_numbers():
+    groups = scored(exact(0.1, 0.1, math.pi, -1.0))
+    assert not groups[0].has_signal
+    assert groups[1].has_signal
