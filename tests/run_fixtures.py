@@ -14,6 +14,7 @@ import importlib
 import io
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -91,8 +92,11 @@ class Commands:
         directory: Path | None = None,
         largest_file: int | None = None,
         environment: Mapping[str, str] | None = None,
+        draws: bool = False,
     ) -> Ended:
-        assert self._server.stdin is not None and self._server.stdout is not None
+        """draws: rollouts and updates also use up numbers of the global generators, as a model of one's own may."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         request = {
             "arguments": [str(argument) for argument in arguments],
             "traps": [asdict(trap) for trap in traps],
@@ -100,6 +104,7 @@ class Commands:
             "directory": None if directory is None else str(directory),
             "largest_file": largest_file,
             "environment": dict(environment or {}),
+            "draws": draws,
         }
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
@@ -190,6 +195,9 @@ def _become(request: dict[str, Any], names: dict[str, Path]) -> None:
     passed: Counter[str] = Counter()
     for place in {*request["count"], *(trap["place"] for trap in request["traps"])}:
         _watch(place, passed, [trap for trap in request["traps"] if trap["place"] == place])
+    if request["draws"]:
+        for place in ("assay.train.verbs:generate", "assay.train.learner:Learner.update"):
+            _replace(place, _drawing)
     if request["largest_file"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], resource.RLIM_INFINITY))
     code = _call(request["arguments"])
@@ -216,31 +224,49 @@ def _call(arguments: list[str]) -> int:
     return 0
 
 
-def _watch(place: str, passed: Counter[str], traps: list[dict[str, Any]]) -> None:
-    """Replaces the function at `place` by one that counts, strikes where a trap says so, and calls it."""
+def _replace(place: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
-    real: Callable[..., Any] = getattr(owner, name)
+    setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def _watch(place: str, passed: Counter[str], traps: list[dict[str, Any]]) -> None:
+    """Replaces the function at `place` by one that counts, strikes where a trap says so, and calls it."""
 
     def strike(when: str) -> None:
         for trap in traps:
             if (trap["number"], trap["when"]) == (passed[place], when):
                 os.kill(os.getpid(), signal.Signals[f"SIG{trap['signal']}"])
 
-    @functools.wraps(real)
-    def watched(*arguments: Any, **named: Any) -> Any:
-        passed[place] += 1
-        strike("before")
-        if any((trap["number"], trap["when"]) == (passed[place], "half-way") for trap in traps):
-            descriptor, data = arguments
-            real(descriptor, data[: len(data) // 2])
-            strike("half-way")
-        result = real(*arguments, **named)
-        strike("after")
-        return result
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            passed[place] += 1
+            strike("before")
+            if any((trap["number"], trap["when"]) == (passed[place], "half-way") for trap in traps):
+                descriptor, data = arguments
+                real(descriptor, data[: len(data) // 2])
+                strike("half-way")
+            result = real(*arguments, **named)
+            strike("after")
+            return result
 
-    setattr(owner, name, watched)
+        return watched
+
+    _replace(place, wrap)
+
+
+def _drawing(real: Callable[..., Any]) -> Callable[..., Any]:
+    import numpy
+    import torch
+
+    @functools.wraps(real)
+    def drawing(*arguments: Any, **named: Any) -> Any:
+        random.gauss(0.0, 1.0), numpy.random.standard_normal(), torch.rand(1)
+        return real(*arguments, **named)
+
+    return drawing
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
-"""Bad input gets one clear sentence: no traceback, exit code 2 (usage) or 1 (a run that failed), nothing half-written."""
+"""Bad input gets one clear sentence: no traceback, exit code 2 (usage) or 1 (failed run), nothing half-written."""
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -178,7 +181,7 @@ def write_reward(run_path, text):
         ("return {'style': None}", ["returned None as 'style'"]),
         ("raise ValueError('line one\\nline two \\x1b[2J')", ["raised ValueError: line one line two [2J"]),
         ("while True: time.sleep(1)", ["took longer than 0.2 s"]),
-        ("sys.exit(3)", ["its process exited with 3"]),
+        ("sys.exit(3)", ["raised SystemExit: 3"]),
         ("os._exit(4)", ["its process exited with 4"]),
         ("os.kill(os.getpid(), signal.SIGSEGV)", ["its process died (SIGSEGV)"]),
         ("os.closerange(3, 256); time.sleep(60)", ["its process closed the connection"]),
@@ -224,9 +227,7 @@ def test_a_reward_that_fails_sometimes_is_recorded_sample_by_sample_and_never_as
     ]
     counter = run_path.parent / "calls"
     counter.write_text("")
-    text = (
-        f"{HEAD}    with open({str(counter)!r}, 'a+') as file:\n        file.write('.')\n        calls = file.tell()\n"
-    )
+    text = f"{HEAD}    with open({str(counter)!r}, 'a+') as file: calls = file.write('.') and file.tell()\n"
     for turn, way in enumerate(ways):
         text += f"    if calls % 15 == {5 * turn + 4}: {way}\n"
     spec = write_reward(run_path, text + "    return float(completion == answer)\n")
@@ -254,13 +255,27 @@ def test_a_reward_that_fails_sometimes_is_recorded_sample_by_sample_and_never_as
 
 
 def test_a_reward_that_prints_and_reads_its_input_does_not_disturb_the_run(assay_command, run_path):
-    spec = write_reward(
-        run_path, HEAD + '    print(\'{"components": {"reward": 9}}\')\n    return len(sys.stdin.read())\n'
-    )
+    answer = '{"components": {"reward": 9}}'
+    spec = write_reward(run_path, f"{HEAD}    print({answer!r})\n    return len(sys.stdin.read())\n")
     ended = assay_command.run("train", *SHORT, "--set", f"task.reward={spec}", "--out", run_path)
     assert ended.code == 0, ended.stderr
     assert ended.stdout == ""
     assert rows(run_path / "metrics.jsonl")[0]["reward_max"] == 0.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a hanging reward outlives a killed trainer")
+def test_a_reward_that_hangs_dies_with_a_killed_trainer(assay_command, run_path):
+    pid = run_path.parent / "pid"
+    body = f"open({str(pid)!r}, 'w').write(str(os.getpid())); os.kill(os.getppid(), signal.SIGKILL)"
+    spec = write_reward(run_path, f"{HEAD}    {body}\n    while True: pass\n")
+    ended = assay_command.run("train", *settings(task__reward=spec), "--out", run_path)
+    assert ended.code == -signal.SIGKILL
+    state = Path("/proc", pid.read_text(), "stat")
+    for _ in range(500):
+        if not state.exists() or state.read_text().split(") ")[1].startswith("Z"):  # Z: dead, not yet reaped
+            return
+        time.sleep(0.02)
+    raise AssertionError("the reward is still running")
 
 
 def test_a_broken_reward_loses_no_step_and_the_run_goes_on_once_it_is_repaired(assay_command, run_path):

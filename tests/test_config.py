@@ -3,6 +3,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from assay import config as configuration
 from assay.config import Config, ConfigError, load, to_mapping, to_toml
 
@@ -15,7 +16,9 @@ def refused(*overrides):
 
 
 def test_overrides_are_typed_and_come_in_order():
-    config = load(None, ["run.steps=5", "run.steps=7", "optimizer.learning_rate=1", "run.name=my run", 'loss.objective="gspo"'])
+    config = load(
+        None, ["run.steps=5", "run.steps=7", "optimizer.learning_rate=1", "run.name=my run", 'loss.objective="gspo"']
+    )
     assert (config.run.steps, config.optimizer.learning_rate, config.run.name) == (7, 1.0, "my run")
     assert type(config.optimizer.learning_rate) is float
     assert config.loss.objective == "gspo"

@@ -33,7 +33,7 @@ def score(prompt, completion, answer):
 @pytest.fixture(scope="module")
 def straight(assay_command, run_root):
     run = Path(tempfile.mkdtemp(dir=run_root)) / "run"
-    ended = assay_command.run("train", *SETTINGS, "--out", run)
+    ended = assay_command.run("train", *SETTINGS, "--out", run, draws=True)
     assert ended.code == 0, ended.stderr
     return run
 
@@ -47,7 +47,7 @@ def assert_stopped_and_saved(ended, run, name):
 
 
 def assert_resumes(assay_command, run, straight):
-    ended = assay_command.run("train", "--resume", run)
+    ended = assay_command.run("train", "--resume", run, draws=True)
     assert ended.code == 0, ended.stderr
     assert_same_bits(run, straight)
 
@@ -72,14 +72,16 @@ def test_a_signal_anywhere_saves_and_the_run_resumes_to_the_same_bits(
     assay_command, straight, run_path, where, place, number, name
 ):
     trap = Trap(place, number, name.removeprefix("SIG"))
-    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=[trap])
+    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=[trap], draws=True)
     assert_stopped_and_saved(ended, run_path, name)
     assert_resumes(assay_command, run_path, straight)
 
 
 def test_a_signal_after_an_inner_update_keeps_that_update(assay_command, straight, run_path):
     trap = Trap(UPDATE, 3, "TERM", "after")
-    ended = assay_command.run("train", *SETTINGS, "--set", "checkpoint.every=1000", "--out", run_path, traps=[trap])
+    ended = assay_command.run(
+        "train", *SETTINGS, "--set", "checkpoint.every=1000", "--out", run_path, traps=[trap], draws=True
+    )
     assert_stopped_and_saved(ended, run_path, "SIGTERM")
     assert max(path.name for path in (run_path / "checkpoints").iterdir()) == "update-00000003"
 
@@ -89,9 +91,9 @@ def test_a_signal_while_the_users_reward_dawdles_saves(assay_command, run_path):
     reward.write_text(REWARD)
     arguments = [*SETTINGS, "--set", f"task.reward={reward}:score"]
     straight = run_path.parent / "straight"
-    assert assay_command.run("train", *arguments, "--out", straight).code == 0
-    # 8 answers are scored in the first evaluation and 16 in the first step
-    ended = assay_command.run("train", *arguments, "--out", run_path, environment={"SIGNAL_AT_CALL": str(8 + 16 + 5)})
+    assert assay_command.run("train", *arguments, "--out", straight, draws=True).code == 0
+    # 8 answers are scored in the first evaluation and 16 in the first step, so that call 29 lies in the second
+    ended = assay_command.run("train", *arguments, "--out", run_path, environment={"SIGNAL_AT_CALL": "29"}, draws=True)
     assert_stopped_and_saved(ended, run_path, "SIGTERM")
     assert len(rows(run_path / "metrics.jsonl")) == 1
     assert_resumes(assay_command, run_path, straight)
@@ -99,9 +101,9 @@ def test_a_signal_while_the_users_reward_dawdles_saves(assay_command, run_path):
 
 def test_a_second_run_can_be_stopped_too(assay_command, straight, run_path):
     first, second = Trap(UPDATE, 5, "TERM"), Trap(UPDATE, 4, "INT")
-    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=[first])
+    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=[first], draws=True)
     assert_stopped_and_saved(ended, run_path, "SIGTERM")
-    ended = assay_command.run("train", "--resume", run_path, traps=[second])
+    ended = assay_command.run("train", "--resume", run_path, traps=[second], draws=True)
     assert_stopped_and_saved(ended, run_path, "SIGINT")
     assert_resumes(assay_command, run_path, straight)
 
@@ -110,7 +112,7 @@ def test_a_signal_in_the_warm_start_leaves_no_run_behind(assay_command, run_path
     trap = Trap("torch.optim:AdamW.step", 2, "TERM")
     # a number of warm steps that no cache holds yet
     arguments = [*SETTINGS, "--set", "model.warm_steps=7", "--out", run_path]
-    ended = assay_command.run("train", *arguments, traps=[trap])
+    ended = assay_command.run("train", *arguments, traps=[trap], draws=True)
     assert ended.code == 143
     assert ended.stderr.splitlines() == ["stopped by SIGTERM before training began; there is nothing to save"]
     assert not run_path.exists()
@@ -120,7 +122,7 @@ def test_a_signal_in_the_warm_start_leaves_no_run_behind(assay_command, run_path
 def test_a_second_signal_ends_the_run_at_once(assay_command, straight, run_path, second, code):
     place = "assay.train.checkpoint:save_file"
     traps = [Trap(place, 8, "TERM"), Trap(place, 8, second, "after")]
-    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=traps)
+    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=traps, draws=True)
     assert ended.code == code
     # neither saved nor announced: it was inside a checkpoint, whose remains lie about until the run goes on
     assert "saved" not in ended.stderr

@@ -1,6 +1,7 @@
 """The house rules that a machine can check: size, direction of imports, no torch where records are read, no pickle."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +12,25 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "assay").rglob("*.py"))
 
 # what each part may import of the others; everything may import types, config, grpo and durable
-ALLOWED = {
+ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "durable": set(),
     "grpo": set(),
-    "config": {"grpo"},
-    "record": {"recording"},
-    "recording": {"record"},
-    "policy": {"tasks"},
+    "config": set(),
+    "record": set(),
     "tasks": set(),
+    "policy": {"tasks"},
     "engine": {"policy"},
-    "train": {"engine", "policy", "tasks", "record", "recording"},
-    "trainer": {"train", "engine", "policy"},
-    "bench": {"train", "policy", "tasks", "record", "engine"},
+    "train": {"engine", "policy", "tasks", "record"},
+    "trainer": {"train", "policy"},
+    "bench": {"train", "policy", "tasks", "engine", "record"},
     "cli": {"train", "record", "bench"},
     "__init__": {"trainer"},
     "__main__": {"cli"},
 }
 COMMON = {"types", "config", "grpo", "durable"}
+# what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is
+BOUNDARIES = {"reward_process.py", "turn.py"}
 WITHOUT_TORCH = ["assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks"]
 
 
@@ -88,20 +90,33 @@ def test_the_loop_fits_on_a_page():
 def test_nothing_is_pickled_and_no_text_is_evaluated(path):
     calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
     imports = {
-        alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for alias in node.names
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+        for alias in node.names
     }
     assert not calls & {"eval", "exec", "torch.load", "torch.save", "yaml.load"}
     assert not imports & {"pickle", "dill", "shelve", "marshal"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_broad_excepts_stand_only_at_the_boundary_to_user_code(path):
-    broad = [
+def broad_excepts(path: Path) -> list[int]:
+    """Lines that catch everything and do not raise it again."""
+    return [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ExceptHandler)
-        and (node.type is None or "Exception" in ast.unparse(node.type).replace("KeyboardInterrupt", "").split(", ")
-             or ast.unparse(node.type) in ("Exception", "BaseException"))
+        and (node.type is None or {"Exception", "BaseException"} & set(re.findall(r"\w+", ast.unparse(node.type))))
+        and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in node.body)
     ]
-    if path.name != "reward_process.py":
-        assert not broad
+
+
+def test_broad_excepts_stand_only_at_the_boundary_to_user_code():
+    assert {path.name for path in SOURCES if broad_excepts(path)} <= BOUNDARIES
+
+
+def test_the_rule_on_broad_excepts_can_fail(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "try:\n    f()\nexcept (ValueError, Exception):\n    pass\ntry:\n    g()\nexcept KeyError:\n    pass\n"
+    )
+    assert broad_excepts(file) == [3]

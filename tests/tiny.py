@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from assay.policy.causal import CausalPolicy, TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.types import Prompt, Rollout, Sample, StopReason
-from transformers import LlamaConfig, LlamaForCausalLM
 
 EOS_ID = 1
 

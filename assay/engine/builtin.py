@@ -108,7 +108,7 @@ class CachedDecoder:
         self.cache.batch_repeat_interleave(group_size)
         self.visible_NL = visible_PL.repeat_interleave(group_size, dim=0)
         self.position_N1 = positions_PL[:, -1:].repeat_interleave(group_size, dim=0)
-        self.logits_NV = output.logits[:, -1].repeat_interleave(group_size, dim=0)
+        self.logits_NV: Tensor = output.logits[:, -1].repeat_interleave(group_size, dim=0)
 
     def logits(self) -> Tensor:
         return self.logits_NV

@@ -97,7 +97,7 @@ def lesson_task() -> SortDigits:
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token a character, plus pad and end."""
-    vocabulary = {token: id for id, token in enumerate([PAD, EOS, *ALPHABET])}
+    vocabulary = {token: index for index, token in enumerate([PAD, EOS, *ALPHABET])}
     characters = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()

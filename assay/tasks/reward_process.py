@@ -145,7 +145,7 @@ def checked(value: object) -> dict[str, Any]:
     >>> checked(0.5), checked(None), checked("1")
     ({'components': {'reward': 0.5}}, {'error': 'returned None'}, {'error': "returned the text '1', not a number"})
     """
-    components = value if isinstance(value, Mapping) else {"reward": value}
+    components: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"reward": value}
     if not components:
         return {"error": "returned an empty dict"}
     numbers = {}

@@ -146,7 +146,7 @@ class Learner:
                 totals=minibatch.totals,
                 settings=self.loss,
             )
-            loss.total.backward()
+            loss.total.backward()  # type: ignore[no-untyped-call]
             self._fold_gradients()
             sums.add(loss, batch, new_BT.detach(), old_BT, fixed.ref_BT, entropy_BT.detach())
             new_logprobs.append(new_BT.detach())
@@ -229,9 +229,8 @@ def _first_nonfinite(batch: Microbatch, new_BT: Tensor, old_BT: Tensor, ref_BT: 
         "log-prob of the policy": new_BT,
     }
     for what, values_BT in inputs.items():
-        bad = (~values_BT.isfinite() & batch.mask_BT).nonzero() if values_BT is not None else ()
-        if values_BT is not None and len(bad):
-            row, token = bad[0].tolist()
+        if values_BT is not None and (bad := (~values_BT.isfinite() & batch.mask_BT).nonzero().tolist()):
+            row, token = bad[0]
             return f"the {what} of row {batch.rows[row]}, token {token} is {values_BT[row, token].item()}"
     return ""
 

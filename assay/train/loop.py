@@ -50,5 +50,5 @@ def train(stages: Stages, place: Place, work: Work | None, steps: int) -> None:
             work, place = work.after(learned, place), place.after_update(learned.update)
             stages.safe_point(place, work)
         stages.record(work, place)
-        work, place = None, place.after_step(work)
+        place, work = place.after_step(work), None
     stages.safe_point(place, work)

@@ -7,6 +7,7 @@ Shape legend: B rows, T completion tokens, L prompt + completion tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def _cut(rows: Sequence[int], pieces: int) -> list[Sequence[int]]:
     """Contiguous pieces, none empty."""
     pieces = min(pieces, len(rows))
     edges = [len(rows) * piece // pieces for piece in range(pieces + 1)] if rows else []
-    return [rows[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    return [rows[first:last] for first, last in pairwise(edges)]
 
 
 def _tensors(samples: Sequence[Sample], rows: Sequence[int], device: torch.device) -> Microbatch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -44,7 +45,7 @@ def save_global_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
     }
 
 
-def restore_global_generators(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+def restore_global_generators(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     torch.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])

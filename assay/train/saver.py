@@ -6,7 +6,7 @@ generators, the counters of `Place`, and, inside a step, the `Work` done so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def _restore_optimizer(learner: Learner, tensors: dict[str, Tensor]) -> None:
+def _restore_optimizer(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
     for name, master in zip(learner.names, learner.masters, strict=True):
         state = {
             key: tensors[f"{name}.{key}"].to(master.device).clone()

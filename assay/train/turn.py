@@ -19,7 +19,7 @@ import torch
 
 from assay.config import Config
 from assay.engine.builtin import generate
-from assay.metrics import metrics_row, timings_row
+from assay.record.metrics import metrics_row, timings_row
 from assay.train.credit import credit
 from assay.train.display import Display, describe_loss, memory_bytes
 from assay.train.failure import RunFailed
@@ -34,7 +34,7 @@ from assay.types import Batch, Group, Prompt, Rollout, Sample, Score, StepRecord
 Stats = dict[str, Any]
 Reward = Callable[[Sequence[Prompt], Sequence[Rollout]], Any]
 
-STATS = (  # the part of assay/metrics.py, where each has its one sentence, that is handed to a caller
+STATS = (  # the part of assay/record/metrics.py, where each has its one sentence, that is handed to a caller
     "loss", "policy_loss", "kl_loss", "reward_mean", "reward_std", "zero_variance_share", "ratio_mean", "ratio_min",
     "ratio_max", "first_ratio_max_deviation", "clipped_share", "entropy", "gradient_norm", "learning_rate",
     "length_mean", "truncated_share", "mismatch_max", "rollouts_unscored", "updates_applied",

@@ -19,9 +19,9 @@ from assay.config import Config
 from assay.durable import reason as reason_of
 from assay.durable import replace_file
 from assay.engine.builtin import generate
-from assay.metrics import metrics_row, timings_row
 from assay.policy.causal import CausalPolicy
 from assay.record import RunDirectory, read_evaluations
+from assay.record.metrics import metrics_row, timings_row
 from assay.tasks import Task
 from assay.train.choose import choose
 from assay.train.credit import credit

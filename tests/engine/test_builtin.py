@@ -1,11 +1,12 @@
 import pytest
 import torch
+from tiny import EOS_ID, prompt, tiny_policy
+
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy, TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.train.pack import pack
 from assay.types import Sample, StopReason
-from tiny import EOS_ID, prompt, tiny_policy
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5,)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]
 

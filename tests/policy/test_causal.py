@@ -1,8 +1,9 @@
 import pytest
 import torch
+from tiny import tiny_policy, uneven_samples
+
 from assay.policy.causal import PromptTooLong
 from assay.train.pack import pack
-from tiny import tiny_policy, uneven_samples
 
 
 def logprobs(policy, samples):

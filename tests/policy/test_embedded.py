@@ -1,7 +1,8 @@
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from assay.policy import embedded
 from assay.tasks.sort_digits import ALPHABET
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def test_the_tokenizer_has_one_token_a_character_and_gives_back_what_it_was_given():
@@ -42,4 +43,6 @@ def test_more_lessons_teach_more():
         with torch.no_grad():
             return float(model(ids_BL, labels=labels_BL).loss)
 
-    assert loss(embedded.warm_start(12, lambda done, total: None)) < loss(embedded.warm_start(1, lambda d, t: None)) - 0.2
+    assert (
+        loss(embedded.warm_start(12, lambda done, total: None)) < loss(embedded.warm_start(1, lambda d, t: None)) - 0.2
+    )

@@ -1,9 +1,10 @@
 """A user's reward function that misbehaves: always a reason, never a 0.0, never a hang."""
 
-import os
 import time
+from pathlib import Path
 
 import pytest
+
 from assay.config import ConfigError
 from assay.tasks.reward_process import RewardProcess
 from assay.types import Prompt, Rollout, StopReason
@@ -72,7 +73,8 @@ def test_a_call_that_never_returns_is_ended_with_its_children_and_the_next_one_w
     assert process.score(PROMPT, ROLLOUT).error == "took longer than 1 s"
     child = int((tmp_path / "seen").read_text())
     for _ in range(100):  # the kernel needs a moment to take the orphan away
-        if not os.path.exists(f"/proc/{child}") or "Z" in open(f"/proc/{child}/stat").read().split(")")[1][:3]:
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
             break
         time.sleep(0.05)
     else:

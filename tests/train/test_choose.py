@@ -1,10 +1,11 @@
 import pytest
+from tiny import prompt
+
 from assay.config import load
 from assay.train.choose import choose
 from assay.train.failure import RunFailed
 from assay.train.place import Gathered
 from assay.types import Group, Rollout, Score, StopReason
-from tiny import prompt
 
 
 def group(number, *rewards):

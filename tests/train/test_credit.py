@@ -1,8 +1,9 @@
 import pytest
+from tiny import prompt
+
 from assay.config import AdvantageConfig
 from assay.train.credit import credit
 from assay.types import Group, Rollout, Score, StopReason
-from tiny import prompt
 
 
 def group(number, *scores, stops=None):

@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny import sample, tiny_policy, uneven_samples
+
 from assay.config import LossConfig, OptimizerConfig
 from assay.grpo import OBJECTIVES
 from assay.train.learner import Learner, frozen_copy, learning_rate
 from assay.train.pack import pack
 from assay.types import NO_SIGNAL, Microbatch
-from tiny import sample, tiny_policy, uneven_samples
 
 CPU = torch.device("cpu")
 
@@ -146,7 +147,9 @@ def test_nothing_that_is_not_finite_reaches_the_optimizer(place, value):
     batch = one.score(minibatches(uneven_samples()))
     one.update(batch.minibatches[0], batch.scored[0], 0)  # Adam has moments by now
     if place == "advantage":
-        poisoned = [replace(packed, advantage=value) if row == 4 else packed for row, packed in enumerate(uneven_samples())]
+        poisoned = [
+            replace(packed, advantage=value) if row == 4 else packed for row, packed in enumerate(uneven_samples())
+        ]
         batch = one.score(minibatches(poisoned))
     elif place == "old":
         batch.scored[0][0].old_BT[4, 1] = value
@@ -158,7 +161,11 @@ def test_nothing_that_is_not_finite_reaches_the_optimizer(place, value):
     update = one.update(batch.minibatches[0], batch.scored[0], 1).update
     assert not update.applied
     assert update.skipped != NO_SIGNAL
-    expected = {"advantage": "advantage of row 4, token 0", "weight": "log-prob", "old": "old log-prob of row 4, token 1"}[place]
+    expected = {
+        "advantage": "advantage of row 4, token 0",
+        "weight": "log-prob",
+        "old": "old log-prob of row 4, token 1",
+    }[place]
     assert expected in update.skipped
     for weight, start in zip(one.weights, weights, strict=True):
         assert torch.equal(weight.nan_to_num(), start.nan_to_num())
@@ -179,7 +186,9 @@ def test_masters_keep_updates_that_bfloat16_would_round_away():
         assert update.tensors_changed == update.tensors
     moved = [float((m - s).detach().abs().max()) for m, s in zip(one.masters, masters, strict=True)]
     assert min(moved) == pytest.approx(3e-5, rel=0.2)
-    assert all(torch.equal(w.float(), m.to(torch.bfloat16).float()) for w, m in zip(one.weights, one.masters, strict=True))
+    assert all(
+        torch.equal(w.float(), m.to(torch.bfloat16).float()) for w, m in zip(one.weights, one.masters, strict=True)
+    )
     assert sum(torch.equal(w, s) for w, s in zip(one.weights, start, strict=True)) > 0  # the point of having masters
 
 
@@ -223,7 +232,9 @@ def test_an_optimizer_that_does_not_hold_the_weights_is_refused():
         Learner(policy, None, LossConfig(), OptimizerConfig(), 1, optimizer=other)
     rounded = tiny_policy(dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="small updates would be rounded away"):
-        Learner(rounded, None, LossConfig(), OptimizerConfig(), 1, optimizer=torch.optim.SGD(rounded.model.parameters()))
+        Learner(
+            rounded, None, LossConfig(), OptimizerConfig(), 1, optimizer=torch.optim.SGD(rounded.model.parameters())
+        )
     frozen = tiny_policy()
     frozen.model.requires_grad_(False)
     with pytest.raises(ValueError, match="no trainable parameter"):

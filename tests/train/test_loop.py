@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 import torch
+from tiny import uneven_samples
+
 from assay.train.learner import Learned
 from assay.train.loop import Stages, train
 from assay.train.place import Gathered, Place, Work
 from assay.types import NO_SIGNAL, Batch, Minibatch, Totals, Update
-from tiny import uneven_samples
 
 UPDATE = Update(
     **{
-        **{field: 0.0 for field in Update.__dataclass_fields__},
+        **dict.fromkeys(Update.__dataclass_fields__, 0.0),
         "applied": True,
         "skipped": "",
         "tokens": 5,

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 import torch
-from assay.train.pack import pack
 from tiny import EOS_ID, sample, uneven_samples
+
+from assay.train.pack import pack
 
 CPU = torch.device("cpu")
 

@@ -2,17 +2,24 @@ import math
 
 import pytest
 import torch
+from tiny import prompt, tiny_policy
+
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.train.learner import Learner, frozen_copy
 from assay.train.score import RewardFailed, score
 from assay.types import Rollout, Score, StopReason
-from tiny import prompt, tiny_policy
 
 PROMPTS = [prompt(0, (5, 6)), prompt(1, (7,))]
+
+
+def rollout(number, tokens, text, stop=StopReason.EOS):
+    return Rollout(f"p{number}", tokens, (-1.0,) * len(tokens), stop, 0, text)
+
+
 ROLLOUTS = [
-    [Rollout("p0", (2, 3, 4, 1), (-1.0,) * 4, StopReason.EOS, 0, "a"), Rollout("p0", (2, 1), (-1.0,) * 2, StopReason.EOS, 0, "b")],
-    [Rollout("p1", (8,) * 8, (-1.0,) * 8, StopReason.LENGTH, 0, "c"), Rollout("p1", (1,), (-1.0,), StopReason.EOS, 0, "")],
-]  # fmt: skip
+    [rollout(0, (2, 3, 4, 1), "a"), rollout(0, (2, 1), "b")],
+    [rollout(1, (8,) * 8, "c", StopReason.LENGTH), rollout(1, (1,), "")],
+]
 
 
 class Scripted:
@@ -46,7 +53,7 @@ def exact(*rewards):
 def test_scores_go_to_their_own_rollouts():
     groups = scored(exact(1.0, 2.0, 3.0, 4.0))
     assert [group.rewards for group in groups] == [(1.0, 2.0), (3.0, 4.0)]
-    assert [[rollout.text for rollout in group.rollouts] for group in groups] == [["a", "b"], ["c", ""]]
+    assert [[one.text for one in group.rollouts] for group in groups] == [["a", "b"], ["c", ""]]
 
 
 def test_long_answers_pay_by_length():
@@ -60,7 +67,9 @@ def test_kl_in_the_reward_is_a_component_of_its_own():
     config = ("loss.kl_coef=0.5", "loss.kl_placement=reward", "loss.kl_estimator=k1")
     settings = LossConfig(kl_coef=0.5, kl_placement="reward", kl_estimator="k1")
     policy, reference = tiny_policy(), frozen_copy(tiny_policy(seed=1))
-    groups = scored(exact(0.0, 0.0, 0.0, 0.0), *config, learner=Learner(policy, reference, settings, OptimizerConfig(), 1))
+    groups = scored(
+        exact(0.0, 0.0, 0.0, 0.0), *config, learner=Learner(policy, reference, settings, OptimizerConfig(), 1)
+    )
     one = groups[0].scores[0]
     ids = torch.tensor([[5, 6, 2, 3, 4, 1]])
     with torch.no_grad():
@@ -68,7 +77,9 @@ def test_kl_in_the_reward_is_a_component_of_its_own():
     expected = sum(float(difference[0, 1 + t, token]) for t, token in enumerate((2, 3, 4, 1)))
     assert one.components["reference_kl"] == pytest.approx(expected, abs=1e-4)
     assert one.reward == pytest.approx(-0.5 * expected, abs=1e-4)
-    identical = scored(exact(1.0, 0.0, 0.5, 0.5), *config, learner=Learner(policy, frozen_copy(policy), settings, OptimizerConfig(), 1))
+    identical = scored(
+        exact(1.0, 0.0, 0.5, 0.5), *config, learner=Learner(policy, frozen_copy(policy), settings, OptimizerConfig(), 1)
+    )
     assert [group.rewards for group in identical] == [(1.0, 0.0), (0.5, 0.5)]
 
 

@@ -26,10 +26,10 @@ from assay.record import (
     read_rollouts,
     read_timings,
 )
-from assay.rollout_rows import schema
+from assay.record.rollouts import schema
 from assay.types import Score
 
-DOC = Path(__file__).parents[1] / "docs" / "run-directory.md"
+DOC = Path(__file__).parents[2] / "docs" / "run-directory.md"
 JSONL = ("metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "events.jsonl")
 
 # ---------------------------------------------------------------- equal runs

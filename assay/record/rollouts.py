@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.recorded_text import encodable, without_secrets
+from assay.record.text import encodable, without_secrets
 from assay.types import Group, Rollout, StepRecord
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ KILL_AT_EVERY_BOUNDARY = """
 import sys
 from pathlib import Path
 from assay.record import RunDirectory
-from assay.rollout_rows import rollout_rows, to_parquet
+from assay.record.rollouts import rollout_rows, to_parquet
 from child_process import kill_at_every_boundary
 from fake_records import fake_record
 

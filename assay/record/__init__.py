@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from assay import durable
-from assay.metrics import COMPONENT_METRICS, METRICS, TIMINGS, metrics_row, timings_row
-from assay.recorded_text import encodable, secrets, without_secrets
-from assay.rollout_rows import COLUMNS, SCHEMA_VERSION, from_parquet, rollout_rows, to_parquet
+from assay.record.metrics import COMPONENT_METRICS, METRICS, TIMINGS, metrics_row, timings_row
+from assay.record.rollouts import COLUMNS, SCHEMA_VERSION, from_parquet, rollout_rows, to_parquet
+from assay.record.text import encodable, secrets, without_secrets
 from assay.types import StepRecord
 
 __all__ = [
