@@ -42,7 +42,8 @@ class GRPOTrainer:
     reward_fn: called once a step as reward_fn(prompts, completions) with two lists of N = P * G entries, the
         completions of one prompt adjacent: texts with a tokenizer, else lists of token ids (a sampled end token
         included). Returns N numbers; None for a completion that could not be scored.
-    optimizer: made from model.parameters(), with its own rate and schedule; None: AdamW over float32 masters.
+    optimizer: made from model.parameters(), with its own rate and schedule; None: AdamW over float32 masters at
+        learning_rate, by default 1e-6.
 
     >>> import torch
     >>> model = torch.nn.Embedding(4, 4)  # the smallest language model: the next token depends on the last one
@@ -120,6 +121,7 @@ class GRPOTrainer:
             loss={"objective": objective, "clip_low": bounds[0], "clip_high": bounds[1], "kl_coef": kl_coef},
             optimizer={
                 "learning_rate": 1e-6 if learning_rate is None else learning_rate,
+                "warmup": 0,
                 "clip_norm": clip_norm,
                 "epochs": epochs,
                 "minibatches": minibatches,

@@ -145,6 +145,13 @@ def test_a_json_path_without_a_directory_is_refused_before_anything_runs(capsys,
     assert "its directory does not exist" in capsys.readouterr().err
 
 
+def test_a_json_path_that_cannot_be_written_is_told_after_the_table(replaying, capsys, tmp_path):
+    assert bench(2, 1, tmp_path) == 2
+    printed = capsys.readouterr()
+    assert "whole step" in printed.out
+    assert "could not be written: Is a directory" in printed.err
+
+
 def test_a_summary_takes_medians_over_the_timed_steps_of_all_runs():
     first = measured(step(seconds=99.0), step(seconds=10.0), step(seconds=12.0, generated=4.0))
     second = measured(step(seconds=99.0), step(seconds=20.0, tokens=80, generated=1.0), peak_memory_bytes=3000)

@@ -40,9 +40,13 @@ OnStep = Callable[[], None]
 
 def bench(steps: int, repeats: int, json_path: Path | None) -> int:
     """Times `steps` steps of each contender, `repeats` times. Returns the exit code."""
-    console, chatter = Console(), Console(stderr=True)
+    # FORCE_COLOR makes rich take a log file for a terminal: colours may go there, a bar that redraws itself may not
+    chatter = Console(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+    console = Console()
     if json_path is not None and not json_path.absolute().parent.is_dir():
-        chatter.print(Text(f"assay: {json_path}: its directory does not exist; make it, or choose another path"))
+        chatter.print(
+            Text(f"assay: {json_path}: its directory does not exist; make it, or choose another path"), soft_wrap=True
+        )
         return 2
     contenders, missing = _contenders()
     order = [name for turn in range(repeats) for name in (contenders if turn % 2 == 0 else contenders[::-1])]
@@ -56,7 +60,9 @@ def bench(steps: int, repeats: int, json_path: Path | None) -> int:
             if runs[-1] is None:
                 lines = (directory / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
                 chatter.print(Text("\n".join(["", *map(printable, lines[-LOG_LINES:])])), soft_wrap=True)
-                chatter.print(Text(f"assay: the run of {name} ended without a result; its last lines are above"))
+                chatter.print(
+                    Text(f"assay: the run of {name} ended without a result; its last lines are above"), soft_wrap=True
+                )
                 return 1
     measured = {name: [run for run in runs if run is not None and run.contender == name] for name in contenders}
     summaries = {name: summarise(own) for name, own in measured.items()}
@@ -80,7 +86,14 @@ def bench(steps: int, repeats: int, json_path: Path | None) -> int:
     }
     _print(console, document, summaries, missing)
     if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        try:
+            json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            chatter.print(
+                Text(f"assay: {json_path} could not be written: {error.strerror}; the table above is whole"),
+                soft_wrap=True,
+            )
+            return 2
     return 1 if unequal else 0
 
 
@@ -156,11 +169,11 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
     add("whole step", lambda one: one.step_seconds, "{:.4f}")
     add("whole step, CPU", lambda one: one.step_cpu_seconds, "{:.4f}")
     add("whole step, mean", lambda one: one.step_seconds_mean, "{:.4f}")
-    table.add_section()
+    table.add_row()
     add("rollout tokens/s", lambda one: one.rollout_tokens_per_second, "{:,.0f}")
     add("update tokens/s", lambda one: one.update_tokens_per_second, "{:,.0f}")
     add("peak memory, MB", lambda one: one.peak_memory_bytes / 1e6, "{:,.0f}")
-    table.add_section()
+    table.add_row()
     add("rollouts a step", lambda one: one.rollouts, "{:g}")
     add("updates a step", lambda one: one.updates, "{:g}")
     add("tokens a completion", lambda one: one.completion_length, "{:.2f}")
@@ -177,8 +190,7 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
             f"\n{document['date'][:10]}  {document['cpu']}, {threads} thread{'s' * (threads != 1)}  "
             f"torch {packages['torch']}, transformers {packages['transformers']}  "
             f"load {document['load_average']['before']:.1f} -> {document['load_average']['after']:.1f}\n"
-            f"{document['command']}: {document['steps']} steps after {WARMUP} of warm-up, "
-            f"in each of {document['repeats']} processes"
+            f"{document['command']}: {document['steps']} steps after {WARMUP} of warm-up in each run"
         ),
         soft_wrap=True,
     )

@@ -243,7 +243,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weights: dict[str, nn.Par
             f"the optimizer does not hold {len(missing)} of the model's {len(weights)} trainable tensors (the first is "
             f"{missing[0]}), so they would never change; make it from model.parameters() after the model is final"
         )
-    rounded = [name for name, weight in weights.items() if weight.dtype != torch.float32]
+    rounded = [name for name, weight in weights.items() if weight.dtype not in (torch.float32, torch.float64)]
     if rounded:
         raise ValueError(
             f"the optimizer holds {rounded[0]} in {weights[rounded[0]].dtype}: small updates would be rounded away; "
@@ -252,7 +252,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weights: dict[str, nn.Par
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
-    return weight if weight.dtype == torch.float32 else nn.Parameter(weight.detach().float())
+    return weight if weight.dtype in (torch.float32, torch.float64) else nn.Parameter(weight.detach().float())
 
 
 class _Sums:

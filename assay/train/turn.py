@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -21,7 +22,7 @@ from assay.config import Config
 from assay.engine.builtin import generate
 from assay.record.metrics import metrics_row, timings_row
 from assay.train.credit import credit
-from assay.train.display import Display, describe_loss, memory_bytes
+from assay.train.display import Display, describe_loss, describe_scores, memory_bytes
 from assay.train.failure import RunFailed
 from assay.train.given import numbers
 from assay.train.learner import Learned, Learner
@@ -59,7 +60,7 @@ class Turn:
 
     def stages(self) -> Stages:
         return Stages(
-            draw=lambda place, gathered: self.prompts,
+            draw=self.draw,
             generate=self.generate,
             score=self.score,
             choose=self.choose,
@@ -69,6 +70,10 @@ class Turn:
             record=self.record,
             safe_point=self.safe_point,
         )
+
+    def draw(self, place: Place, gathered: Gathered) -> Sequence[Prompt]:
+        self._note("start", 0.0, f"{len(self.prompts)} prompts")
+        return self.prompts
 
     def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
         policy, settings = self.learner.policy, self.config.rollout
@@ -86,9 +91,10 @@ class Turn:
 
     def score(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]]) -> list[Group]:
         rows = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
-        with self._timed("scored"):
-            returned = self._call_reward([prompt for prompt, _ in rows], [rollout for _, rollout in rows])
-        rewards = numbers(returned, "reward_fn")
+        began = time.perf_counter()
+        rewards = numbers(
+            self._call_reward([prompt for prompt, _ in rows], [rollout for _, rollout in rows]), "reward_fn"
+        )
         if len(rewards) != len(rows):
             raise ValueError(
                 f"reward_fn returned {len(rewards)} rewards for {len(rows)} completions; return one for each, in their "
@@ -100,6 +106,9 @@ class Turn:
                 f"reward_fn returned None for {len(unscored)} of {len(rewards)} completions (the first of them is "
                 f"{unscored[0]}), more than {self.config.task.max_failed:.0%}; repair it, or give a bad answer a number"
             )
+        known = [reward for reward in rewards if reward is not None]
+        detail = describe_scores(statistics.fmean(known), statistics.stdev(known))
+        self._note("scored", time.perf_counter() - began, detail)
         scores = [Score.failed("returned None") if one is None else Score.of({"reward": one}) for one in rewards]
         size = self.config.rollout.group_size
         return [
