@@ -197,7 +197,7 @@ class Config:
 def _check_value(name: str, value: Any, key: dataclasses.Field[Any]) -> None:
     choices, low = key.metadata["choices"], key.metadata["low"]
     if choices and value not in choices:
-        raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
+        raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} = {value} is not a finite number")
     if isinstance(value, int | float) and value < low:
@@ -211,7 +211,7 @@ def _check_contradictions(config: Config) -> None:
     if loss.objective not in OBJECTIVES:
         names = sorted(OBJECTIVES)
         raise ConfigError(
-            f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{nearest(loss.objective, names)}"
+            f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{_nearest(loss.objective, names)}"
         )
     rows = rollout.prompts * rollout.group_size
     updates = optimizer.minibatches * optimizer.microbatches
@@ -283,7 +283,7 @@ def from_mapping(settings: Mapping[str, Mapping[str, Any]], source: str = "") ->
     built = {}
     for section, table in settings.items():
         if section not in sections:
-            raise ConfigError(f"{source}unknown section [{section}]{nearest(section, list(sections))}")
+            raise ConfigError(f"{source}unknown section [{section}]{_nearest(section, list(sections))}")
         types = get_type_hints(sections[section])
         values = {}
         for key, value in table.items():
@@ -340,7 +340,7 @@ def _typed(name: str, value: Any, wanted: type) -> Any:
     return value
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
+def _nearest(name: str, names: Sequence[str]) -> str:
     """The end of an error message: the name that was probably meant, if one is close."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -349,7 +349,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
 def _nearest_setting(section: str, key: str) -> str:
     """The nearest name in the same section, else the same name in another section."""
     sections = get_type_hints(Config)
-    own = nearest(key, list(get_type_hints(sections[section])))
+    own = _nearest(key, list(get_type_hints(sections[section])))
     if own:
         return own
     everywhere = [f"{other}.{name}" for other in sections for name in get_type_hints(sections[other])]

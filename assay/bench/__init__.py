@@ -161,8 +161,8 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
         table.add_column("TRL / assay", justify="right")
 
     def add(label: str, value: Callable[[Summary], float], form: str) -> None:
-        ratio = "" if peer is None or not value(ours) else f"{value(peer) / value(ours):.2f}"
-        table.add_row(label, *(form.format(value(one)) for one in summaries.values()), ratio)
+        ratio = [] if peer is None else [f"{value(peer) / value(ours):.2f}"]
+        table.add_row(label, *(form.format(value(one)) for one in summaries.values()), *ratio)
 
     for stage in STAGES_AND_REST:
         add(f"  {stage}", lambda one, stage=stage: one.stage_seconds[stage], "{:.4f}")  # type: ignore[misc]

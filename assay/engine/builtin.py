@@ -20,6 +20,10 @@ from assay.policy.causal import CausalPolicy
 from assay.types import Prompt, Rollout, StopReason
 
 
+class BrokenPolicy(ArithmeticError):
+    """The policy gives no probabilities to sample from."""
+
+
 class Decoder(Protocol):
     def logits(self) -> Tensor:
         """logits_NV of the next token of every row."""
@@ -51,6 +55,11 @@ def generate(
     logprobs: list[Tensor] = []
     for position in range(max_tokens):
         logits_NV = decoder.logits()
+        if not logits_NV.float().logsumexp(dim=1).isfinite().all():
+            raise BrokenPolicy(
+                "the policy's probabilities of the next token are not finite: its weights have grown out of bounds; "
+                "lower optimizer.learning_rate or raise optimizer.warmup, and start anew"
+            )
         if greedy:
             tokens_N = logits_NV.argmax(dim=1)
         else:

@@ -47,9 +47,9 @@ def embedded_directory(warm_steps: int, on_step: Callable[[int, int], None]) -> 
     key = json.dumps([RECIPE, warm_steps, torch.__version__], sort_keys=True)
     target = _cache_root() / f"sort-digits-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not target.exists():
+        model = warm_start(warm_steps, on_step)
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
-        model = warm_start(warm_steps, on_step)
         model.save_pretrained(aside)
         tokenizer().save_pretrained(aside)
         try:

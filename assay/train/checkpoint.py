@@ -68,7 +68,7 @@ def save(
         _write(temporary, name, tensors, state)
         _publish(temporary, root / name)
     except (OSError, SafetensorError) as error:
-        why = durable.reason(error) if isinstance(error, OSError) else str(error)
+        why = durable.reason(error) if isinstance(error, OSError) else f"{error}; is the disk full?"
         raise CheckpointError(f"checkpoint {name} was not written: {why}; {_survivor(root)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # renamed by now, unless something failed

@@ -15,7 +15,7 @@ import torch
 from assay import config as configuration
 from assay import durable
 from assay.config import Config, ConfigError
-from assay.grpo import OBJECTIVES
+from assay.engine.builtin import BrokenPolicy
 from assay.policy.causal import CausalPolicy, PromptTooLong
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError, describe_environment, read_evaluations, read_metrics
@@ -128,7 +128,7 @@ def _carry_out(
         record=verbs.record,
         safe_point=saver.safe_point,
     )
-    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptTooLong)
+    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptTooLong, BrokenPolicy)
     try:
         stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
     except failures as failure:
@@ -166,10 +166,6 @@ def _train_and_evaluate(
 
 def _set_up(config: Config) -> None:
     """Same bits on the same machine: fixed threads, deterministic kernels."""
-    if config.loss.objective not in OBJECTIVES:
-        names = sorted(OBJECTIVES)
-        nearest = configuration.nearest(config.loss.objective, names)
-        raise ConfigError(f"loss.objective = {config.loss.objective!r} is not one of {', '.join(names)}{nearest}")
     torch.set_num_threads(config.run.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     torch.use_deterministic_algorithms(True)

@@ -49,20 +49,6 @@ def draw(task: Task, policy: CausalPolicy, config: Config, first: int) -> list[P
     return [policy.prompt(problem.id, problem.text, problem.answer, limit) for problem in problems]
 
 
-@contextmanager
-def _sampling() -> Iterator[None]:
-    """A policy whose weights have blown up has no probabilities to sample from, which torch says in its own words."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "probability tensor" not in str(error):
-            raise
-        raise RunFailed(
-            "the policy's probabilities of the next token are not finite: its weights have grown out of bounds; "
-            "lower optimizer.learning_rate or raise optimizer.warmup, and start anew"
-        ) from error
-
-
 class Verbs:
     def __init__(
         self,
@@ -92,7 +78,7 @@ class Verbs:
 
     def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
         seed = derived_seed(self.config.run.seed, "rollout", place.step, gathered.rounds)
-        with self._timed("generated"), _sampling():
+        with self._timed("generated"):
             return generate(
                 self.policy,
                 prompts,
@@ -182,8 +168,7 @@ class Verbs:
         """The held-out evaluation after `step`, unless there is none to make or it is on record already."""
         if self.config.run.evaluate and all(row["step"] != step for row in read_evaluations(self.directory.path).rows):
             tokens, answers = self._ticker("held-out tokens"), self._ticker("held-out answers scored")
-            with _sampling():
-                row = evaluate(self.policy, self.task, self.config, step, tokens, answers)
+            row = evaluate(self.policy, self.task, self.config, step, tokens, answers)
             self.directory.append_evaluation(row)
 
     def _dump(self, work: Work, place: Place, reason: str) -> None:

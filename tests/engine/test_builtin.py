@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny import EOS_ID, prompt, tiny_policy
 
-from assay.engine.builtin import generate
+from assay.engine.builtin import BrokenPolicy, generate
 from assay.policy.causal import CausalPolicy, TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.train.pack import pack
@@ -131,3 +131,12 @@ def test_sampling_follows_the_distribution():
         expected = policy.logits(torch.tensor([PROMPTS[0].tokens]))[0, -1].softmax(0)
     # five standard deviations of a binomial count
     assert torch.all((counts / 4000 - expected).abs() <= 5 * (expected * (1 - expected) / 4000).sqrt() + 1e-3)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_policy_that_has_blown_up_is_named_in_a_sentence(greedy):
+    policy = tiny_policy()
+    with torch.no_grad():
+        policy.model.lm_head.weight[3, 0] = torch.nan
+    with pytest.raises(BrokenPolicy, match="probabilities of the next token are not finite"):
+        sampled(policy, greedy=greedy)
