@@ -21,11 +21,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _verbs() -> None:
-    """Keeps `train` a verb of its own while it is the only one."""
-
-
 @app.command(
     epilog="Examples: assay train  |  assay train my.toml --set run.steps=200 --set loss.objective=gspo  |  "
     "assay train --resume runs/sort  |  assay train --print-config > my.toml"
@@ -61,6 +56,20 @@ def train(
     except RunFailed as error:
         _fail(str(error), 1)
     raise typer.Exit(code)
+
+
+@app.command(epilog="Examples: assay bench  |  assay bench --steps 40 --repeats 4 --json bench.json")
+def bench(
+    steps: Annotated[int, typer.Option(min=1, help="Steps timed in each run, after a short warm-up.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each contender; they take turns.")] = 3,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Keeps every step measured, versions and CPU.")
+    ] = None,
+) -> None:
+    """Prints seconds by stage of the embedded default, and of the same task in TRL 1.16 where it is installed."""
+    from assay.bench import bench as measure
+
+    raise typer.Exit(measure(steps, repeats, json_path))
 
 
 def _start(settings: configuration.Config, out: Path | None) -> int:
