@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, from_mapping
-from assay.grpo import OBJECTIVES, group_advantages, kl_estimate, policy_loss
+from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
 from assay.policy.causal import CausalPolicy, Tokenizer, TokenizerCodec, check_room
+from assay.train.credit import advantages_of
 from assay.train.display import Display
 from assay.train.given import check_problems, check_tensors, numbers, short
 from assay.train.learner import Learner, frozen_copy
@@ -168,14 +169,7 @@ class GRPOTrainer:
         rewards_PG = torch.tensor(
             [[math.nan if reward is None else reward for reward in group] for group in groups], dtype=torch.float64
         )
-        settings = self.config.advantage
-        advantages_PG = group_advantages(
-            rewards_PG,
-            baseline=settings.baseline,
-            std=settings.std,
-            scale=settings.scale,
-            epsilon=settings.epsilon,
-        )
+        advantages_PG = advantages_of(rewards_PG, self.config.advantage)
         known = [reward for reward in scores if reward is not None]
         flat = sum(len({reward for reward in group if reward is not None}) < 2 for group in groups)
         return advantages_PG.reshape(-1).float(), {

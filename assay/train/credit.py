@@ -8,10 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from assay.config import AdvantageConfig
 from assay.grpo import gdpo_advantages, group_advantages
 from assay.types import Group, Sample
+
+
+def advantages_of(rewards_PG: Tensor, settings: AdvantageConfig) -> Tensor:
+    return group_advantages(
+        rewards_PG,
+        baseline=settings.baseline,
+        std=settings.std,
+        scale=settings.scale,
+        epsilon=settings.epsilon,
+    )
 
 
 def credit(
@@ -33,13 +44,7 @@ def credit(
             [[torch.nan if reward is None else reward for reward in group.rewards] for group in groups],
             dtype=torch.float64,
         )
-        advantages_PG = group_advantages(
-            rewards_PG,
-            baseline=settings.baseline,
-            std=settings.std,
-            scale=settings.scale,
-            epsilon=settings.epsilon,
-        )
+        advantages_PG = advantages_of(rewards_PG, settings)
     return tuple(
         Sample(group.prompt, rollout, advantage, in_loss=not (mask_truncated and rollout.truncated))
         for group, advantages in zip(groups, advantages_PG.tolist(), strict=True)

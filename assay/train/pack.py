@@ -6,13 +6,30 @@ Shape legend: B rows, T completion tokens, L prompt + completion tokens.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from assay.config import Config
+from assay.train.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Sample, Totals
+
+
+def cut(samples: Sequence[Sample], config: Config, step: int, device: torch.device) -> tuple[Minibatch, ...]:
+    """The samples of a step, shuffled and packed as the config says; the same whenever it is asked for again."""
+    order = list(range(len(samples)))
+    random.Random(derived_seed(config.run.seed, "shuffle", step)).shuffle(order)
+    return pack(
+        samples,
+        order,
+        minibatches=config.optimizer.minibatches,
+        microbatches=config.optimizer.microbatches,
+        max_tokens=config.rollout.max_tokens,
+        device=device,
+    )
 
 
 def pack(

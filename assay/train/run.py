@@ -116,7 +116,7 @@ def _carry_out(
         directory.append_event("resume", checkpoint=saved.path.name, step=place.step, update=place.update)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
-            display.begin(place.step + 1)
+            verbs.clock.begin(place.step + 1)
     stages = Stages(
         draw=verbs.draw,
         generate=verbs.generate,

@@ -7,12 +7,10 @@ call that never returns is an error instead of a silence.
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
@@ -21,13 +19,14 @@ import torch
 from assay.config import Config
 from assay.engine.builtin import generate
 from assay.record.metrics import metrics_row, timings_row
+from assay.train.clock import StageClock
 from assay.train.credit import credit
-from assay.train.display import Display, describe_loss, describe_scores, memory_bytes
+from assay.train.display import Display, describe_scores
 from assay.train.failure import RunFailed
 from assay.train.given import numbers
 from assay.train.learner import Learned, Learner
 from assay.train.loop import Stages
-from assay.train.pack import pack
+from assay.train.pack import cut
 from assay.train.place import Gathered, Place, Work
 from assay.train.randomness import derived_seed
 from assay.types import Batch, Group, Prompt, Rollout, Sample, Score, StepRecord
@@ -56,7 +55,7 @@ class Turn:
         self.prompts = prompts
         self.reward = reward
         self.display = display
-        self._seconds: dict[str, float] = {}
+        self.clock = StageClock(learner.policy.device, display)
 
     def stages(self) -> Stages:
         return Stages(
@@ -72,13 +71,13 @@ class Turn:
         )
 
     def draw(self, place: Place, gathered: Gathered) -> Sequence[Prompt]:
-        self._note("start", 0.0, f"{len(self.prompts)} prompts")
+        self.clock.note("start", 0.0, f"{len(self.prompts)} prompts")
         return self.prompts
 
     def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
         policy, settings = self.learner.policy, self.config.rollout
         seed = derived_seed(self.config.run.seed, "rollout", place.step)
-        with self._timed("generated"):
+        with self.clock.timed("generated"):
             return generate(
                 policy,
                 prompts,
@@ -108,7 +107,7 @@ class Turn:
             )
         known = [reward for reward in rewards if reward is not None]
         detail = describe_scores(statistics.fmean(known), statistics.stdev(known))
-        self._note("scored", time.perf_counter() - began, detail)
+        self.clock.note("scored", time.perf_counter() - began, detail)
         scores = [Score.failed("returned None") if one is None else Score.of({"reward": one}) for one in rewards]
         size = self.config.rollout.group_size
         return [
@@ -121,28 +120,14 @@ class Turn:
         return Gathered(tuple(groups), drawn=len(groups), rounds=1, without_signal=flat, complete=True)
 
     def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
-        order = list(range(len(samples)))
-        random.Random(derived_seed(self.config.run.seed, "shuffle", place.step)).shuffle(order)
-        settings = self.config.optimizer
-        with self._timed("loss"):
-            return self.learner.score(
-                pack(
-                    samples,
-                    order,
-                    minibatches=settings.minibatches,
-                    microbatches=settings.microbatches,
-                    max_tokens=self.config.rollout.max_tokens,
-                    device=self.learner.policy.device,
-                )
-            )
+        with self.clock.timed("loss"):
+            return self.learner.score(cut(samples, self.config, place.step, self.learner.policy.device))
 
     def learn(self, work: Work, place: Place) -> Learned:
         current = work.current(place)
         number = place.step * self.config.updates_a_step + place.update
         learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
-        update = learned.update
-        self._note("loss", learned.loss_seconds, describe_loss(update.policy_loss, update.kl_loss, update.loss))
-        self._note("stepped", learned.step_seconds, update.skipped)
+        self.clock.note_update(learned)
         return learned
 
     def safe_point(self, place: Place, work: Work | None) -> None:
@@ -174,7 +159,7 @@ class Turn:
             ref_logprobs=() if has_reference else None,
             groups_without_signal=work.gathered.without_signal,
             refill_rounds=0,
-            seconds=self._seconds,
+            seconds=self.clock.seconds,
         )
         row = metrics_row(record)
         self.stats = {"step": place.step, **{name: _number(row[name]) for name in STATS}}
@@ -213,19 +198,6 @@ class Turn:
     def _show_tokens(self, done: int, limit: int) -> None:
         if self.display is not None:
             self.display.progress(done, limit, "tokens")
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._note(stage, time.perf_counter() - began, "")
-
-    def _note(self, stage: str, seconds: float, detail: str) -> None:
-        self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
-        if self.display is not None:
-            on_gpu = self.learner.policy.device.type == "cuda"
-            memory = torch.cuda.memory_allocated() if on_gpu else memory_bytes()
-            self.display.stage(stage, seconds, memory, detail)
 
 
 def _number(value: float | None) -> float:

@@ -5,11 +5,8 @@ The verbs themselves live in their own files: engine/builtin.py, score.py, choos
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
@@ -24,13 +21,14 @@ from assay.record import RunDirectory, read_evaluations
 from assay.record.metrics import metrics_row, timings_row
 from assay.tasks import Task
 from assay.train.choose import choose
+from assay.train.clock import StageClock
 from assay.train.credit import credit
-from assay.train.display import Display, describe_loss, describe_scores, memory_bytes
+from assay.train.display import Display, describe_scores
 from assay.train.evaluate import evaluate
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt
 from assay.train.learner import Learned, Learner
-from assay.train.pack import pack
+from assay.train.pack import cut
 from assay.train.place import Gathered, Place, Work
 from assay.train.randomness import derived_seed
 from assay.train.score import reward_weights, score
@@ -66,19 +64,17 @@ class Verbs:
         self.directory = directory
         self.display = display
         self.interrupt = interrupt
-        self._seconds: dict[str, float] = {}
-        self._memory: dict[str, int] = {}
+        self.clock = StageClock(learner.policy.device, display)
 
     def draw(self, place: Place, gathered: Gathered) -> list[Prompt]:
         if gathered.rounds == 0:
-            self.display.begin(place.step + 1)
-            self._seconds, self._memory = {}, {}
-        with self._timed("start"):
+            self.clock.begin(place.step + 1)
+        with self.clock.timed("start"):
             return draw(self.task, self.policy, self.config, first=place.cursor + gathered.drawn)
 
     def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
         seed = derived_seed(self.config.run.seed, "rollout", place.step, gathered.rounds)
-        with self._timed("generated"):
+        with self.clock.timed("generated"):
             return generate(
                 self.policy,
                 prompts,
@@ -90,7 +86,7 @@ class Verbs:
             )
 
     def score(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]]) -> list[Group]:
-        with self._timed("scored") as describe:
+        with self.clock.timed("scored") as describe:
             groups = score(
                 prompts,
                 rollouts,
@@ -113,31 +109,20 @@ class Verbs:
         return credit(groups, self.config.advantage, weights, mask_truncated=self.config.rollout.truncated == "mask")
 
     def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
-        with self._timed("loss"):
+        with self.clock.timed("loss"):
             return self.learner.score(self.cut(samples, place))
 
     def cut(self, samples: Sequence[Sample], place: Place) -> tuple[Minibatch, ...]:
-        """Shuffled rows, cut into minibatches; the same cut whenever it is asked for again."""
-        order = list(range(len(samples)))
-        random.Random(derived_seed(self.config.run.seed, "shuffle", place.step)).shuffle(order)
-        return pack(
-            samples,
-            order,
-            minibatches=self.config.optimizer.minibatches,
-            microbatches=self.config.optimizer.microbatches,
-            max_tokens=self.config.rollout.max_tokens,
-            device=self.policy.device,
-        )
+        return cut(samples, self.config, place.step, self.policy.device)
 
     def learn(self, work: Work, place: Place) -> Learned:
         current = work.current(place)
         number = place.step * self.config.updates_a_step + place.update
         learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
-        update = learned.update
-        self._note("loss", learned.loss_seconds, describe_loss(update.policy_loss, update.kl_loss, update.loss))
-        self._note("stepped", learned.step_seconds, update.skipped)
-        if update.skipped and update.skipped != NO_SIGNAL:
-            self._dump(work, place, update.skipped)
+        self.clock.note_update(learned)
+        skipped = learned.update.skipped
+        if skipped and skipped != NO_SIGNAL:
+            self._dump(work, place, skipped)
         return learned
 
     def record(self, work: Work, place: Place) -> None:
@@ -158,8 +143,8 @@ class Verbs:
             ref_logprobs=work.logprobs_by_row(ref) if has_reference else None,
             groups_without_signal=work.gathered.without_signal,
             refill_rounds=work.gathered.rounds - 1,
-            seconds=dict(self._seconds),
-            memory_bytes=dict(self._memory),
+            seconds=self.clock.seconds,
+            memory_bytes=self.clock.memory,
         )
         self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
         self.display.finish_step(metrics_row(step), timings_row(step))
@@ -199,16 +184,3 @@ class Verbs:
             self.interrupt.check()
 
         return tick
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[Callable[[str], None]]:
-        details: list[str] = []
-        began = time.perf_counter()
-        yield details.append
-        self._note(stage, time.perf_counter() - began, "".join(details))
-
-    def _note(self, stage: str, seconds: float, detail: str) -> None:
-        on_gpu = self.policy.device.type == "cuda"
-        self._memory[stage] = torch.cuda.memory_allocated() if on_gpu else memory_bytes()
-        self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
-        self.display.stage(stage, seconds, self._memory[stage], detail)

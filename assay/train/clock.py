@@ -1,0 +1,47 @@
+"""Seconds and memory of the stages of a step: shown as each ends, and kept for the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from assay.train.display import Display, describe_loss, memory_bytes
+from assay.train.learner import Learned
+
+
+class StageClock:
+    """One step at a time; a stage may end several times in a step, its seconds add up."""
+
+    def __init__(self, device: torch.device, display: Display | None) -> None:
+        self.device = device
+        self.display = display
+        self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
+
+    def begin(self, step: int) -> None:
+        self.seconds, self.memory = {}, {}
+        if self.display is not None:
+            self.display.begin(step)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[Callable[[str], None]]:
+        """Times what stands inside; what is said to the function it gives is shown beside the seconds."""
+        details: list[str] = []
+        began = time.perf_counter()
+        yield details.append
+        self.note(stage, time.perf_counter() - began, "".join(details))
+
+    def note(self, stage: str, seconds: float, detail: str) -> None:
+        on_gpu = self.device.type == "cuda"
+        self.memory[stage] = torch.cuda.memory_allocated(self.device) if on_gpu else memory_bytes()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        if self.display is not None:
+            self.display.stage(stage, seconds, self.memory[stage], detail)
+
+    def note_update(self, learned: Learned) -> None:
+        update = learned.update
+        self.note("loss", learned.loss_seconds, describe_loss(update.policy_loss, update.kl_loss, update.loss))
+        self.note("stepped", learned.step_seconds, update.skipped)
