@@ -33,7 +33,7 @@ class RunConfig:
     """How long, from which seed, on what."""
 
     name: str = setting("sort", "names the run directory runs/<name> when --out is not given")
-    steps: int = setting(100, "training steps; one step = one batch of rollouts", low=1)
+    steps: int = setting(120, "training steps; one step = one batch of rollouts", low=1)
     seed: int = setting(1, "same seed, same machine, same versions: same bits", low=0)
     device: str = setting("cpu", "where the policy lives", choices=("cpu", "cuda"))
     threads: int = setting(1, "CPU threads of torch; part of the bits: another count rounds differently", low=1)
@@ -47,7 +47,7 @@ class ModelConfig:
 
     path: str = setting("embedded", "'embedded' (an 84K-parameter model made on the spot) or a Hugging Face directory")
     dtype: str = setting("float32", "compute dtype; master weights are float32", choices=("float32", "bfloat16"))
-    warm_steps: int = setting(100, "supervised steps that make the embedded model; more leave less to learn", low=0)
+    warm_steps: int = setting(120, "supervised steps that make the embedded model; more leave less to learn", low=0)
 
 
 @dataclass(frozen=True, slots=True)
