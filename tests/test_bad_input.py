@@ -156,6 +156,12 @@ def test_only_a_run_can_be_resumed_and_only_as_it_is(assay_command, run_path):
     assert list(run_path.iterdir()) == []
 
 
+def test_a_schedule_that_ends_cannot_be_made_longer_half_way(assay_command, run_path):
+    assert assay_command.run("train", *SHORT, "--set", "optimizer.schedule=linear", "--out", run_path).code == 0
+    ended = assay_command.run("train", "--resume", run_path, "--set", "run.steps=50")
+    assert_refused(ended, 2, "would move the end of the linear learning-rate schedule")
+
+
 # ---------------------------------------------------------------- rewards
 
 HEAD = "import os, signal, sys, time\ndef score(prompt, completion, answer):\n"

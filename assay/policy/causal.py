@@ -77,14 +77,16 @@ class CausalPolicy:
         output = self.model(ids_BL, use_cache=False) if self.has_cache else self.model(ids_BL)
         return output if isinstance(output, Tensor) else output.logits
 
-    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """(logprobs_BT, entropy_BT) of the completion tokens at the sampling temperature, in float32."""
+    def logprobs(self, batch: Microbatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """(logprobs_BT, entropy_BT) of the completion tokens at the sampling temperature, in float32.
+
+        An entropy that is only looked at keeps no graph: it would hold a second copy of the logits."""
         logits_BLV = self.logits(batch.ids_BL)
         index_BTV = batch.positions_BT.unsqueeze(2).expand(-1, -1, logits_BLV.shape[2])
         logits_BTV = logits_BLV.gather(1, index_BTV)
         return (
             token_logprobs(logits_BTV, batch.targets_BT, self.temperature),
-            token_entropy(logits_BTV, self.temperature),
+            token_entropy(logits_BTV if entropy_gradient else logits_BTV.detach(), self.temperature),
         )
 
     def prompt(self, id: str, text: str, answer: str, max_tokens: int) -> Prompt:

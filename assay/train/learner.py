@@ -133,7 +133,7 @@ class Learner:
         broken = ""
         for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
             self.check_interrupt()
-            new_BT, entropy_BT = self.policy.logprobs(batch)
+            new_BT, entropy_BT = self.policy.logprobs(batch, entropy_gradient=self.loss.entropy_coef > 0)
             old_BT = new_BT.detach() if fixed.old_BT is None else fixed.old_BT
             loss = policy_loss(
                 new_BT=new_BT,

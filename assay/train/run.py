@@ -66,7 +66,7 @@ def resume(path: Path, steps: int | None = None) -> int:
             refuse_other_settings(config, saved, config_file)
             done = saved.state["place"]["step"]
         if steps is not None:
-            _refuse_fewer_steps(steps, saved)
+            _check_new_steps(steps, config, saved)
             config = replace(config, run=replace(config.run, steps=steps))
         _set_up(config)
         with (
@@ -192,7 +192,12 @@ def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -
         raise RunError(str(error)) from error
 
 
-def _refuse_fewer_steps(steps: int, saved: checkpoint.Checkpoint | None) -> None:
+def _check_new_steps(steps: int, config: Config, saved: checkpoint.Checkpoint | None) -> None:
+    if steps != config.run.steps and config.optimizer.schedule != "constant":
+        raise ConfigError(
+            f"run.steps = {steps} would move the end of the {config.optimizer.schedule} learning-rate schedule, by which "
+            f"the steps done were trained, from step {config.run.steps}; only a constant schedule can be extended"
+        )
     if saved is None:
         return
     done, under_way = saved.state["place"]["step"], saved.state["work"] is not None

@@ -248,3 +248,16 @@ def test_a_row_out_of_the_loss_has_no_influence_on_the_direction():
     masked = [*kept[:-1], replace(kept[-1], in_loss=False)]
     other = [*kept[:-1], sample(3, (10, 11, 12), (12, 12), 99.0, in_loss=False)]
     assert_same_step(one_update(masked), one_update(other))
+
+
+def test_the_entropy_bonus_raises_the_entropy_and_without_it_entropy_has_no_gradient():
+    flat = [replace(packed, advantage=0.0) for packed in uneven_samples()]
+    one = learner(LossConfig(entropy_coef=1.0), OptimizerConfig(epochs=1, learning_rate=1e-3, warmup=0))
+    entropies = []
+    for number in range(3):
+        batch = one.score(minibatches(flat))
+        entropies.append(one.update(batch.minibatches[0], batch.scored[0], number).update.entropy_sum)
+    assert entropies[0] < entropies[1] < entropies[2]
+    (batch,) = minibatches(flat)[0].microbatches
+    assert not one.policy.logprobs(batch)[1].requires_grad
+    assert one.policy.logprobs(batch, entropy_gradient=True)[1].requires_grad
