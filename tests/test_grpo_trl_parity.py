@@ -32,6 +32,7 @@ def build(tmp_path_factory):
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
     size = {"n_positions": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=5, bos_token_id=1, eos_token_id=1, **size))
     model.lm_head.weight.data.mul_(10)  # logits far enough apart for a temperature to matter
     output = str(tmp_path_factory.mktemp("trl"))
