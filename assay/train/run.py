@@ -195,8 +195,8 @@ def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -
 def _check_new_steps(steps: int, config: Config, saved: checkpoint.Checkpoint | None) -> None:
     if steps != config.run.steps and config.optimizer.schedule != "constant":
         raise ConfigError(
-            f"run.steps = {steps} would move the end of the {config.optimizer.schedule} learning-rate schedule, by which "
-            f"the steps done were trained, from step {config.run.steps}; only a constant schedule can be extended"
+            f"run.steps = {steps} would move the end of the {config.optimizer.schedule} learning-rate schedule, by "
+            f"which the steps so far were trained, from step {config.run.steps}; only a constant one can be extended"
         )
     if saved is None:
         return
