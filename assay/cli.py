@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from assay import __version__
 from assay import config as configuration
 
 app = typer.Typer(
@@ -21,9 +22,22 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"assay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Options that stand before the verb."""
+
+
 @app.command(
-    epilog="Examples: assay train  |  assay train my.toml --set run.steps=200 --set loss.objective=gspo  |  "
-    "assay train --resume runs/sort  |  assay train --print-config > my.toml"
+    epilog="Examples: assay train  |  assay train --resume runs/sort  |  assay train --print-config > my.toml  |  "
+    "assay train my.toml --set run.steps=200 --set loss.objective=gspo"
 )
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the embedded default.")] = None,

@@ -47,7 +47,7 @@ class ModelConfig:
 
     path: str = setting("embedded", "'embedded' (an 84K-parameter model made on the spot) or a Hugging Face directory")
     dtype: str = setting("float32", "compute dtype; master weights are float32", choices=("float32", "bfloat16"))
-    warm_steps: int = setting(120, "supervised steps that make the embedded model; more leave less to learn", low=0)
+    warm_steps: int = setting(120, "supervised steps that make the embedded model", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class AdvantageConfig:
 class LossConfig:
     """The objective. 0 switches an optional bound off."""
 
-    objective: str = setting("dapo", "grpo bnpo dr_grpo dapo gspo cispo sapo, or one you registered")
+    objective: str = setting("dapo", "grpo bnpo dr_grpo dapo gspo cispo sapo; docs/objectives.md tells them apart")
     clip_low: float = setting(0.2, "ratio is clipped below 1 - clip_low", low=0.0)
     clip_high: float = setting(0.2, "ratio is clipped above 1 + clip_high", low=0.0)
     dual_clip: float = setting(0.0, "bound c > 1 on -ratio * A for negative A; 0 = off", low=0.0)
@@ -145,10 +145,10 @@ class OptimizerConfig:
     beta1: float = setting(0.9, "AdamW", low=0.0)
     beta2: float = setting(0.99, "AdamW", low=0.0)
     weight_decay: float = setting(0.0, "AdamW", low=0.0)
-    clip_norm: float = setting(1.0, "gradient norm is clipped to this", low=1e-9)
+    clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = off", low=0.0)
     epochs: int = setting(2, "passes over a rollout batch (the field's mu)", low=1)
     minibatches: int = setting(1, "optimizer updates a pass", low=1)
-    microbatches: int = setting(1, "forward/backward passes an update; never changes the gradient", low=1)
+    microbatches: int = setting(1, "passes an update is cut into; the gradient stays the same, but for rounding", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +198,17 @@ def _check_value(name: str, value: Any, key: dataclasses.Field[Any]) -> None:
     choices, low = key.metadata["choices"], key.metadata["low"]
     if choices and value not in choices:
         raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise ConfigError(f"{name} = {value!r} holds bytes that are no text; give it in UTF-8")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} = {value} is not a finite number")
     if isinstance(value, int | float) and value < low:
         reason = "; a group of one has nobody to be compared with" if name == "rollout.group_size" else ""
         raise ConfigError(f"{name} = {value} is below its minimum {low:g}{reason}")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 
 def _check_contradictions(config: Config) -> None:
@@ -243,6 +249,10 @@ def _check_contradictions(config: Config) -> None:
         f"rollout.max_tokens = {rollout.max_tokens}": rollout.truncated == "penalise"
         and rollout.penalty_tokens >= rollout.max_tokens,
         "optimizer.beta1 and optimizer.beta2 must be below 1": max(optimizer.beta1, optimizer.beta2) >= 1,
+        f"run.name = {config.run.name!r} must be a plain name: it becomes a directory below runs/": not config.run.name
+        or config.run.name != Path(config.run.name).name
+        or config.run.name in (".", "..")
+        or not config.run.name.isprintable(),
         "task.min_scored and task.max_failed are shares between 0 and 1": max(task.min_scored, task.max_failed) > 1,
     }
     for sentence, holds in contradictions.items():
@@ -320,7 +330,7 @@ def to_toml(config: Config, *, meanings: bool) -> str:
 
 def _toml(value: Any) -> str:
     # JSON's strings and booleans are TOML's; repr keeps every digit of a float
-    return repr(value) if isinstance(value, float) else json.dumps(value)
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _read_value(text: str) -> Any:
@@ -351,7 +361,7 @@ def _nearest_setting(section: str, key: str) -> str:
     sections = get_type_hints(Config)
     own = _nearest(key, list(get_type_hints(sections[section])))
     if own:
-        return own
+        return own.replace("'", f"'{section}.", 1)
     everywhere = [f"{other}.{name}" for other in sections for name in get_type_hints(sections[other])]
     exact = [name for name in everywhere if name.endswith(f".{key}")]
     return f"; did you mean {exact[0]!r}?" if exact else "; assay train --print-config lists all settings"

@@ -41,7 +41,7 @@ def refuse_settings(assay_command, run_path, changes, *words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["run.stepz=5"], ["unknown setting run.stepz", "did you mean 'steps'"]),
+        (["run.stepz=5"], ["unknown setting run.stepz", "did you mean 'run.steps'"]),
         (["rum.steps=5"], ["unknown section [rum]", "did you mean 'run'"]),
         (["steps=5"], ["not of the form section.key=value"]),
         (["run.steps"], ["not of the form section.key=value"]),
@@ -83,7 +83,7 @@ def test_a_gpu_that_is_not_there_is_refused(assay_command, run_path):
         ("[run\nsteps = 3", ["not valid TOML", "line 1"]),
         ("steps = 3", ["'steps' stands outside a section"]),
         ("[optimiser]\nepochs = 3", ["unknown section [optimiser]", "did you mean 'optimizer'"]),
-        ("[optimizer]\nepoch = 3", ["unknown setting optimizer.epoch", "did you mean 'epochs'"]),
+        ("[optimizer]\nepoch = 3", ["unknown setting optimizer.epoch", "did you mean 'optimizer.epochs'"]),
         ("[optimizer]\nepochs = '3'", ["optimizer.epochs = '3' must be a whole number"]),
         (b"[run]\nname = '\xff'", ["not valid TOML"]),
     ],

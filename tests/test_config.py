@@ -50,7 +50,7 @@ def test_every_setting_is_printed_with_its_meaning():
 
 
 def test_typos_are_answered_with_the_nearest_name():
-    assert "unknown setting run.stepz; did you mean 'steps'?" in refused("run.stepz=3")
+    assert "unknown setting run.stepz; did you mean 'run.steps'?" in refused("run.stepz=3")
     assert "unknown section [lost]; did you mean 'loss'?" in refused("lost.kl_coef=3")
     assert "did you mean 'loss.clip_low'?" in refused("run.clip_low=0.1")
     assert "did you mean 'refill'?" in refused("rollout.zero_variance=refil")
@@ -98,7 +98,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     for text, words in (
         ("steps = ", "not valid TOML"),
         ("steps = 3\n", "'steps' stands outside a section"),
-        ("[run]\nstep = 3\n", r"bad\.toml: unknown setting run\.step; did you mean 'steps'"),
+        ("[run]\nstep = 3\n", r"bad\.toml: unknown setting run\.step; did you mean 'run\.steps'"),
         ("[rollout]\ngroup_size = 1\n", r"bad\.toml: rollout\.group_size = 1 is below"),
     ):
         path.write_text(text)
@@ -125,3 +125,22 @@ def test_an_objective_of_ones_own_is_accepted_once_registered():
         assert configuration.load(None, ["loss.objective=my_objective"]).loss.objective == "my_objective"
     finally:
         del OBJECTIVES["my_objective"]
+
+
+@pytest.mark.parametrize("name", ["\U0001f98a", "caf\u00e9 \u4e2d", "tab\tand\x7f"])
+def test_any_text_survives_the_way_through_a_file(tmp_path, name):
+    config = load(None, [f"task.reward={name}.py:score"])
+    path = tmp_path / "printed.toml"
+    path.write_text(to_toml(config, meanings=False), encoding="utf-8")
+    assert load(path) == config
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "/tmp/x", "a\x00b"])
+def test_a_run_is_named_by_a_plain_name(name):
+    with pytest.raises(ConfigError, match="must be a plain name"):
+        configuration.from_mapping({"run": {"name": name}})
+
+
+def test_bytes_that_are_no_text_are_refused():
+    with pytest.raises(ConfigError, match="no text"):
+        configuration.from_mapping({"task": {"reward": "\udcff.py:score"}})

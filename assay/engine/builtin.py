@@ -58,7 +58,7 @@ def generate(
         if not logits_NV.float().logsumexp(dim=1).isfinite().all():
             raise BrokenPolicy(
                 "the policy's probabilities of the next token are not finite: its weights have grown out of bounds; "
-                "lower optimizer.learning_rate or raise optimizer.warmup, and start anew"
+                "lower the learning rate or lengthen its warm-up, and start anew"
             )
         if greedy:
             tokens_N = logits_NV.argmax(dim=1)

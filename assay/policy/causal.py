@@ -39,7 +39,7 @@ class TokenizerCodec:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # a checker must see all of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ METRICS: dict[str, str] = {
     "refill_rounds": "Rounds of generation that replaced groups without signal.",
     "rollouts_scored": "Rollouts that got a reward.",
     "rollouts_unscored": "Rollouts whose reward failed; they are in no reward statistic.",
-    "reward_mean": "Mean reward of the scored rollouts.",
+    "reward_mean": "Mean reward of all scored rollouts, trained on or not, penalties (KL, length) included.",
     "reward_std": "Standard deviation (n - 1) of the rewards of all scored rollouts of the step, not within groups.",
     "reward_min": "Smallest reward of a scored rollout.",
     "reward_max": "Largest reward of a scored rollout.",
@@ -53,7 +53,7 @@ METRICS: dict[str, str] = {
     "first_ratio_max_deviation": "Largest distance of new / old from 1 in the step's first update, where it must be 0.",
     "clipped_share": "Share of the loss tokens of the sound updates that were clipped.",
     "old_kl": "KL of old against new (k3), as the mean over the loss tokens of the sound updates.",
-    "ref_kl": "KL of new against the reference (k3), as the mean over loss tokens; null without a reference.",
+    "ref_kl": "KL of new against the reference (k3), mean over loss tokens; null without a reference in the loss.",
     "entropy": "Entropy of the policy in nats, as the mean over the loss tokens of the sound updates.",
     "mismatch_mean": "Mean distance between the log-probs of old and of the sampler over the loss tokens.",
     "mismatch_max": "Largest distance between the log-probs of old and of the sampler on a loss token.",
@@ -79,14 +79,12 @@ def metrics_row(record: StepRecord) -> Row:
     rollouts = [rollout for group in record.groups for rollout in group.rollouts]
     rewards = [reward for group in record.groups for reward in group.rewards if reward is not None]
     lengths = [len(rollout.tokens) for rollout in rollouts]
-    # the record holds the groups without signal that were kept; those that a refill replaced are only counted
-    replaced = record.groups_without_signal - sum(not group.has_signal for group in record.groups)
     row: Row = {
         "step": record.step,
         "policy_version": record.policy_version,
         "groups": len(record.groups),
         "groups_without_signal": record.groups_without_signal,
-        "zero_variance_share": _share(record.groups_without_signal, len(record.groups) + max(replaced, 0)),
+        "zero_variance_share": _share(record.groups_without_signal, len(record.groups)),
         "refill_rounds": record.refill_rounds,
         "rollouts_scored": len(rewards),
         "rollouts_unscored": len(rollouts) - len(rewards),
@@ -117,13 +115,14 @@ def timings_row(record: StepRecord) -> Row:
 def _update_metrics(record: StepRecord) -> Row:
     applied = [update for update in record.updates if update.applied]
     sound = [update for update in record.updates if update.applied or update.skipped == NO_SIGNAL]
+    with_tokens = [update for update in sound if update.tokens]  # an update without any has no ratio
 
     def total(name: str, updates: Sequence[Update] = sound) -> float:
         values: list[float] = [getattr(update, name) for update in updates]
         return sum(values)
 
     def extreme(choose: Callable[[Iterable[float]], float], name: str) -> float | None:
-        return _extreme(choose, [getattr(update, name) for update in sound])
+        return _extreme(choose, [getattr(update, name) for update in with_tokens])
 
     tokens = total("tokens")
     correction = total("correction_sum")

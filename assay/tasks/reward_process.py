@@ -4,7 +4,8 @@
 
 The process speaks JSON lines; the function's own prints go to stderr. A call that raises, returns something that is
 not a finite number, or takes too long gives a failed Score with the reason, never 0.0. A hung or dead process is
-killed with its children and started anew. This is a time limit, not a sandbox: the file is the user's own code.
+killed with its children and started anew. Rewards should be pure: random numbers that one draws are its own, outside of
+run.seed. This is a time limit, not a sandbox: the file is the user's own code.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ class RewardProcess:
         if not Path(path).is_file():
             raise ConfigError(f"task.reward = {spec!r}: there is no file {path}")
         self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0  # of the request under way; the reply must carry it
         self._received = b""
         self._hung_up = False  # the process closed its end: it is dead or dying
         reason = self._start()
@@ -59,7 +62,8 @@ class RewardProcess:
             if reason:
                 return Score.failed(reason)
         process = self._running()
-        request = json.dumps([prompt.text, rollout.text, prompt.answer]) + "\n"
+        self._number += 1
+        request = json.dumps([self._number, prompt.text, rollout.text, prompt.answer]) + "\n"
         try:
             assert process.stdin is not None
             process.stdin.write(request.encode())
@@ -72,6 +76,9 @@ class RewardProcess:
                 return Score.failed(self._died())
             self.close()
             return Score.failed(f"took longer than {self.timeout:g} s")
+        if reply.get("number") != self._number:
+            self.close()
+            return Score.failed("its answers got out of step: did it fork, or write to a file it did not open?")
         if "error" in reply:
             return Score.failed(reply["error"])
         return Score.of(reply["components"])
@@ -125,10 +132,11 @@ class RewardProcess:
         """One line of JSON; None if none comes in time or the process is gone."""
         stream = self._running().stdout
         assert stream is not None
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
             while b"\n" not in self._received:
-                if not selector.select(seconds):
+                if not selector.select(max(deadline - time.monotonic(), 0.0)):
                     return None
                 chunk = os.read(stream.fileno(), 65536)
                 if not chunk:
@@ -136,7 +144,11 @@ class RewardProcess:
                     return None
                 self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
-        return dict(json.loads(line))
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        return reply if isinstance(reply, dict) else {}
 
 
 def checked(value: object) -> dict[str, Any]:
@@ -161,9 +173,9 @@ def checked(value: object) -> dict[str, Any]:
             return {"error": f"returned a {type(number).__name__}{where}, not a number"}
         if not math.isfinite(numbers[str(name)]):
             return {"error": f"returned {numbers[str(name)]}{where}"}
-    total = sum(numbers.values())
-    if not abs(total) <= REWARD_LIMIT:
-        return {"error": f"returned {total:g}, and a reward beyond {REWARD_LIMIT:g} cannot be normalised"}
+    for number in (*numbers.values(), sum(numbers.values())):
+        if not abs(number) <= REWARD_LIMIT:
+            return {"error": f"returned {number:g}, and a reward beyond {REWARD_LIMIT:g} cannot be normalised"}
     return {"components": numbers}
 
 
@@ -192,8 +204,11 @@ def serve() -> None:
     os.dup2(2, 1)  # what the function prints must not be taken for an answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which saves and then ends this process
 
+    process = os.getpid()
+
     def send(reply: dict[str, Any]) -> None:
-        channel.write(json.dumps(reply) + "\n")
+        if os.getpid() == process:  # a child that the function forked has nothing to say here
+            channel.write(json.dumps(reply) + "\n")
 
     try:
         function = load_function(spec)
@@ -202,8 +217,11 @@ def serve() -> None:
         return
     send({"components": {}})
     for line in requests:
+        number, *arguments = json.loads(line)
         try:
-            reply = checked(function(*json.loads(line)))
+            reply = checked(function(*arguments))
         except (Exception, SystemExit) as error:  # the boundary to user code: the reason travels as a failed Score
             reply = {"error": f"raised {type(error).__name__}: {error}"[:500]}
-        send(reply)
+        if os.getpid() != process:
+            os._exit(0)
+        send({**reply, "number": number})

@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent: tensors + state -> a directory, and the newest whole directory -> both.
 
-    checkpoints/update-000040/
+    checkpoints/update-00000040/
       model.safetensors  optimizer.safetensors ...   one file for each entry of `tensors`
       state.json                                     counters, cursors, random states
       manifest.json                                  format version, and the size and SHA-256 of every file

@@ -7,31 +7,49 @@ from collections.abc import Callable, Sequence
 from assay.config import Config
 from assay.train.failure import RunFailed
 from assay.train.place import Gathered
+from assay.train.score import ADDED_COMPONENTS
 from assay.types import Group
+
+
+class NoSignal(RunFailed):
+    """There is nothing more to learn from: what was trained so far is worth a checkpoint."""
 
 
 def choose(gathered: Gathered, groups: Sequence[Group], config: Config, say: Callable[[str], None]) -> Gathered:
     """Adds one round of groups to those gathered and decides whether the step has enough."""
     policy, wanted = config.rollout.zero_variance, config.rollout.prompts
-    scored = [group for group in groups if _share_scored(group) >= config.task.min_scored]
-    if len(scored) < len(groups):
+    usable = [group for group in groups if _share_scored(group) >= config.task.min_scored]
+    if len(usable) < len(groups):
         say(
-            f"dropped {len(groups) - len(scored)} of {len(groups)} groups: fewer than "
+            f"dropped {len(groups) - len(usable)} of {len(groups)} groups: fewer than "
             f"{config.task.min_scored:.0%} of their rollouts could be scored"
         )
-    flat = sum(not group.has_signal for group in scored)
-    kept = scored if policy == "keep" else [group for group in scored if group.has_signal]
-    rounds = gathered.rounds + 1
-    together = (*gathered.groups, *kept)
+    alive = [group for group in usable if has_signal(group, config)]
+    together = (*gathered.groups, *(usable if policy == "keep" else alive))
+    rounds, kept = gathered.rounds + 1, together[:wanted]
     if policy == "refill" and len(together) < wanted and rounds >= config.rollout.refill_rounds:
-        raise RunFailed(_no_signal(len(together), wanted, rounds, gathered.drawn + len(groups), groups))
+        raise NoSignal(_no_signal(len(together), wanted, rounds, gathered.drawn + len(groups), groups))
     return Gathered(
-        groups=together[:wanted],
+        groups=kept,
+        left_out=(*gathered.left_out, *(group for group in groups if all(group is not one for one in kept))),
         drawn=gathered.drawn + len(groups),
         rounds=rounds,
-        without_signal=gathered.without_signal + flat,
+        without_signal=gathered.without_signal + sum(not has_signal(group, config) for group in groups),
         complete=policy != "refill" or len(together) >= wanted,
     )
+
+
+def has_signal(group: Group, config: Config) -> bool:
+    """Whether the task's own reward tells two scored rollouts apart: what the trainer adds itself (KL, length) does not
+    count, and under GDPO each component is compared on its own, since each is normalised on its own."""
+    own = [
+        {name: value for name, value in score.components.items() if name not in ADDED_COMPONENTS}
+        for score in group.scores
+        if not score.error
+    ]
+    if config.advantage.combine == "gdpo":
+        return len({tuple(sorted(components.items())) for components in own}) > 1
+    return len({sum(components.values()) for components in own}) > 1
 
 
 def _share_scored(group: Group) -> float:
@@ -44,5 +62,6 @@ def _no_signal(found: int, wanted: int, rounds: int, drawn: int, last: Sequence[
     return (
         f"dynamic sampling found only {found} of {wanted} groups with differing rewards in {rounds} rounds "
         f"({drawn} prompts); the mean reward is {mean:.3f}: the task is solved, hopeless, or its reward is constant; "
-        "raise rollout.refill_rounds, change the task's difficulty, or set rollout.zero_variance = 'skip'"
+        "the run is saved as it stands; for another one raise rollout.refill_rounds, change the task's difficulty, or "
+        "set rollout.zero_variance = 'skip'"
     )

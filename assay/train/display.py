@@ -17,15 +17,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from assay.train.plot import number, plot
-
-Row = Mapping[str, Any]
+from assay.train.summary import Row, share, summary_facts
 
 STAGES = ("start", "generated", "scored", "loss", "stepped")
 REPEATED = ("loss", "stepped")  # once an update; a log gets their sums, at the end of the step
@@ -33,7 +31,6 @@ REFRESHES_A_SECOND = 8
 WIDEST = 78  # the live area never fills a wide terminal: lines this short survive most changes of its width
 PLAIN_LINES = 60  # step lines of a whole run in a log
 LONGEST_TEXT = 400  # characters of one foreign text: a megabyte of model output is not an event
-FEW = 5  # steps averaged at either end of a run
 PACE_STEPS = 20  # newest steps the ETA is made from
 
 
@@ -98,24 +95,20 @@ def describe_loss(policy: float | None, kl: float | None, total: float | None) -
     return f"{number(total)} policy {number(policy)} kl {number(kl)}"
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
 def _quantities(metrics: Row, timings: Row) -> dict[str, str]:
     """The numbers of one step by label, in reading order."""
     length, speed = metrics.get("length_mean"), timings.get("tokens_per_second")
     ratio = [number(metrics.get(f"ratio_{statistic}")) for statistic in ("mean", "min", "max")]
-    reference = metrics.get("ref_kl")
+    reference, unscored = metrics.get("ref_kl"), metrics.get("rollouts_unscored")
     return {
         "reward": number(metrics.get("reward_mean")),
         "ratio": f"{ratio[0]} ({ratio[1]}..{ratio[2]})",
-        "clipped": _share(metrics.get("clipped_share")),
+        "clipped": share(metrics.get("clipped_share")),
         "entropy": number(metrics.get("entropy")),
         "KL": number(metrics.get("old_kl")) + ("" if reference is None else f" ref {number(reference)}"),
-        "truncated": _share(metrics.get("truncated_share")),
+        "truncated": share(metrics.get("truncated_share")),
         "length": "-" if length is None else f"{length:.1f}",
-        "zero-variance": _share(metrics.get("zero_variance_share")),
+        "zero-variance": share(metrics.get("zero_variance_share")) + (f" unscored {unscored}" if unscored else ""),
         "tok/s": "-" if speed is None else f"{speed:,.0f}",
     }
 
@@ -242,20 +235,7 @@ class Display:
         headline = Text(f"{verb}: ", "bold green" if verb == "finished" else "bold yellow")
         self._print(headline.append(f"{done} of {self._steps} steps{resumed}, {human_seconds(seconds)}{speed}", "bold"))
 
-        few = max(1, min(FEW, len(rows) // 2))
-        head, tail = rows[:few], rows[-few:]
-        rewards = " -> ".join(number(_mean(part, "reward_mean")) for part in (head, tail))
-        facts = {"reward": f"{rewards}   (first and last {few} steps)"}
-        if evaluations:
-            ends = [evaluations[0], *evaluations[1:][-1:]]
-            facts["held-out"] = ", ".join(
-                f"{way} {' -> '.join(number(row[f'reward_{way}']) for row in ends)}" for way in ("greedy", "sampled")
-            )
-        facts["zero-variance"] = f"{_share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} steps)"
-        skipped = sum(row.get("updates_skipped") or 0 for row in rows)
-        if skipped:
-            facts["skipped"] = f"{skipped} of the updates: not finite, never applied"
-        self._print_facts(facts)
+        self._print_facts(summary_facts(rows, evaluations))
 
         width = min(self.console.width, WIDEST) if self.console.is_interactive else WIDEST
         curve, start = [row.get("reward_mean") for row in rows], rows[0]["step"] if rows else 1
@@ -390,8 +370,3 @@ class Display:
     def _print_facts(self, facts: Mapping[str, str]) -> None:
         for label, fact in facts.items():
             self._print(Text.assemble((f"{label:<13} ", "dim"), printable(fact)))
-
-
-def _mean(rows: Sequence[Row], key: str) -> float | None:
-    values = [row[key] for row in rows if row.get(key) is not None]
-    return sum(values) / len(values) if values else None

@@ -175,7 +175,7 @@ class Learner:
     def _step(self, rate: float, norm: float) -> tuple[float, int]:
         """Clips, steps, and measures what moved: (length of the change, number of tensors that changed)."""
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        if norm > self.settings.clip_norm:
+        if norm > self.settings.clip_norm > 0:
             torch._foreach_mul_(gradients, self.settings.clip_norm / (norm + 1e-6))
         if self.scheduled:
             for group in self.optimizer.param_groups:
@@ -194,7 +194,7 @@ class Learner:
         """Whether the loss has no gradient by construction; Adam would still move the weights, by its momentum."""
         kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
         advantages = any((batch.advantages_BT * batch.mask_BT).any() for batch in minibatch.microbatches)
-        return not (advantages or kl_in_loss or self.loss.entropy_coef > 0)
+        return minibatch.totals.tokens == 0 or not (advantages or kl_in_loss or self.loss.entropy_coef > 0)
 
     def _culprit(self, loss: float, norm: float) -> str:
         """What to blame when every log-prob and advantage was finite and the loss or its gradient is not."""
@@ -243,6 +243,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weights: dict[str, nn.Par
             f"the optimizer does not hold {len(missing)} of the model's {len(weights)} trainable tensors (the first is "
             f"{missing[0]}), so they would never change; make it from model.parameters() after the model is final"
         )
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError("the optimizer has maximize=True and would climb the loss; the loss is to be minimised")
     rounded = [name for name, weight in weights.items() if weight.dtype not in (torch.float32, torch.float64)]
     if rounded:
         raise ValueError(

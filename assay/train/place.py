@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from assay.record.text import without_secrets
 from assay.train.learner import Learned
 from assay.types import NO_SIGNAL, Batch, Group, Minibatch, Prompt, Rollout, Sample, Score, Scored, StopReason, Update
 
@@ -46,6 +47,7 @@ class Gathered:
     """The groups a step has so far; several rounds when groups without signal are replaced."""
 
     groups: tuple[Group, ...] = ()
+    left_out: tuple[Group, ...] = ()  # generated, recorded, not trained on: without signal, badly scored, or too many
     drawn: int = 0  # prompts drawn in this step
     rounds: int = 0  # times the engine was asked
     without_signal: int = 0  # groups seen whose rewards were all equal, kept or not
@@ -98,7 +100,8 @@ def work_to_checkpoint(work: Work) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors[f"new.{index}.{part}"] = new_BT
     gathered = work.gathered
     return tensors, {
-        "groups": json.loads(json.dumps([dataclasses.asdict(group) for group in gathered.groups])),  # no tuples
+        "groups": [_group_to_state(group) for group in gathered.groups],
+        "left_out": [_group_to_state(group) for group in gathered.left_out],
         "drawn": gathered.drawn,
         "rounds": gathered.rounds,
         "without_signal": gathered.without_signal,
@@ -123,12 +126,26 @@ def work_from_checkpoint(
         if f"new.{index}.0" in tensors:
             new.append(tuple(tensors[f"new.{key}"] for key in keys))
     return Work(
-        gathered=Gathered(groups, state["drawn"], state["rounds"], state["without_signal"], complete=True),
+        gathered=Gathered(
+            groups,
+            tuple(_group(group) for group in state["left_out"]),
+            state["drawn"],
+            state["rounds"],
+            state["without_signal"],
+            complete=True,
+        ),
         samples=samples,
         batch=Batch(minibatches, tuple(scored), epochs),
         updates=tuple(Update(**_unhexed(update)) for update in state["updates"]),
         new_logprobs=tuple(new),
     )
+
+
+def _group_to_state(group: Group) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(group)))  # lists for tuples
+    for score in state["scores"]:
+        score["error"] = without_secrets(score["error"])  # what a reward raised may quote a key
+    return state
 
 
 def _group(state: Mapping[str, Any]) -> Group:

@@ -21,6 +21,7 @@ from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError, describe_environment, read_evaluations, read_metrics
 from assay.tasks import Task, open_task
 from assay.train import checkpoint
+from assay.train.choose import NoSignal
 from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
 from assay.train.failure import RunFailed
@@ -158,7 +159,7 @@ def _train_and_evaluate(
     except Interrupted as stop:
         saver.save()
         return stop
-    except RewardFailed:
+    except (RewardFailed, NoSignal):
         saver.save()
         raise
     return None

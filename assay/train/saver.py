@@ -6,6 +6,7 @@ generators, the counters of `Place`, and, inside a step, the `Work` done so far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,11 @@ class Saver:
             raise RunFailed(
                 f"{place.skipped_in_a_row} updates in a row were not finite, the last in step {place.step + 1}; their "
                 f"batches are in {self.directory.path / 'dumps'}; lower optimizer.learning_rate or look at the dumps"
+            )
+        if work is not None and work.updates and not math.isfinite(work.updates[-1].update_norm):
+            raise RunFailed(
+                f"an update of step {place.step + 1} moved the weights out of the range of numbers; the checkpoints "
+                "from before it are kept; lower optimizer.learning_rate and start anew"
             )
         if self._saved is None or self._number(place) // self.config.checkpoint.every > (
             self._number(self._saved[0]) // self.config.checkpoint.every

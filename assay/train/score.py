@@ -14,7 +14,10 @@ from assay.train.learner import Learner
 from assay.train.pack import pack
 from assay.types import Group, Prompt, Rollout, Sample, Score
 
-HOPELESS = 8  # so many failures in a row end the run at once: nobody waits for 384 time-outs
+HOPELESS = 8  # so many failures and not one success end the run at once: nobody waits for 384 time-outs
+
+
+ADDED_COMPONENTS = ("reference_kl", "overlong")  # what the trainer itself adds to the task's reward
 
 
 class RewardFailed(RunFailed):
@@ -70,12 +73,12 @@ def stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> Non
     if not scores[-1].error:
         return
     failed = [one.error for one in scores if one.error]
-    in_a_row = all(one.error for one in scores[-HOPELESS:]) and len(scores) >= min(HOPELESS, total)
-    if in_a_row or len(failed) > config.task.max_failed * total:
+    none_works = len(failed) == len(scores) >= min(HOPELESS, total)
+    if none_works or len(failed) > config.task.max_failed * total:
+        advice = "" if none_works else ", or raise task.max_failed if so many failures are expected"
         raise RewardFailed(
-            f"the reward could not be computed for {len(failed)} of {len(scores)} completions; the last call "
-            f"{failed[-1]}; repair the reward function ({config.task.reward or config.task.name}), or raise "
-            "task.max_failed if so many failures are expected"
+            f"the reward could not be computed for {len(failed)} of {len(scores)} completions; the last failure: "
+            f"{failed[-1]}; repair the reward function ({config.task.reward or config.task.name}){advice}"
         )
 
 

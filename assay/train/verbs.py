@@ -135,7 +135,7 @@ class Verbs:
         step = StepRecord(
             step=place.step + 1,
             policy_version=place.policy_version,
-            groups=work.gathered.groups,
+            groups=(*work.gathered.groups, *work.gathered.left_out),
             samples=work.samples,
             updates=work.updates,
             old_logprobs=work.logprobs_by_row(old),

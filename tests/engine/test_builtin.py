@@ -86,7 +86,8 @@ def test_text_is_the_tokens_without_the_eos():
     words = tokenizer()
     for tries in sampled(tiny_policy()):
         for rollout in tries:
-            kept = [token for token in rollout.tokens if token not in (words.pad_token_id, EOS_ID)]
+            kept = [token for token in rollout.tokens if token != EOS_ID]
+            # a special token in the middle stays: a checker that cannot see it would reward it
             assert rollout.text == "".join(words.convert_ids_to_tokens(kept))
 
 

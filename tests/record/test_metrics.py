@@ -37,13 +37,13 @@ def test_metrics_of_a_hand_worked_step():
         correction_square_sum=10.0,
     )
     broken = fake_update(applied=False, skipped="the loss is nan", loss=math.nan, tokens=99, ratio_max=math.inf)
-    row = metrics_row(fake_record(updates=(first, second, broken), refill_rounds=2, groups_without_signal=3))
+    row = metrics_row(fake_record(updates=(first, second, broken), refill_rounds=2, groups_without_signal=1))
     assert row == {
         "step": 1,
         "policy_version": 7,
         "groups": 2,
-        "groups_without_signal": 3,
-        "zero_variance_share": 3 / 4,  # of the 3, one is in the record (a group with one score): 2 + 2 were generated
+        "groups_without_signal": 1,
+        "zero_variance_share": 1 / 2,
         "refill_rounds": 2,
         "rollouts_scored": 3,
         "rollouts_unscored": 1,

@@ -103,3 +103,19 @@ def test_hostile_text_reaches_the_function_unharmed(reward):
     text = "\x00\x1b[2J\ud800 \u202e </script>\n" + "9" * 20_000
     process = reward(body("return len(completion)"))
     assert process.score(PROMPT, Rollout("a", (1,), (0.0,), StopReason.EOS, 0, text)).reward == len(text)
+
+
+def test_a_child_that_the_function_forks_cannot_answer_in_its_place(reward):
+    process = reward(
+        "import os, sys\ncalls = 0\n"
+        "def score(prompt, completion, answer):\n"
+        "    global calls; calls += 1\n"
+        "    if calls == 3 and os.fork() == 0: sys.exit(1)\n"
+        "    return calls\n"
+    )
+    assert [process.score(PROMPT, ROLLOUT).reward for _ in range(6)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_components_too_large_to_be_normalised_are_failures_even_if_they_cancel(reward):
+    score = reward(body("return {'a': 1e16, 'b': -1e16}")).score(PROMPT, ROLLOUT)
+    assert "cannot be normalised" in score.error

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from tiny import prompt
 
 from assay.config import load
-from assay.train.choose import choose
+from assay.train.choose import choose, has_signal
 from assay.train.failure import RunFailed
 from assay.train.place import Gathered
 from assay.types import Group, Rollout, Score, StopReason
@@ -27,20 +29,23 @@ def chosen(groups, policy, gathered=None, **settings):
 
 def test_keep_takes_all_groups_and_counts_those_without_signal():
     result, _ = chosen([ALIVE, SOLVED, HOPELESS], "keep")
-    assert result == Gathered((ALIVE, SOLVED, HOPELESS), drawn=3, rounds=1, without_signal=2, complete=True)
+    assert result == Gathered((ALIVE, SOLVED, HOPELESS), (), drawn=3, rounds=1, without_signal=2, complete=True)
 
 
 def test_skip_leaves_them_out_and_goes_on_with_fewer():
     result, _ = chosen([ALIVE, SOLVED, HOPELESS], "skip")
-    assert result == Gathered((ALIVE,), drawn=3, rounds=1, without_signal=2, complete=True)
+    assert result == Gathered((ALIVE,), (SOLVED, HOPELESS), drawn=3, rounds=1, without_signal=2, complete=True)
     assert chosen([SOLVED], "skip")[0].groups == ()
 
 
 def test_refill_asks_again_until_there_are_enough_and_takes_no_more():
-    first, _ = chosen([ALIVE, SOLVED, ALIVE, HOPELESS], "refill")
-    assert first == Gathered((ALIVE, ALIVE), drawn=4, rounds=1, without_signal=2, complete=False)
-    second, _ = chosen([ALIVE, ALIVE, ALIVE, SOLVED], "refill", first)
-    assert second == Gathered((ALIVE,) * 4, drawn=8, rounds=2, without_signal=3, complete=True)
+    more = [group(number, 1.0, 0.0, 0.0, 0.0) for number in range(10, 14)]
+    first, _ = chosen([ALIVE, SOLVED, more[0], HOPELESS], "refill")
+    assert first == Gathered((ALIVE, more[0]), (SOLVED, HOPELESS), drawn=4, rounds=1, without_signal=2, complete=False)
+    second, _ = chosen([*more[1:], SOLVED], "refill", first)
+    assert second.groups == (ALIVE, *more[:3])
+    assert second.left_out == (SOLVED, HOPELESS, more[3], SOLVED)
+    assert (second.drawn, second.rounds, second.without_signal, second.complete) == (8, 2, 3, True)
 
 
 def test_refill_ends_the_run_at_its_limit_and_says_what_it_saw():
@@ -54,5 +59,20 @@ def test_refill_ends_the_run_at_its_limit_and_says_what_it_saw():
 def test_a_group_with_too_few_scores_is_dropped_aloud():
     result, said = chosen([ALIVE, HALF_SCORED, THREE_QUARTERS], "keep")
     assert result.groups == (ALIVE, THREE_QUARTERS)
+    assert result.left_out == (HALF_SCORED,)  # not trained on, but on record with its errors
     assert said == ["dropped 1 of 3 groups: fewer than 75% of their rollouts could be scored"]
     assert chosen([HALF_SCORED], "keep", task__min_scored=0.5)[0].groups == (HALF_SCORED,)
+
+
+def test_signal_is_what_the_task_itself_says_component_by_component_under_gdpo():
+    def scored(*components):
+        made = group(7, *(0.0 for _ in components))
+        return replace(made, scores=tuple(Score.of(one) for one in components))
+
+    plain, gdpo = load(None), load(None, ["advantage.combine=gdpo"])
+    constant_sum = scored({"exact": 1.0, "short": 0.0}, {"exact": 0.0, "short": 1.0})
+    assert not has_signal(constant_sum, plain)
+    assert has_signal(constant_sum, gdpo)
+    only_added = scored({"exact": 0.0, "reference_kl": 0.1, "overlong": -1.0}, {"exact": 0.0, "reference_kl": 0.2})
+    assert not has_signal(only_added, plain)
+    assert not has_signal(only_added, gdpo)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from assay.train.display import Display
 from assay.train.plot import plot
+from assay.train.summary import summary_facts
 
 
 class Clock:
@@ -143,7 +144,7 @@ def test_the_summary_of_a_run_that_stopped_early_says_so() -> None:
     display.summary(Path("runs/sort"), rows(2), [{"reward_greedy": 0.04, "reward_sampled": None}], 1.0)
     text = written(console)
     assert "stopped: 2 of 80 steps, 1 of them before, 1.00 s" in text
-    assert "reward        1.000 -> 2.000   (first and last 1 steps)" in text
+    assert "reward        1.000 -> 2.000   (first and last 1 step)" in text
     assert "held-out      greedy 0.040, sampled -\n" in text
     assert "skipped" not in text
 
@@ -163,3 +164,21 @@ def test_tokens_a_second_of_the_run_are_all_tokens_over_all_seconds() -> None:
         run_step(display, 1, seconds, speed)
     display.summary(Path("runs/sort"), rows(2), [], 9.0)
     assert "9.00 s, 400 tokens/s" in written(console)
+
+
+def test_the_summary_says_what_was_checked_and_what_nobody_should_have_to_find_out_alone() -> None:
+    exact = {"first_ratio_max_deviation": 0.0, "mismatch_max": 2e-6, "updates_applied": 0, "truncated_share": 0.5}
+    table = [
+        {"step": step, **exact, "zero_variance_share": 1.0, "rollouts_unscored": 3, "rollouts_scored": 5}
+        for step in (1, 2)
+    ]
+    facts = summary_facts(table, [])
+    assert facts["checked"] == "first ratio of every step exactly 1; sampler = trainer within 2.0e-6"
+    assert facts["unscored"].startswith("6 of 16 rollouts")
+    assert facts["no update"].startswith("the weights never moved")
+    assert facts["truncated"] == "50.0% of the completions hit rollout.max_tokens"
+    off = {**exact, "first_ratio_max_deviation": 0.25, "updates_applied": 1, "truncated_share": 0.0}
+    facts = summary_facts([{"step": 1, **off, "zero_variance_share": 0.95, "reward_mean": 1.0}], [])
+    assert facts["checked"].startswith("first ratio of every step 1 within 0.250;")
+    assert facts["no signal"] == "nearly every group has equal rewards (mean 1.000)"
+    assert not facts.keys() & {"no update", "unscored", "truncated", "skipped"}

@@ -25,11 +25,11 @@ def learner(loss=None, optimizer=None, *, policy=None, with_reference=False):
     return Learner(policy, reference, loss or LossConfig(), optimizer or OptimizerConfig(), total_updates=10)
 
 
-def one_update(samples, loss=None, change=lambda batch: batch, epochs=1, **cut):
+def one_update(samples, loss=None, change=lambda batch: batch, epochs=1, clip_norm=1e9, **cut):
     """(update, weights after it): one SGD step of a visible size, from fixed weights. Adam would hide the size."""
     policy = tiny_policy()
     reference = frozen_copy(tiny_policy(seed=1)) if loss and loss.kl_coef else None
-    settings = OptimizerConfig(epochs=epochs, clip_norm=1e9)
+    settings = OptimizerConfig(epochs=epochs, clip_norm=clip_norm)
     sgd = torch.optim.SGD(policy.model.parameters(), lr=1.0)
     one = Learner(policy, reference, loss or LossConfig(), settings, total_updates=10, optimizer=sgd)
     (minibatch,) = minibatches(samples, **cut)
@@ -261,3 +261,25 @@ def test_the_entropy_bonus_raises_the_entropy_and_without_it_entropy_has_no_grad
     (batch,) = minibatches(flat)[0].microbatches
     assert not one.policy.logprobs(batch)[1].requires_grad
     assert one.policy.logprobs(batch, entropy_gradient=True)[1].requires_grad
+
+
+def test_an_update_without_a_single_loss_token_moves_nothing():
+    one = learner(LossConfig(kl_coef=0.1), OptimizerConfig(epochs=1, warmup=0), with_reference=True)
+    batch = one.score(minibatches(uneven_samples()))
+    one.update(batch.minibatches[0], batch.scored[0], 0)
+    batch = one.score(minibatches([replace(packed, in_loss=False) for packed in uneven_samples()]))
+    update = one.update(batch.minibatches[0], batch.scored[0], 1).update
+    assert (update.applied, update.tokens, update.update_norm) == (False, 0, 0.0)
+
+
+def test_an_optimizer_that_climbs_is_refused():
+    policy = tiny_policy()
+    climber = torch.optim.SGD(policy.model.parameters(), lr=0.1, maximize=True)
+    with pytest.raises(ValueError, match="maximize=True and would climb the loss"):
+        Learner(policy, None, LossConfig(), OptimizerConfig(), 1, optimizer=climber)
+
+
+def test_a_clip_norm_of_0_clips_nothing():
+    free, clipped = (one_update(uneven_samples(), clip_norm=norm)[0] for norm in (0.0, 0.01))
+    assert free.update_norm == pytest.approx(free.gradient_norm, rel=1e-4)
+    assert clipped.update_norm == pytest.approx(0.01, rel=1e-3)

@@ -96,7 +96,7 @@ def test_a_component_of_the_trainers_own_name_is_refused():
 
 def test_too_many_failures_end_the_run_with_the_last_reason():
     mostly = [Score.failed("returned nan"), *exact(1.0), Score.failed("raised KeyError: 3"), *exact(1.0)]
-    with pytest.raises(RewardFailed, match=r"2 of 3 completions; the last call raised KeyError: 3"):
+    with pytest.raises(RewardFailed, match=r"2 of 3 completions; the last failure: raised KeyError: 3"):
         scored(mostly)
     assert scored(mostly, "task.max_failed=0.5")[0].rewards == (None, 1.0)
 
