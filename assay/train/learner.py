@@ -182,13 +182,15 @@ class Learner:
                 group["lr"] = rate
         before = [master.detach().clone() for master in self.masters]
         self.optimizer.step()
-        squares = [
-            float((master.detach() - start).square().sum()) for master, start in zip(self.masters, before, strict=True)
+        # in float64: the square of a weight of 1e30 is no float32, and such weights are still finite
+        lengths = [
+            float(torch.linalg.vector_norm(master.detach() - start, dtype=torch.float64))
+            for master, start in zip(self.masters, before, strict=True)
         ]
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight:
                 weight.data.copy_(master.data)
-        return math.sqrt(sum(squares)), sum(square > 0 for square in squares)
+        return math.hypot(*lengths), sum(length > 0 for length in lengths)
 
     def _is_flat(self, minibatch: Minibatch) -> bool:
         """Whether the loss has no gradient by construction; Adam would still move the weights, by its momentum."""

@@ -61,10 +61,11 @@ CHANGES = [
     ("rollout.zero_variance", "skip", {}),
     ("rollout.zero_variance", "refill", {}),
     ("rollout.zero_variance", "refill", {"rollout.zero_variance": "skip"}),
-    ("rollout.truncated", "mask", {}),
+    ("rollout.truncated", "mask", {"rollout.max_tokens": 3}),
     ("rollout.truncated", "penalise", {}),
     ("rollout.penalty_tokens", 4, {"rollout.truncated": "penalise"}),
-    *[("loss.objective", name, {}) for name in ("grpo", "bnpo", "dr_grpo", "gspo", "cispo", "sapo")],
+    *[("loss.objective", name, {}) for name in ("grpo", "dr_grpo", "gspo", "cispo", "sapo")],
+    ("loss.objective", "bnpo", {"optimizer.minibatches": 2}),  # with one minibatch it is dapo
     ("loss.clip_low", 0.01, {}),
     ("loss.clip_high", 0.01, {}),
     ("loss.dual_clip", 1.3, {}),
