@@ -37,6 +37,7 @@ from assay.train.verbs import Verbs, draw
 
 def start(config: Config, path: Path) -> int:
     """Trains a new run in `path`. Returns the exit code."""
+    config = _with_absolute_paths(config)
     _set_up(config)
     with Interrupt() as interrupt, Display(config.run.steps) as display, closing(open_task(config)) as task:
         try:
@@ -163,6 +164,17 @@ def _train_and_evaluate(
         saver.save()
         raise
     return None
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """A resumed run must find the same files, whichever directory it is resumed from."""
+    model, task = config.model, config.task
+    if model.path != "embedded":
+        model = replace(model, path=str(Path(model.path).resolve()))
+    if task.reward:
+        path, _, function = task.reward.rpartition(":")
+        task = replace(task, reward=f"{Path(path).resolve()}:{function}")
+    return replace(config, model=model, task=task)
 
 
 def _set_up(config: Config) -> None:

@@ -18,7 +18,7 @@ from assay.durable import replace_file
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
 from assay.record import RunDirectory, read_evaluations
-from assay.record.metrics import metrics_row, timings_row
+from assay.record.metrics import Row, metrics_row, timings_row
 from assay.tasks import Task
 from assay.train.choose import choose
 from assay.train.clock import StageClock
@@ -33,6 +33,9 @@ from assay.train.place import Gathered, Place, Work
 from assay.train.randomness import derived_seed
 from assay.train.score import reward_weights, score
 from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
+
+MISMATCH_LIMIT = {"float32": 1e-3, "bfloat16": 0.5}  # of |old - sampler|; sound models show 1e-5 and 0.03
+RATIO_LIMIT = 1e-3  # of |ratio - 1| before any update; the same arithmetic twice gives 0
 
 
 def fields_of(noun: Microbatch | Scored) -> dict[str, object]:
@@ -64,6 +67,7 @@ class Verbs:
         self.directory = directory
         self.display = display
         self.interrupt = interrupt
+        self._alarmed = False
         self.clock = StageClock(learner.policy.device, display)
 
     def draw(self, place: Place, gathered: Gathered) -> list[Prompt]:
@@ -147,7 +151,9 @@ class Verbs:
             memory_bytes=self.clock.memory,
         )
         self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
-        self.display.finish_step(metrics_row(step), timings_row(step))
+        row = metrics_row(step)
+        self._check(row)
+        self.display.finish_step(row, timings_row(step))
 
     def evaluate(self, step: int) -> None:
         """The held-out evaluation after `step`, unless there is none to make or it is on record already."""
@@ -155,6 +161,19 @@ class Verbs:
             tokens, answers = self._ticker("held-out tokens"), self._ticker("held-out answers scored")
             row = evaluate(self.policy, self.task, self.config, step, tokens, answers)
             self.directory.append_evaluation(row)
+
+    def _check(self, row: Row) -> None:
+        """Says once, aloud, if the arithmetic is off: sampler against trainer, or new against old before any update."""
+        mismatch, deviation = row["mismatch_max"], row["first_ratio_max_deviation"]
+        limit = MISMATCH_LIMIT[self.config.model.dtype]
+        if self._alarmed or not ((mismatch or 0.0) > limit or (deviation or 0.0) > RATIO_LIMIT):
+            return
+        self._alarmed = True
+        self.directory.append_event("inexact", step=row["step"], mismatch_max=mismatch, first_ratio=deviation)
+        self.display.say(
+            f"step {row['step']} is not exact: sampler and trainer differ by up to {mismatch} in a log-prob (limit "
+            f"{limit}) and the first ratio is off by {deviation} (limit {RATIO_LIMIT}); do not trust this run"
+        )
 
     def _dump(self, work: Work, place: Place, reason: str) -> None:
         """Keeps what a skipped update was given, so that the cause can be looked for."""

@@ -67,4 +67,5 @@ def test_every_row_is_packed_exactly_once_and_totals_cover_the_minibatch(minibat
 def test_fewer_rows_than_cuts_make_fewer_cuts():
     packed = pack(uneven_samples()[:3], [0, 1, 2], minibatches=4, microbatches=2, max_tokens=8, device=CPU)
     assert [[batch.rows for batch in part.microbatches] for part in packed] == [[(0,)], [(1,)], [(2,)]]
+    assert [part.totals.share_of_rollout_tokens for part in packed] == [11 / 3] * 3
     assert pack([], [], minibatches=2, microbatches=2, max_tokens=8, device=CPU) == ()

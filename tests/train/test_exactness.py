@@ -1,0 +1,51 @@
+"""A model that computes other numbers when it samples than when it is trained is called out by the run itself."""
+
+import json
+
+import pytest
+import torch
+from transformers import RobertaConfig, RobertaForCausalLM
+
+from assay.config import load
+from assay.policy.embedded import tokenizer
+from assay.train import run
+
+
+@pytest.fixture
+def shifted_model(tmp_path):
+    """A RoBERTa decoder numbers positions from padding_idx + 1; explicit position ids from 0 are other numbers."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    settings = RobertaConfig(
+        vocab_size=13, is_decoder=True, max_position_embeddings=40, initializer_range=0.5, pad_token_id=0, **shape
+    )
+    RobertaForCausalLM(settings).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def events(path):
+    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+
+
+def settings(**overrides):
+    small = {"run.steps": 2, "run.evaluate": 0, "rollout.prompts": 4, "rollout.group_size": 4, "model.warm_steps": 2}
+    return load(None, [f"{name}={value}" for name, value in {**small, **overrides}.items()])
+
+
+def test_a_sampler_that_differs_from_the_trainer_is_called_out_once(shifted_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert run.start(settings(**{"model.path": shifted_model}), tmp_path / "run") == 0
+    (alarm,) = [event for event in events(tmp_path / "run") if event["kind"] == "inexact"]
+    assert alarm["step"] == 1
+    assert alarm["mismatch_max"] > 0.1
+    assert capsys.readouterr().err.count("is not exact: sampler and trainer differ") == 1
+
+
+def test_a_sound_model_is_not_and_its_paths_are_recorded_absolute(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward.py").write_text("def score(prompt, completion, answer): return len(completion)\n")
+    assert run.start(settings(**{"task.reward": "reward.py:score"}), tmp_path / "run") == 0
+    assert all(event["kind"] != "inexact" for event in events(tmp_path / "run"))
+    assert load(tmp_path / "run" / "config.toml").task.reward == f"{tmp_path / 'reward.py'}:score"
