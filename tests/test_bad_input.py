@@ -220,7 +220,7 @@ def test_a_reward_file_that_cannot_be_loaded_is_refused(assay_command, run_path,
 
 
 def test_a_reward_that_is_not_there_is_refused(assay_command, run_path):
-    refuse_settings(assay_command, run_path, ["task.reward=missing.py:score"], "there is no file missing.py")
+    refuse_settings(assay_command, run_path, ["task.reward=missing.py:score"], "there is no file", "missing.py")
     refuse_settings(assay_command, run_path, ["task.reward=missing.py"], "not of the form file.py:function")
 
 
