@@ -263,9 +263,18 @@ def test_updates_that_are_not_finite_are_skipped_and_the_third_in_a_row_is_an_er
     assert torch.equal(before, model.weight)
 
 
-def test_a_rate_that_throws_the_weights_out_of_range_is_named():
+class Exploding(torch.optim.SGD):
+    """An optimizer whose step overflows."""
+
+    def step(self):
+        super().step()
+        with torch.no_grad():
+            self.param_groups[0]["params"][0][0, 0] = torch.inf
+
+
+def test_a_step_that_throws_the_weights_out_of_range_is_named():
     model = nn.Embedding(7, 7)
-    trainer = GRPOTrainer(model, share_of_good, torch.optim.SGD(model.parameters(), lr=1e41), eos_id=EOS, max_tokens=6)
+    trainer = GRPOTrainer(model, share_of_good, Exploding(model.parameters(), lr=0.1), eos_id=EOS, max_tokens=6)
     with pytest.raises(
         RunFailed, match=r"^the optimizer moved the weights by inf in step 0, .* lower its learning rate"
     ):
