@@ -125,11 +125,6 @@ class Group:
     def rewards(self) -> tuple[float | None, ...]:
         return tuple(score.reward for score in self.scores)
 
-    @property
-    def has_signal(self) -> bool:
-        """Whether two scored rollouts differ in reward; if none do, every advantage is 0."""
-        return len({reward for reward in self.rewards if reward is not None}) > 1
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -284,21 +284,26 @@ def test_a_reward_that_hangs_dies_with_a_killed_trainer(assay_command, run_path)
     raise AssertionError("the reward is still running")
 
 
-def test_a_broken_reward_loses_no_step_and_the_run_goes_on_once_it_is_repaired(assay_command, run_path):
-    body = "    if open({!r}).read(): raise ValueError('broken')\n    return float(completion == answer)\n"
-    switch = run_path.parent / "switch"
-    switch.write_text("")
-    spec = write_reward(run_path, HEAD + body.format(str(switch)))
-    arguments = settings(task__reward=spec, run__evaluate=0, checkpoint__every=1000)
-    assert assay_command.run("train", *arguments, "--out", run_path.parent / "straight").code == 0
-    assert assay_command.run("train", *arguments, "--set", "run.steps=2", "--out", run_path).code == 0
-    switch.write_text("on")
-    ended = assay_command.run("train", "--resume", run_path, "--set", "run.steps=3")
+def test_a_reward_that_breaks_loses_no_step_and_the_run_goes_on_once_it_is_repaired(assay_command, run_path):
+    repaired = run_path.parent / "repaired"
+    body = (
+        "    global calls; calls += 1\n"
+        f"    if calls > 40 and not os.path.exists({str(repaired)!r}): raise ValueError('broken')\n"
+        "    return float(completion == answer)\n"
+    )
+    spec = write_reward(run_path, "calls = 0\n" + HEAD + body)
+    arguments = settings(task__reward=spec, run__evaluate=0, run__steps=4, checkpoint__every=1000)
+    ended = assay_command.run("train", *arguments, "--out", run_path)
     assert_refused(ended, 1, "raised ValueError: broken")
-    assert len(rows(run_path / "metrics.jsonl")) == 2
-    switch.write_text("")
-    assert assay_command.run("train", "--resume", run_path).code == 0
+    assert len(rows(run_path / "metrics.jsonl")) == 2  # 16 calls a step: it broke in the third
+    newest = max(path.name for path in (run_path / "checkpoints").iterdir())
+    assert newest > "update-00000000"  # saved when it broke, not only at the start
+    repaired.touch()
+    resumed = assay_command.run("train", "--resume", run_path)
+    assert resumed.code == 0
+    assert f"resumed from {newest}" in resumed.stderr
     straight = run_path.parent / "straight"
+    assert assay_command.run("train", *arguments, "--out", straight).code == 0
     assert (run_path / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
 
 

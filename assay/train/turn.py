@@ -19,6 +19,7 @@ import torch
 from assay.config import Config
 from assay.engine.builtin import generate
 from assay.record.metrics import metrics_row, timings_row
+from assay.train.choose import has_signal
 from assay.train.clock import StageClock
 from assay.train.credit import credit
 from assay.train.display import Display, describe_scores
@@ -116,7 +117,7 @@ class Turn:
         ]
 
     def choose(self, gathered: Gathered, groups: Sequence[Group]) -> Gathered:
-        flat = sum(not group.has_signal for group in groups)
+        flat = sum(not has_signal(group, self.config) for group in groups)
         return Gathered(tuple(groups), drawn=len(groups), rounds=1, without_signal=flat, complete=True)
 
     def pack(self, samples: Sequence[Sample], place: Place) -> Batch:

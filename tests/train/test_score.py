@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from tiny import prompt, tiny_policy
@@ -104,9 +102,3 @@ def test_too_many_failures_end_the_run_with_the_last_reason():
 def test_failures_only_end_the_run_at_once_however_many_are_allowed():
     with pytest.raises(RewardFailed, match="4 of 4 completions"):
         scored([Score.failed("returned None")] * 4, "task.max_failed=1.0")
-
-
-def test_group_rewards_are_plain_numbers():
-    groups = scored(exact(0.1, 0.1, math.pi, -1.0))
-    assert not groups[0].has_signal
-    assert groups[1].has_signal
