@@ -49,3 +49,17 @@ def test_a_sound_model_is_not_and_its_paths_are_recorded_absolute(tmp_path, monk
     assert run.start(settings(**{"task.reward": "reward.py:score"}), tmp_path / "run") == 0
     assert all(event["kind"] != "inexact" for event in events(tmp_path / "run"))
     assert load(tmp_path / "run" / "config.toml").task.reward == f"{tmp_path / 'reward.py'}:score"
+
+
+def test_a_run_fixes_what_its_bits_depend_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.set_num_threads(2)
+        torch.use_deterministic_algorithms(False)
+        assert run.start(settings(), tmp_path / "run") == 0
+        assert torch.get_num_threads() == 1  # run.threads
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
