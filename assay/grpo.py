@@ -1,10 +1,10 @@
 """All the math of GRPO: rewards -> advantages, log-probs + advantages -> loss. Pure functions of tensors.
 
-Shape legend: P prompts, G rollouts a group, K reward components, S process steps, B rows, T completion tokens,
-V vocabulary. Policies: `new` is being trained, `old` sampled, `ref` is frozen, `sampler` is old as the engine
-reported it. `mask_BT` is a bool tensor, True on tokens in the loss; what stands under False never matters, NaN
-included. Every loss is a sum over tokens whose weights come from counts over the *whole* optimizer update, so
-summing it over micro-batches gives the same loss and gradient however the batch is cut.
+Shape legend: P prompts, G rollouts a group, K reward components or tokens of a support, S process steps, B rows,
+T completion tokens, V vocabulary. Policies: `new` is being trained, `old` sampled, `ref` is frozen, `sampler` is old
+as the engine reported it. `mask_BT` is a bool tensor, True on tokens in the loss; what stands under False never
+matters, NaN included. Every loss is a sum over tokens whose weights come from counts over the *whole* optimizer update,
+so summing it over micro-batches gives the same loss and gradient however the batch is cut.
 
 Only tensor methods are used: the module imports without torch. Papers: GRPO = DeepSeekMath (arXiv 2402.03300),
 DAPO = 2503.14476, Dr. GRPO = 2503.20783, GSPO = 2507.18071, CISPO = MiniMax-M1 2506.13585, SAPO = 2511.20347,
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from assay.config import LossConfig
+    from assay.config.sections import LossConfig
     from assay.types import Totals
 
 LOG_RATIO_LIMIT = 20.0  # e^20 = 5e8: far beyond any clip bound, far below the overflow of float32 (e^88)
@@ -152,6 +152,12 @@ def token_entropy(logits_BTV: Tensor, temperature: float) -> Tensor:
     # a token ruled out by a logit of -inf has p z = 0 * -inf = NaN; with a finite floor it adds 0
     scaled_BTV = (logits_BTV.float() / temperature).clamp(min=-1e30)
     return scaled_BTV.logsumexp(dim=2) - (scaled_BTV.softmax(dim=2) * scaled_BTV).sum(dim=2)
+
+
+def restricted(logits_BTV: Tensor, support_BTK: Tensor) -> Tensor:
+    """The logits, -inf outside of the tokens that could have been sampled; naming a token twice does no harm."""
+    allowed_BTV = logits_BTV.new_zeros(logits_BTV.shape).bool().scatter(2, support_BTK, True)
+    return logits_BTV.masked_fill(~allowed_BTV, -float("inf"))
 
 
 def importance_ratio(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: str = "token") -> Tensor:

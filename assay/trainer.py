@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, from_mapping
 from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
-from assay.policy.causal import CausalPolicy, Tokenizer, TokenizerCodec, check_room
-from assay.policy.probe import vocabulary_of
+from assay.policy.causal import CausalPolicy, check_room
+from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
+from assay.policy.probe import examined, vocabulary_of
 from assay.train.credit import advantages_of
 from assay.train.display import Display
 from assay.train.given import check_problems, check_tensors, numbers, short
@@ -112,7 +113,7 @@ class GRPOTrainer:
             raise ValueError(f"clip_range = {clip_range} is neither one number nor (low, high)")
         self.config = _config(
             run={"seed": seed},
-            task={"reward_timeout": reward_timeout},
+            reward={"timeout": reward_timeout},
             rollout={
                 "prompts": prompts_per_step,
                 "group_size": group_size,
@@ -133,11 +134,13 @@ class GRPOTrainer:
         self.model = model
         self.reward_fn = reward_fn
         self.has_tokenizer = tokenizer is not None
-        self.policy = CausalPolicy(
-            model,
-            TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
-            _end_token(model, tokenizer) if eos_id is None else eos_id,
-            self.config.rollout.temperature,
+        self.policy = examined(
+            CausalPolicy(
+                model,
+                TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
+                _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
+                self.config.rollout.temperature,
+            )
         )
         reference = frozen_copy(self.policy) if self.config.needs_reference else None
         self.learner = Learner(
@@ -308,6 +311,9 @@ class TokenIds:
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
+    def chat(self, messages: Messages) -> list[int]:
+        raise TypeError("there is no tokenizer, so there is no chat template; pass tokenizer=")
+
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(map(str, tokens))
 
@@ -327,12 +333,9 @@ def _config(**settings: Mapping[str, Any]) -> Config:
         raise ValueError(re.sub(rf"\b({'|'.join(settings)})\.", "", sentence)) from None
 
 
-def _end_token(model: nn.Module, tokenizer: Tokenizer | None) -> int:
-    end = getattr(tokenizer, "eos_token_id", None)
-    if end is None:
-        end = getattr(getattr(model, "config", None), "eos_token_id", None)
-    if not isinstance(end, int):
-        named = "no end token" if end is None else f"several end tokens ({end})"
+def _end_tokens(model: nn.Module, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    ends = end_tokens(model, tokenizer)
+    if not ends:
         where = "the model's config names" if tokenizer is None else "tokenizer and model name"
-        raise ValueError(f"{where} {named}; pass eos_id=, the token that ends a completion")
-    return end
+        raise ValueError(f"{where} no end token; pass eos_id=, the token that ends a completion")
+    return ends

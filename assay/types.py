@@ -2,11 +2,14 @@
 
     Prompt --> Rollout[G] --> Group --> Sample[P*G] --> Batch --> Update --> StepRecord
 
+A Prompt is made of a Problem, which is what a task poses: text or a conversation, not yet tokens.
+
 Every type is frozen: it is built once, whole, and never edited; no field waits for a later stage to fill it.
 `old` is the policy that sampled, `new` the policy being trained, `ref` the frozen reference, `sampler` what the
 engine itself reported while sampling (old, as seen by the engine's own arithmetic).
 
-Shape legend: B rows, T completion tokens (padded to the longest of the rows), L prompt + completion tokens.
+Shape legend: B completions, T completion tokens (padded to the longest), R rows of a forward pass, S tokens of a row,
+K tokens that one was sampled among.
 This module imports without torch, so that records can be read without it.
 """
 
@@ -16,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,12 +32,24 @@ class StopReason(StrEnum):
     """Why a rollout ended."""
 
     EOS = "eos"  # the policy sampled its end token, which is the rollout's last token
+    STOP = "stop"  # its text came to hold a stop string, which its last token completed
     LENGTH = "length"  # the token limit cut it off
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """What a task poses: a text to continue, or a conversation to answer; and what its reward needs to know."""
+
+    id: str
+    text: str  # what a reward reads as the prompt; of a conversation, the last message
+    answer: str
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content of each; empty: the text itself is continued
+    fields: Mapping[str, Any] = field(default_factory=dict)  # what else a reward may ask for; JSON
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """One problem. Its identity is `id`, never its text: two prompts may read alike and differ in their answer.
+    """A problem in tokens. Its identity is `id`, never its text: two prompts may read alike and differ in their answer.
 
     >>> Prompt(id="sort-7", text="312>", tokens=(5, 3, 4, 12), answer="123").id
     'sort-7'
@@ -44,6 +59,7 @@ class Prompt:
     text: str
     tokens: tuple[int, ...]
     answer: str
+    fields: Mapping[str, Any] = field(default_factory=dict)  # what else a reward may ask for; JSON
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -52,7 +68,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled completion: without its prompt, with its EOS. `text` is for scorers and readers only.
+    """One sampled completion: without its prompt, with its EOS. `text` is for scorers and readers only: it ends before
+    the EOS or the stop string.
 
     >>> Rollout("sort-7", (3, 4, 5, 1), (-0.1, -0.2, -0.1, -0.3), StopReason.EOS, 0, "123").truncated
     False
@@ -64,6 +81,7 @@ class Rollout:
     stop: StopReason
     policy_version: int
     text: str
+    support: tuple[tuple[int, ...], ...] | None = None  # top-k and its like: the tokens each one was sampled among
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -72,6 +90,10 @@ class Rollout:
             raise ValueError(
                 f"a rollout of prompt {self.prompt_id!r} has {len(self.tokens)} tokens "
                 f"but {len(self.sampler_logprobs)} log-probs"
+            )
+        if self.support is not None and len(self.support) != len(self.tokens):
+            raise ValueError(
+                f"a rollout of prompt {self.prompt_id!r} has {len(self.tokens)} tokens but {len(self.support)} supports"
             )
 
     @property
@@ -92,15 +114,31 @@ class Score:
     reward: float | None
     components: Mapping[str, float]
     error: str
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (completion tokens up to its end, reward) of each step
 
     @classmethod
-    def of(cls, components: Mapping[str, float], weights: Mapping[str, float] = MappingProxyType({})) -> Score:
+    def of(
+        cls,
+        components: Mapping[str, float],
+        weights: Mapping[str, float] = MappingProxyType({}),
+        steps: tuple[tuple[int, float], ...] = (),
+    ) -> Score:
         """The weighted sum of the components; a component without a weight counts once."""
-        return cls(sum(weights.get(name, 1.0) * value for name, value in components.items()), components, "")
+        total = sum(weight_of(name, weights) * value for name, value in components.items())
+        return cls(total, components, "", steps)
 
     @classmethod
     def failed(cls, error: str) -> Score:
         return cls(None, {}, error)
+
+
+def weight_of(component: str, weights: Mapping[str, float]) -> float:
+    """The weight of a component, or of the function it comes from, which stands before a slash.
+
+    >>> weight_of("style/length", {"style": 0.5}), weight_of("exact", {"style": 0.5})
+    (0.5, 1.0)
+    """
+    return weights.get(component, weights.get(component.partition("/")[0], 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +193,19 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Tensors of one forward pass. Rows are prompt + completion, padded on the right: a causal model cannot see it."""
+    """Tensors of one forward pass: R rows of S tokens, each a prompt and one or more of its completions.
+
+    Branch 0 is the prompt, branch n its n-th completion, -1 the padding on the right. A token sees the prompt and its
+    own branch, up to itself. With one completion a row that is what a causal model sees anyway.
+    """
 
     rows: tuple[int, ...]  # which samples of the step these are
-    ids_BL: Tensor
-    positions_BT: Tensor  # index into L whose output predicts completion token t
+    ids_RS: Tensor
+    positions_RS: Tensor  # position of each token in its own sequence
+    branches_RS: Tensor | None  # None: one completion a row, no mask needed
+    predictors_BT: Tensor  # index into the R * S outputs: the one that predicts completion token t
     targets_BT: Tensor  # the sampled completion tokens
+    support_BTK: Tensor | None  # the tokens each was sampled among, -1 where there are fewer than K; None: all
     mask_BT: Tensor  # bool: this completion token is in the loss
     sampler_BT: Tensor
     advantages_BT: Tensor

@@ -4,6 +4,13 @@ demands that a test notices it.
 """
 
 MUTANTS: dict[str, tuple[str, str]] = {
+    # -------------------------------------------------------- the support of a token
+    "the support is what is ruled out": ("masked_fill(~allowed_BTV,", "masked_fill(allowed_BTV,"),
+    "what is ruled out keeps some probability": (
+        'masked_fill(~allowed_BTV, -float("inf"))',
+        "masked_fill(~allowed_BTV, -1.0)",
+    ),
+    "only half of the support is allowed": ("scatter(2, support_BTK, True)", "scatter(2, support_BTK[..., :1], True)"),
     # -------------------------------------------------------- advantages
     "batch scale is read as group scale": (
         'if scale == "group" else rewards_PG.reshape(1, -1)',

@@ -28,10 +28,10 @@ from typing import Any
 
 TINY = {
     "run.steps": 3,
-    "run.evaluate": 4,
+    "evaluate.prompts": 4,
     "model.warm_steps": 40,
-    "task.min_digits": 2,
-    "task.max_digits": 3,
+    "task.options.min_digits": 2,
+    "task.options.max_digits": 3,
     "rollout.prompts": 4,
     "rollout.group_size": 4,
     "rollout.max_tokens": 6,

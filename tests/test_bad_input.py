@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 # settings under which scoring is all that a run does
-SHORT = settings(run__steps=1, run__evaluate=0, optimizer__epochs=1, task__reward_timeout=0.2)
+SHORT = settings(run__steps=1, evaluate__prompts=0, optimizer__epochs=1, reward__timeout=0.2)
 
 
 def assert_refused(ended, code, *words):
@@ -54,11 +54,11 @@ def refuse_settings(assay_command, run_path, changes, *words):
         (["rollout.group_size=1"], ["rollout.group_size = 1", "a group of one has nobody to be compared with"]),
         (["optimizer.minibatches=3"], ["16 rows cannot be cut evenly", "optimizer.minibatches = 3"]),
         (["optimizer.microbatches=9"], ["16 rows are fewer than"]),
-        (["task.min_digits=9"], ["task.min_digits = 9 exceeds task.max_digits = 3"]),
+        (["task.options.min_digits=9"], ["task.options.min_digits = 9 exceeds task.options.max_digits = 3"]),
         (["loss.dual_clip=1.1"], ["loss.dual_clip = 1.1 must exceed 1 + loss.clip_high"]),
         (["loss.objective=grpp"], ["loss.objective = 'grpp' is not one of", "did you mean 'grpo'"]),
-        (["task.max_digits=60", "task.min_digits=60"], ["has 61 tokens", "context is 64", "lower"]),
-        (["model.path=/no/such/model"], ["model.path = '/no/such/model'", "no config.json"]),
+        (["task.options.max_digits=60", "task.options.min_digits=60"], ["has 61 tokens", "context is 64", "lower"]),
+        (["model.path=/no/such/model"], ["model.path = '/no/such/model'", "neither a directory"]),
     ],
 )
 def test_a_setting_that_cannot_be_run_is_refused_before_anything_is_written(assay_command, run_path, changes, words):
@@ -182,7 +182,8 @@ def write_reward(run_path, text):
         ("return {'a': 1e308, 'b': 1e308}", ["returned 1e+308", "cannot be normalised"]),
         ("return None", ["returned None"]),
         ("return '1.0'", ["returned the text '1.0', not a number"]),
-        ("return [1.0]", ["returned a list, not a number"]),
+        ("return [1.0, 2.0]", ["returned 2 step rewards for an answer of 1 steps"]),
+        ("return [object()]", ["not a number"]),
         ("return {}", ["returned an empty dict"]),
         ("return {'style': None}", ["returned None as 'style'"]),
         ("raise ValueError('line one\\nline two \\x1b[2J')", ["raised ValueError: line one line two [2J"]),
@@ -196,7 +197,7 @@ def write_reward(run_path, text):
 def test_a_reward_that_never_works_ends_the_run_with_its_reason(assay_command, run_path, body, words):
     spec = write_reward(run_path, f"{HEAD}    {body}\n")
     # one failure is enough: the time-outs of many would be a long test
-    arguments = [*SHORT, "--set", f"task.reward={spec}", "--set", "task.max_failed=0", "--out", run_path]
+    arguments = [*SHORT, "--set", f"reward.functions={spec}", "--set", "reward.max_failed=0", "--out", run_path]
     ended = assay_command.run("train", *arguments)
     assert_refused(ended, 1, "could not be computed for 1 of 1 completions", spec, *words)
     assert rows(run_path / "events.jsonl")[-1]["kind"] == "failed"
@@ -216,12 +217,12 @@ def test_a_reward_that_never_works_ends_the_run_with_its_reason(assay_command, r
 )
 def test_a_reward_file_that_cannot_be_loaded_is_refused(assay_command, run_path, text, words):
     spec = write_reward(run_path, text)
-    refuse_settings(assay_command, run_path, [f"task.reward={spec}"], spec, *words)
+    refuse_settings(assay_command, run_path, [f"reward.functions={spec}"], spec, *words)
 
 
 def test_a_reward_that_is_not_there_is_refused(assay_command, run_path):
-    refuse_settings(assay_command, run_path, ["task.reward=missing.py:score"], "there is no file", "missing.py")
-    refuse_settings(assay_command, run_path, ["task.reward=missing.py"], "not of the form file.py:function")
+    refuse_settings(assay_command, run_path, ["reward.functions=missing.py:score"], "there is no file", "missing.py")
+    refuse_settings(assay_command, run_path, ["reward.functions=missing.py"], "not of the form file.py:function")
 
 
 def test_a_reward_that_fails_sometimes_is_recorded_sample_by_sample_and_never_as_0(assay_command, run_path):
@@ -237,8 +238,8 @@ def test_a_reward_that_fails_sometimes_is_recorded_sample_by_sample_and_never_as
     for turn, way in enumerate(ways):
         text += f"    if calls % 15 == {5 * turn + 4}: {way}\n"
     spec = write_reward(run_path, text + "    return float(completion == answer)\n")
-    changes = {"run__steps": 2, "task__reward": spec, "task__max_failed": 0.4, "task__min_scored": 0.25}
-    ended = assay_command.run("train", *settings(**changes, run__evaluate=0), "--out", run_path)
+    changes = {"run__steps": 2, "reward__functions": spec, "reward__max_failed": 0.4, "reward__min_scored": 0.25}
+    ended = assay_command.run("train", *settings(**changes, evaluate__prompts=0), "--out", run_path)
     assert ended.code == 0, ended.stderr
     recorded = [
         row
@@ -248,12 +249,12 @@ def test_a_reward_that_fails_sometimes_is_recorded_sample_by_sample_and_never_as
     assert len(recorded) == 2 * 16
     failed = {number + 1: row for number, row in enumerate(recorded) if row["error"]}
     assert {number: row["error"] for number, row in failed.items()} == {
-        4: "raised KeyError: 'unit'",
-        9: "returned nan",
-        14: "its process exited with 1",
-        19: "raised KeyError: 'unit'",
-        24: "returned nan",
-        29: "its process exited with 1",
+        4: "score: raised KeyError: 'unit'",
+        9: "score: returned nan",
+        14: "score: its process exited with 1",
+        19: "score: raised KeyError: 'unit'",
+        24: "score: returned nan",
+        29: "score: its process exited with 1",
     }
     assert all(row["reward"] is None and row["advantage"] == 0.0 for row in failed.values())
     assert all(row["reward"] in (0.0, 1.0) for number, row in enumerate(recorded) if number + 1 not in failed)
@@ -263,7 +264,7 @@ def test_a_reward_that_fails_sometimes_is_recorded_sample_by_sample_and_never_as
 def test_a_reward_that_prints_and_reads_its_input_does_not_disturb_the_run(assay_command, run_path):
     answer = '{"components": {"reward": 9}}'
     spec = write_reward(run_path, f"{HEAD}    print({answer!r})\n    return len(sys.stdin.read())\n")
-    ended = assay_command.run("train", *SHORT, "--set", f"task.reward={spec}", "--out", run_path)
+    ended = assay_command.run("train", *SHORT, "--set", f"reward.functions={spec}", "--out", run_path)
     assert ended.code == 0, ended.stderr
     assert ended.stdout == ""
     assert rows(run_path / "metrics.jsonl")[0]["reward_max"] == 0.0
@@ -274,7 +275,7 @@ def test_a_reward_that_hangs_dies_with_a_killed_trainer(assay_command, run_path)
     pid = run_path.parent / "pid"
     body = f"open({str(pid)!r}, 'w').write(str(os.getpid())); os.kill(os.getppid(), signal.SIGKILL)"
     spec = write_reward(run_path, f"{HEAD}    {body}\n    while True: pass\n")
-    ended = assay_command.run("train", *settings(task__reward=spec), "--out", run_path)
+    ended = assay_command.run("train", *settings(reward__functions=spec), "--out", run_path)
     assert ended.code == -signal.SIGKILL
     state = Path("/proc", pid.read_text(), "stat")
     for _ in range(500):
@@ -292,7 +293,7 @@ def test_a_reward_that_breaks_loses_no_step_and_the_run_goes_on_once_it_is_repai
         "    return float(completion == answer)\n"
     )
     spec = write_reward(run_path, "calls = 0\n" + HEAD + body)
-    arguments = settings(task__reward=spec, run__evaluate=0, run__steps=4, checkpoint__every=1000)
+    arguments = settings(reward__functions=spec, evaluate__prompts=0, run__steps=4, checkpoint__every=1000)
     ended = assay_command.run("train", *arguments, "--out", run_path)
     assert_refused(ended, 1, "raised ValueError: broken")
     assert len(rows(run_path / "metrics.jsonl")) == 2  # 16 calls a step: it broke in the third
@@ -321,7 +322,7 @@ def test_updates_that_are_not_finite_are_skipped_counted_dumped_and_soon_end_the
     for dump in dumps:
         with safe_open(dump, framework="pt") as stored:
             assert "is nan" in stored.metadata()["reason"]
-            assert "0.ids_BL" in stored.keys()  # noqa: SIM118, not a mapping
+            assert "0.ids_RS" in stored.keys()  # noqa: SIM118, not a mapping
     # the one update that was sound has blown the weights up; whatever came after it never touched them
     older, newest = (load_file(path / "weights.safetensors") for path in sorted((run_path / "checkpoints").iterdir()))
     assert all(weight.isfinite().all() for weight in newest.values())
@@ -337,14 +338,14 @@ def test_a_policy_that_cannot_be_sampled_from_ends_the_run(assay_command, run_pa
 
 def test_refilling_with_a_constant_reward_ends_with_the_reason(assay_command, run_path):
     spec = write_reward(run_path, f"{HEAD}    return 0.25\n")
-    changes = {"task__reward": spec, "rollout__zero_variance": "refill", "rollout__refill_rounds": 2}
-    ended = assay_command.run("train", *settings(**changes, run__evaluate=0), "--out", run_path)
+    changes = {"reward__functions": spec, "rollout__zero_variance": "refill", "rollout__refill_rounds": 2}
+    ended = assay_command.run("train", *settings(**changes, evaluate__prompts=0), "--out", run_path)
     assert_refused(ended, 1, "found only 0 of 4 groups", "2 rounds (8 prompts)", "mean reward is 0.250", "constant")
 
 
 def test_a_prompt_that_is_too_long_only_later_ends_the_run(assay_command, run_path):
     # of 2 to 60 digits, the first prompts of seed 5 happen to fit
-    fits = settings(task__max_digits=60, run__seed=5, rollout__prompts=2, run__steps=50, run__evaluate=0)
+    fits = settings(task__max_digits=60, run__seed=5, rollout__prompts=2, run__steps=50, evaluate__prompts=0)
     ended = assay_command.run("train", *fits, "--out", run_path)
     assert_refused(ended, 1, "context is 64", "max_tokens")
     assert rows(run_path / "events.jsonl")[-1]["kind"] == "failed"

@@ -11,7 +11,8 @@ import pytest
 from assay.bench import WARMUP, bench
 from assay.bench.measured import STAGES_AND_REST, Measured, Step, differences, step_ratios, summarise
 from assay.bench.stopwatch import Stopwatch
-from assay.bench.trl_peer import ExactReward, settings
+from assay.bench.trl_peer import ExactReward
+from assay.bench.trl_settings import settings
 from assay.config import Config
 from assay.tasks import open_task
 from assay.types import Prompt, Rollout, StopReason

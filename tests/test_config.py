@@ -71,13 +71,18 @@ def test_typos_are_answered_with_the_nearest_name():
         ("rollout.temperature=0", "below its minimum"),
         ("optimizer.minibatches=7", "cannot be cut evenly into optimizer.minibatches = 7"),
         ("optimizer.microbatches=5000", "are fewer than"),
-        ("task.min_digits=9", "exceeds task.max_digits"),
+        ("task.options=3", "task.options = 3 must be a table"),
+        ("reward.weights=[1.0, 2.0]", "reward.weights holds 2 numbers for 0 reward.functions"),
+        ("rollout.top_p=0.9", "rollout.top_p and rollout.min_p need rollout.top_k"),
+        ("rollout.min_p=0.1", "rollout.top_p and rollout.min_p need rollout.top_k"),
+        ("rollout.stop=['']", "rollout.stop holds an empty text"),
+        ("loss.reference_every=5", "loss.kl_coef = 0 has none"),
         ("loss.dual_clip=1.1", "loss.dual_clip = 1.1 must exceed 1 + loss.clip_high"),
         ("loss.delta=1.0", "loss.delta = 1.0 must exceed 1 + loss.clip_high"),
         ("loss.clip_low=1.0", "must be below 1"),
         ("loss.correction_low=2.0", "is not below loss.correction_high"),
         ("optimizer.beta2=1.0", "must be below 1"),
-        ("task.min_scored=2.0", "shares between 0 and 1"),
+        ("reward.min_scored=2.0", "shares between 0 and 1"),
     ],
 )
 def test_values_that_cannot_work_are_refused_with_the_reason(override, words):
@@ -129,7 +134,7 @@ def test_an_objective_of_ones_own_is_accepted_once_registered():
 
 @pytest.mark.parametrize("name", ["\U0001f98a", "caf\u00e9 \u4e2d", "tab\tand\x7f"])
 def test_any_text_survives_the_way_through_a_file(tmp_path, name):
-    config = load(None, [f"task.reward={name}.py:score"])
+    config = load(None, [f"reward.functions={name}.py:score"])
     path = tmp_path / "printed.toml"
     path.write_text(to_toml(config, meanings=False), encoding="utf-8")
     assert load(path) == config
@@ -143,4 +148,4 @@ def test_a_run_is_named_by_a_plain_name(name):
 
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(ConfigError, match="no text"):
-        configuration.from_mapping({"task": {"reward": "\udcff.py:score"}})
+        configuration.from_mapping({"reward": {"functions": ["\udcff.py:score"]}})

@@ -38,6 +38,17 @@ def test_token_logprobs_are_the_log_softmax_of_the_logits_over_the_temperature()
     assert_values(grpo.token_logprobs(logits, targets, 0.5), [[math.log(1 / 10), math.log(9 / 10)]], 1e-6)
 
 
+def test_a_token_sampled_among_a_few_is_scored_among_these():
+    logits = torch.tensor([[[math.log(6), math.log(3), math.log(1), math.log(90)]]], requires_grad=True)
+    support = torch.tensor([[[0, 1, 0]]])  # a token named twice counts once
+    among = grpo.restricted(logits, support)
+    assert_values(grpo.token_logprobs(among, torch.tensor([[1]]), 1.0), [[math.log(3 / 9)]], 1e-6)
+    entropy = -(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3)
+    assert_values(grpo.token_entropy(among, 1.0), [[entropy]], 1e-6)
+    grpo.token_logprobs(among, torch.tensor([[1]]), 1.0).sum().backward()
+    assert_values(logits.grad, [[[-2 / 3, 2 / 3, 0.0, 0.0]]], 1e-6)
+
+
 def test_token_logprobs_are_computed_in_float32_from_half_precision_logits():
     logits = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     targets = torch.tensor([[1, 2, 3], [4, 5, 6]])

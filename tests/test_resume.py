@@ -197,7 +197,7 @@ def test_a_run_in_training_holds_its_lock(assay_command, run_path):
         f"    fcntl.flock(open({str(run_path / 'run.json')!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "    return 1.0\n"
     )
-    ended = assay_command.run("train", *settings(task__reward=f"{reward}:score"), "--out", run_path)
+    ended = assay_command.run("train", *settings(reward__functions=f"{reward}:score"), "--out", run_path)
     assert ended.code == 1
     assert "raised BlockingIOError" in ended.sentences[0]
 
@@ -314,7 +314,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_the_run_resumes(assay_comm
 
 
 def test_a_real_process_killed_at_a_random_time_resumes_to_the_same_bits(assay_command, run_path):
-    long = settings(run__steps=30, run__evaluate=0, checkpoint__every=9)
+    long = settings(run__steps=30, evaluate__prompts=0, checkpoint__every=9)
     assert assay_command.run("train", *long, "--out", run_path.parent / "straight").code == 0
     command = [sys.executable, "-m", "assay", "train"]
     with (run_path.parent / "log").open("w") as log:

@@ -89,11 +89,11 @@ def test_a_signal_after_an_inner_update_keeps_that_update(assay_command, straigh
 def test_a_signal_while_the_users_reward_dawdles_saves(assay_command, run_path):
     reward = run_path.parent / "reward.py"
     reward.write_text(REWARD)
-    arguments = [*SETTINGS, "--set", f"task.reward={reward}:score"]
+    arguments = [*SETTINGS, "--set", f"reward.functions={reward}:score"]
     straight = run_path.parent / "straight"
     assert assay_command.run("train", *arguments, "--out", straight, draws=True).code == 0
-    # 8 answers are scored in the first evaluation and 16 in the first step, so that call 29 lies in the second
-    ended = assay_command.run("train", *arguments, "--out", run_path, environment={"SIGNAL_AT_CALL": "29"}, draws=True)
+    # 20 answers are scored in the first evaluation and 16 in the first step, so that call 41 lies in the second
+    ended = assay_command.run("train", *arguments, "--out", run_path, environment={"SIGNAL_AT_CALL": "41"}, draws=True)
     assert_stopped_and_saved(ended, run_path, "SIGTERM")
     assert len(rows(run_path / "metrics.jsonl")) == 1
     assert_resumes(assay_command, run_path, straight)
@@ -150,7 +150,7 @@ def test_handlers_are_put_back(assay_command, run_path):
 
 
 def test_a_real_process_stops_on_a_signal_from_outside(assay_command, run_path):
-    arguments = settings(run__steps=500, run__evaluate=0, checkpoint__every=1000)
+    arguments = settings(run__steps=500, evaluate__prompts=0, checkpoint__every=1000)
     process = subprocess.Popen(
         [sys.executable, "-m", "assay", "train", *arguments, "--out", str(run_path)],
         env=assay_command.environment,

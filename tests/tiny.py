@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.policy.causal import CausalPolicy, TokenizerCodec
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
+from assay.policy.probe import examined
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 EOS_ID = 1
@@ -29,7 +31,7 @@ def tiny_policy(seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = to
                 bos_token_id=None,
             )
         )
-    return CausalPolicy(model.to(dtype), TokenizerCodec(tokenizer()), EOS_ID, temperature)
+    return examined(CausalPolicy(model.to(dtype), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
 
 
 def prompt(number: int, tokens: tuple[int, ...]) -> Prompt:

@@ -13,11 +13,12 @@ from assay.record import read_evaluations, read_events, read_metrics, read_rollo
 from assay.train import run
 from assay.train.display import STAGES
 from assay.train.loop import Stages, train
+from assay.train.machine import settled
 from assay.train.place import Place, Work
 
 
 def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None]) -> Measured:
-    config = Config()
+    config = settled(Config())
     config = replace(config, run=replace(config.run, steps=warmup + steps))
     path = directory / "run"
     wall_ends: list[float] = []

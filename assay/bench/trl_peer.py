@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from assay.bench.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
 from assay.bench.stopwatch import Stopwatch
+from assay.bench.trl_settings import settings
 from assay.config import Config
-from assay.policy.causal import CausalPolicy, TokenizerCodec
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import embedded_directory
+from assay.policy.probe import examined
+from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.evaluate import evaluate
+from assay.train.machine import settled
 
 STAGE_OF_METHOD = {
     "get_batch_samples": "start",
@@ -115,7 +121,7 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
     from datasets import Dataset  # comes with TRL, which is optional
     from trl import GRPOConfig, GRPOTrainer
 
-    config = Config()
+    config = settled(Config())
     torch.set_num_threads(config.run.threads)
     task = open_task(config)
     problems = [task.training_problem(index) for index in range((warmup + steps) * config.rollout.prompts)]
@@ -124,7 +130,7 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
     reward = ExactReward(tokenizer.eos_token_id)
     trainer = GRPOTrainer(
         model=str(model),
-        args=GRPOConfig(**settings(config, warmup + steps, directory)),
+        args=GRPOConfig(**settings(config, warmup + steps, directory), model_init_kwargs={"dtype": config.model.dtype}),
         reward_funcs=reward,
         train_dataset=Dataset.from_dict(
             {"prompt": [problem.text for problem in problems], "answer": [problem.answer for problem in problems]}
@@ -135,10 +141,13 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
     clock.attach(trainer)
 
     def heldout() -> float:
-        policy = CausalPolicy(trainer.model, TokenizerCodec(tokenizer), reward.eos_id, config.rollout.temperature)
-        row = evaluate(policy, task, config, 0, lambda done, total: None, lambda done, total: None)
-        assert row["reward_sampled"] is not None
-        return row["reward_sampled"]
+        policy = examined(
+            CausalPolicy(trainer.model, TokenizerCodec(tokenizer), (reward.eos_id,), config.rollout.temperature)
+        )
+        with closing(open_rewards(config, task, policy.codec.decode)) as own_reward:
+            evaluation = evaluate(policy, task, own_reward, config, 0, _ignore, _ignore)
+        assert evaluation.row["reward_sampled"] is not None
+        return evaluation.row["reward_sampled"]
 
     before = heldout()
     trainer.train()
@@ -168,41 +177,5 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
     )
 
 
-def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
-    """Our embedded default in TRL's words."""
-    rollout, loss, optimizer = config.rollout, config.loss, config.optimizer
-    return {
-        "output_dir": str(directory / "trl"),
-        "use_cpu": True,
-        "bf16": False,
-        "model_init_kwargs": {"dtype": config.model.dtype},
-        "seed": config.run.seed,
-        "max_steps": steps * config.updates_a_step,
-        "per_device_train_batch_size": rollout.prompts * rollout.group_size,
-        "gradient_accumulation_steps": 1,
-        "gradient_checkpointing": False,
-        "num_generations": rollout.group_size,
-        "max_completion_length": rollout.max_tokens,
-        "temperature": rollout.temperature,
-        "top_k": 0,
-        "top_p": 1.0,
-        "shuffle_dataset": False,
-        "dataloader_num_workers": 0,
-        "num_iterations": optimizer.epochs,
-        "loss_type": loss.objective,
-        "epsilon": loss.clip_low,
-        "epsilon_high": loss.clip_high,
-        "beta": loss.kl_coef,
-        "scale_rewards": config.advantage.scale,
-        "learning_rate": optimizer.learning_rate,
-        "lr_scheduler_type": optimizer.schedule,
-        "warmup_steps": optimizer.warmup,
-        "adam_beta1": optimizer.beta1,
-        "adam_beta2": optimizer.beta2,
-        "weight_decay": optimizer.weight_decay,
-        "max_grad_norm": optimizer.clip_norm,
-        "report_to": [],
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
+def _ignore(done: int, total: int) -> None:
+    """Nobody watches."""

@@ -1,58 +1,52 @@
 """A causal language model as a policy: token ids -> log-probs of the sampled tokens. Works with any Hugging Face
-causal LM, and with any torch module that maps ids_BL to logits_BLV.
+causal LM, and with any torch module that maps ids [B, L] to logits [B, L, V].
 
-Shape legend: B rows, L prompt + completion tokens, T completion tokens, V vocabulary.
+Shape legend: R rows of S tokens (see Microbatch), B completions of T tokens, N completion tokens, D hidden size,
+V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from assay.grpo import token_entropy, token_logprobs
-from assay.types import Microbatch, Prompt
+from assay.grpo import restricted, token_entropy, token_logprobs
+from assay.policy.codec import Codec, PromptRefused
+from assay.types import Microbatch, Problem, Prompt
 
-
-class Codec(Protocol):
-    """Text <-> tokens. Completions are only ever decoded, for scorers and readers; never re-encoded."""
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, tokens: Sequence[int]) -> str: ...
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str: ...
+CHUNK_NUMBERS = 2**24  # logits computed at a time: 64 MB in float32
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerCodec:
-    tokenizer: Tokenizer
+class Abilities:
+    """What a model was seen to do right; see probe.py. What it does not do is done another way, to the same numbers."""
 
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # a checker must see all of it
+    cache: bool = False  # decodes token by token with Hugging Face's cache, prompts padded on the left
+    head: bool = False  # its logits are its output embedding of its last hidden state, and nothing else
+    sharing: bool = False  # honours a mask under which several completions follow one prompt
 
 
 @dataclass(frozen=True, slots=True)
 class CausalPolicy:
-    """A model, its text codec and its end token. `temperature` divides the logits, in sampling and training alike.
+    """A model, its text codec and its end tokens. `temperature` divides the logits, in sampling and training alike.
 
     The model stays in eval mode throughout: dropout would make `new` differ from `old` with equal weights.
     """
 
     model: nn.Module
     codec: Codec
-    eos_id: int
+    eos_ids: tuple[int, ...]
     temperature: float
+    abilities: Abilities = Abilities()
+    adapter: Any = None  # peft's wrapper around the model, if low-rank adapters are trained
+    without_adapter: bool = False  # the reference of a policy with adapters: the same model, adapters switched off
+    recompute: bool = False  # gradient checkpointing
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -64,45 +58,147 @@ class CausalPolicy:
     @property
     def context(self) -> int | None:
         """How many tokens prompt and completion may have together; None if the model does not say."""
-        return getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        config: Any = getattr(self.model, "config", None)
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config()
+        return getattr(config, "max_position_embeddings", None)
 
-    @property
-    def has_cache(self) -> bool:
-        """Whether the model is known to speak Hugging Face's past_key_values."""
-        config = getattr(self.model, "config", None)
-        return bool(getattr(config, "use_cache", False))
-
-    def logits(self, ids_BL: Tensor) -> Tensor:
+    def logits(self, ids_BL: Tensor, **how: Any) -> Tensor:
         """logits_BLV of rows padded on the right; a causal model needs no attention mask for that."""
-        output = self.model(ids_BL, use_cache=False) if self.has_cache else self.model(ids_BL)
+        if hasattr(getattr(self.model, "config", None), "use_cache"):
+            how = {"use_cache": False, **how}
+        output = self.model(ids_BL, **how)
         return output if isinstance(output, Tensor) else output.logits
 
-    def logprobs(self, batch: Microbatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """(logprobs_BT, entropy_BT) of the completion tokens at the sampling temperature, in float32.
+    def next_logits(self, ids_BL: Tensor, **how: Any) -> tuple[Tensor, Any]:
+        """(logits_BV after the last token, the model's cache)."""
+        if not self.abilities.head:
+            output = self.model(ids_BL, use_cache=True, **how)
+            return output.logits[:, -1], output.past_key_values
+        output = self.model.base_model(ids_BL, use_cache=True, **how)  # type: ignore[operator]
+        return self._head(output.last_hidden_state[:, -1]), output.past_key_values
 
-        An entropy that is only looked at keeps no graph: it would hold a second copy of the logits."""
-        logits_BLV = self.logits(batch.ids_BL)
-        index_BTV = batch.positions_BT.unsqueeze(2).expand(-1, -1, logits_BLV.shape[2])
-        logits_BTV = logits_BLV.gather(1, index_BTV)
+    def logprobs(self, batch: Microbatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """(logprobs_BT, entropy_BT) of the completion tokens at the sampling temperature, in float32; 0 at padding.
+
+        Logits are made for completion tokens only, a chunk at a time, and made again in the backward pass: those of
+        the whole vocabulary are never kept for a whole batch. An entropy that is only looked at keeps no graph."""
+        real_BT = batch.predictors_BT >= 0
+        predictors_N = batch.predictors_BT[real_BT]
+        with self._mode():
+            if self.abilities.head:
+                states_ND = self._hidden(batch).flatten(0, 1)[predictors_N]
+                head: Callable[[Tensor], Tensor] = self._head
+                width = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+            else:
+                states_ND = self._all_logits(batch).flatten(0, 1)[predictors_N]
+                head, width = _as_they_are, states_ND.shape[1]
+        targets_N = batch.targets_BT[real_BT]
+        support_NK = None if batch.support_BTK is None else batch.support_BTK[real_BT]
+
+        def numbers(states_ND: Tensor, targets_N: Tensor, support_NK: Tensor | None) -> tuple[Tensor, Tensor]:
+            logits_1NV = head(states_ND).unsqueeze(0)
+            if support_NK is not None:
+                logits_1NV = restricted(logits_1NV.float(), support_NK.unsqueeze(0))
+            seen_1NV = logits_1NV if entropy_gradient else logits_1NV.detach()
+            return (
+                token_logprobs(logits_1NV, targets_N.unsqueeze(0), self.temperature).squeeze(0),
+                token_entropy(seen_1NV, self.temperature).squeeze(0),
+            )
+
+        size = max(CHUNK_NUMBERS // width, 16)
+        chunks = range(0, max(len(targets_N), 1), size)
+        # a second computation of the logits in the backward pass is the price of not keeping them
+        again = self.abilities.head and torch.is_grad_enabled() and len(chunks) > 1
+        logprobs, entropies = [], []
+        for first in chunks:
+            part = slice(first, first + size)
+            given = states_ND[part], targets_N[part], None if support_NK is None else support_NK[part]
+            logprobs_n, entropy_n = checkpoint(numbers, *given, use_reentrant=False) if again else numbers(*given)
+            logprobs.append(logprobs_n)
+            entropies.append(entropy_n)
+        empty_BT = torch.zeros(real_BT.shape, dtype=torch.float32, device=real_BT.device)
         return (
-            token_logprobs(logits_BTV, batch.targets_BT, self.temperature),
-            token_entropy(logits_BTV if entropy_gradient else logits_BTV.detach(), self.temperature),
+            empty_BT.masked_scatter(real_BT, torch.cat(logprobs)),
+            empty_BT.masked_scatter(real_BT, torch.cat(entropies)),
         )
 
-    def prompt(self, id: str, text: str, answer: str, max_tokens: int) -> Prompt:
+    def prompt(self, problem: Problem, max_tokens: int) -> Prompt:
         """Tokenizes a problem; refuses one that leaves no room for `max_tokens` of completion."""
-        tokens = tuple(self.codec.encode(text))
-        check_room(id, len(tokens), max_tokens, self.context)
-        return Prompt(id=id, text=text, tokens=tokens, answer=answer)
+        tokens = self.codec.chat(problem.messages) if problem.messages else self.codec.encode(problem.text)
+        if not tokens:
+            raise PromptRefused(f"prompt {problem.id!r} has no tokens; a policy cannot continue nothing")
+        check_room(problem.id, len(tokens), max_tokens, self.context)
+        return Prompt(problem.id, problem.text, tuple(tokens), problem.answer, problem.fields)
+
+    def _head(self, states_ND: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(states_ND)  # type: ignore[operator, no-any-return]
+
+    def _hidden(self, batch: Microbatch) -> Tensor:
+        how = {"use_cache": False, **self._layout(batch)}
+        return self.model.base_model(batch.ids_RS, **how).last_hidden_state  # type: ignore[operator, no-any-return]
+
+    def _all_logits(self, batch: Microbatch) -> Tensor:
+        return self.logits(batch.ids_RS, **self._layout(batch))
+
+    def _layout(self, batch: Microbatch) -> dict[str, Tensor]:
+        """What tells the model that several completions follow one prompt; nothing if a row is an ordinary sequence."""
+        if batch.branches_RS is None:
+            return {}
+        dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
+        return {
+            "attention_mask": branch_mask(batch.branches_RS, dtype),
+            "position_ids": batch.positions_RS,
+        }
+
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.without_adapter:
+                stack.enter_context(self.adapter.disable_adapter())
+            if self.recompute and torch.is_grad_enabled():
+                stack.enter_context(_recomputing(self.model))
+            yield
 
 
-class PromptTooLong(ValueError):
-    pass
+def branch_mask(branches_RS: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive attention mask [R, 1, S, S]: a token sees the prompt (branch 0) and its own branch, up to itself."""
+    size = branches_RS.shape[1]
+    seen_RSS = (branches_RS.unsqueeze(1) == branches_RS.unsqueeze(2)) | (branches_RS.unsqueeze(1) == 0)
+    seen_RSS = seen_RSS & torch.ones(size, size, dtype=torch.bool, device=branches_RS.device).tril()
+    mask_RSS = torch.zeros(seen_RSS.shape, dtype=dtype, device=branches_RS.device)
+    return mask_RSS.masked_fill(~seen_RSS, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def _as_they_are(logits_NV: Tensor) -> Tensor:
+    return logits_NV
+
+
+@contextmanager
+def _recomputing(model: nn.Module) -> Iterator[None]:
+    """Gradient checkpointing for one forward pass. transformers ties it to a layer's training mode; a layer is back in
+    eval mode by the time its own forward begins, so that dropout stays off, in it and below it."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    hooks = [layer.register_forward_pre_hook(_to_eval_mode) for layer in layers]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer, hook in zip(layers, hooks, strict=True):
+            layer.training = False
+            hook.remove()
+
+
+def _to_eval_mode(layer: nn.Module, arguments: object) -> None:
+    layer.training = False
 
 
 def check_room(prompt_id: str, prompt_tokens: int, max_tokens: int, context: int | None) -> None:
     if context is not None and prompt_tokens + max_tokens > context:
-        raise PromptTooLong(
+        raise PromptRefused(
             f"prompt {prompt_id!r} has {prompt_tokens} tokens and may get {max_tokens} more, but the model's context "
             f"is {context}; shorten the prompt or lower max_tokens"
         )

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from assay.policy.made import made_once
 from assay.tasks.sort_digits import ALPHABET, SortDigits
 
 EOS = "<eos>"
@@ -45,18 +43,12 @@ RECIPE = {
 def embedded_directory(warm_steps: int, on_step: Callable[[int, int], None]) -> Path:
     """The Hugging Face directory of the warm-started model, made if it is not in the cache yet."""
     key = json.dumps([RECIPE, warm_steps, torch.__version__], sort_keys=True)
-    target = _cache_root() / f"sort-digits-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not target.exists():
-        model = warm_start(warm_steps, on_step)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
-        model.save_pretrained(aside)
-        tokenizer().save_pretrained(aside)
-        try:
-            aside.rename(target)
-        except OSError:  # another run has made the same directory in the meantime
-            shutil.rmtree(aside)
-    return target
+
+    def make(directory: Path) -> None:
+        warm_start(warm_steps, on_step).save_pretrained(directory)
+        tokenizer().save_pretrained(directory)
+
+    return made_once(f"sort-digits-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
 
 
 def warm_start(steps: int, on_step: Callable[[int, int], None]) -> LlamaForCausalLM:
@@ -129,8 +121,3 @@ def _taught(answer: str, index: int) -> str:
     other = source.choice("0123456789".replace(answer[place], ""))
     slip = source.choice(("", answer[place] * 2, other))
     return answer[:place] + slip + answer[place + 1 :]
-
-
-def _cache_root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "assay"

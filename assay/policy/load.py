@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,52 +14,169 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from assay.config import Config, ConfigError
-from assay.policy.causal import CausalPolicy, TokenizerCodec
+from assay.config.sections import ModelConfig
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
-from assay.policy.probe import vocabulary_of
+from assay.policy.gguf import smollm2_file, unpacked
+from assay.policy.probe import examined, vocabulary_of
+
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
 
 
-def load_policy(config: Config, on_warm_step: Callable[[int, int], None]) -> CausalPolicy:
+def resolved(config: Config) -> Config:
+    """The config with device and dtype decided: what is recorded is what was used."""
+    device, dtype = config.run.device, config.model.dtype
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" and config.model.path != "embedded" else "float32"
+    return replace(config, run=replace(config.run, device=device), model=replace(config.model, dtype=dtype))
+
+
+def load_policy(
+    config: Config,
+    on_warm_step: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda sentence: None,
+) -> CausalPolicy:
     """The policy of the [model] section; the embedded one is made first if need be."""
+    config = resolved(config)
     if config.run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device = 'cuda', but torch sees no GPU; set run.device = 'cpu'")
     transformers_logging.disable_progress_bar()  # it would tear the stage log
     if config.model.path == "embedded":
         directory = embedded_directory(config.model.warm_steps, on_warm_step)
     else:
-        directory = Path(config.model.path)
-        if not (directory / "config.json").is_file():
-            raise ConfigError(
-                f"model.path = {config.model.path!r} is not a Hugging Face model directory on this machine (no "
-                "config.json in it); nothing is downloaded"
-            )
+        directory = model_directory(config.model, say)
+    model, tokenizer = _read(directory, config.model)
+    ends = end_tokens(model, tokenizer)
+    if not ends:
+        raise ConfigError(
+            f"neither tokenizer nor model in {directory} names an EOS token: no completion could ever end"
+        )
+    model.to(config.run.device)
+    if config.model.gradient_checkpointing:
+        try:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise ConfigError(f"model.gradient_checkpointing: the model in {directory} has none: {error}") from error
+    policy = CausalPolicy(
+        model,
+        TokenizerCodec(tokenizer),
+        ends,
+        config.rollout.temperature,
+        recompute=config.model.gradient_checkpointing,
+    )
     try:
-        # a model's own code is never run, and weights are never unpickled
+        vocabulary = vocabulary_of(policy)
+        if len(tokenizer) > vocabulary:
+            raise ConfigError(
+                f"the tokenizer in {directory} has {len(tokenizer)} tokens, but the model knows only {vocabulary}; "
+                "they do not belong together"
+            )
+        policy = examined(policy)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"the model in {directory} cannot be trained: {error}") from error
+    if suggested := suggested_sampling(model):
+        say(f"the model's generation config suggests {suggested}; it is not applied: the [rollout] section decides")
+    return with_adapter(policy, config) if config.model.lora_rank else policy
+
+
+def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
+    """Where the files of the model are, on this machine; a GGUF file is unpacked, a model on the hub is fetched."""
+    if settings.path == "smollm2":
+        return unpacked(smollm2_file(), say)
+    path = Path(settings.path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"model.path = {settings.path!r}: there is no such file")
+        return unpacked(path, say)
+    if (path / "config.json").is_file():
+        return path
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.path = {settings.path!r} holds a LoRA adapter without its model; merge the two first, for instance "
+            "with: assay export RUN --merge"
+        )
+    if path.exists():
+        raise ConfigError(f"model.path = {settings.path!r} is not a Hugging Face model directory: no config.json in it")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", settings.path):
+        raise ConfigError(
+            f"model.path = {settings.path!r} is neither a directory or .gguf file on this machine nor a name on the "
+            "hub (owner/name); 'embedded' and 'smollm2' need no files"
+        )
+    return _fetched(settings.path, say)
+
+
+def _fetched(name: str, say: Callable[[str], None]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    say(f"looking for {name} in the local hub cache and on the hub")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"model.path = {name!r} is no directory on this machine, and the hub could not give it "
+            f"({type(error).__name__}); give the path of a model directory"
+        ) from error
+
+
+def _read(directory: Path, settings: ModelConfig) -> tuple[Any, Any]:
+    """(model, tokenizer). Weights are never unpickled, and a model's own code is run only if that was asked for."""
+    try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             directory,
-            dtype=getattr(torch, config.model.dtype),
-            trust_remote_code=False,
+            dtype=getattr(torch, settings.dtype),
+            trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"the model in {directory} cannot be loaded: {type(error).__name__}: {reason}") from error
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ConfigError(f"the model in {directory} lacks weights ({missing}): they would start at random")
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer in {directory} names no EOS token, so no completion could ever end")
-    model.to(config.run.device)
-    policy = CausalPolicy(model, TokenizerCodec(tokenizer), tokenizer.eos_token_id, config.rollout.temperature)
+    return model, tokenizer
+
+
+def with_adapter(policy: CausalPolicy, config: Config) -> CausalPolicy:
+    """The policy with low-rank adapters on a frozen model; they begin as the identity."""
     try:
-        vocabulary = vocabulary_of(policy)
-    except ValueError as error:
-        raise ConfigError(f"the model in {directory} cannot be trained: {error}") from error
-    if len(tokenizer) > vocabulary:
-        raise ConfigError(
-            f"the tokenizer in {directory} has {len(tokenizer)} tokens, but the model knows only {vocabulary}; they do "
-            "not belong together"
-        )
-    return policy
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError("model.lora_rank needs the package peft; run: pip install 'assay[lora]'") from error
+    targets = config.model.lora_targets
+    settings = LoraConfig(
+        r=config.model.lora_rank,
+        lora_alpha=config.model.lora_alpha,
+        lora_dropout=0.0,  # dropout would make new differ from old with equal weights
+        target_modules=targets if targets == "all-linear" else [name.strip() for name in targets.split(",")],
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        try:
+            adapter = get_peft_model(policy.model, settings)
+        except ValueError as error:
+            raise ConfigError(f"model.lora_targets = {targets!r} fits no module of the model: {error}") from error
+    return replace(policy, model=adapter.get_base_model(), adapter=adapter)
+
+
+def suggested_sampling(model: Any) -> str:
+    """What a model's generation config would change about sampling, had it a say."""
+    suggested = getattr(model, "generation_config", None)
+    neutral = {
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "typical_p": 1.0,
+    }
+    values = {name: getattr(suggested, name, None) for name in neutral}
+    return ", ".join(f"{name} = {value}" for name, value in values.items() if value not in (None, neutral[name]))

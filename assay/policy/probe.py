@@ -1,11 +1,23 @@
-"""A first look at a model: does it give finite logits of the next token, without looking ahead?"""
+"""A first look at a model: is it causal, are its logits finite, and which short cuts give the same numbers?"""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.policy.causal import CausalPolicy
+from assay.policy.causal import Abilities, CausalPolicy, branch_mask
+
+
+def examined(policy: CausalPolicy) -> CausalPolicy:
+    """The policy with the abilities that its model showed; a model that cannot be a policy raises ValueError."""
+    vocabulary_of(policy)
+    with torch.no_grad():
+        head = _has_plain_head(policy)
+        policy = replace(policy, abilities=Abilities(head=head))
+        return replace(policy, abilities=Abilities(cache=_caches(policy), head=head, sharing=_shares_prompts(policy)))
 
 
 def vocabulary_of(policy: CausalPolicy) -> int:
@@ -21,14 +33,101 @@ def vocabulary_of(policy: CausalPolicy) -> int:
         )
     if not logits_22V.isfinite().all():
         raise ValueError("the model's logits are not finite before any training; look for NaN in its weights")
-    # rounding may differ between rows, a look ahead changes much more
-    tolerance = torch.finfo(logits_22V.dtype).eps ** 0.5 * float(logits_22V.abs().max())
-    if float((logits_22V[0, 0] - logits_22V[1, 0]).abs().max()) > tolerance:
+    if not _close(logits_22V[0, 0], logits_22V[1, 0]):
         raise ValueError(
             "the model is not causal: its output at one token depends on the next one, so it would be trained to "
             "predict what it can see; give it a causal mask"
         )
     vocabulary = logits_22V.shape[2]
-    if not 0 <= policy.eos_id < vocabulary:
-        raise ValueError(f"eos_id = {policy.eos_id} can never be sampled: the model knows tokens 0 to {vocabulary - 1}")
+    for end in policy.eos_ids:
+        if not 0 <= end < vocabulary:
+            raise ValueError(f"eos_id = {end} can never be sampled: the model knows tokens 0 to {vocabulary - 1}")
     return vocabulary
+
+
+def _close(left: Tensor, right: Tensor) -> bool:
+    """Equal but for rounding, which differs between shapes; a token that sees what it must not changes much more."""
+    tolerance = torch.finfo(left.dtype).eps ** 0.5 * max(float(left.abs().max()), 1e-6)
+    return left.shape == right.shape and float((left - right).abs().max()) <= tolerance
+
+
+def _is_hugging_face(model: Any) -> bool:
+    return hasattr(model, "config") and hasattr(model, "get_output_embeddings") and hasattr(model, "base_model")
+
+
+def _has_plain_head(policy: CausalPolicy) -> bool:
+    """Models that scale or cap their logits after the output embedding must be asked for the logits themselves."""
+    model: Any = policy.model
+    if not _is_hugging_face(model) or model.get_output_embeddings() is None or model.base_model is model:
+        return False
+    ids_24 = torch.tensor([[0, 1, 2, 1], [1, 2, 0, 0]], device=policy.device) % _tokens(policy)
+    states = getattr(model.base_model(ids_24, use_cache=False), "last_hidden_state", None)
+    if states is None:
+        return False
+    return torch.equal(model.get_output_embeddings()(states), model(ids_24, use_cache=False).logits)
+
+
+def _tokens(policy: CausalPolicy) -> int:
+    return int(policy.logits(torch.zeros(1, 1, dtype=torch.long, device=policy.device)).shape[2])
+
+
+def _caches(policy: CausalPolicy) -> bool:
+    """Two prompts of different lengths, padded on the left, repeated and continued: as if they were computed alone?"""
+    model: Any = policy.model
+    if not (_is_hugging_face(model) and getattr(model.config, "use_cache", False)):
+        return False
+    size, device = _tokens(policy), policy.device
+    ids_24 = torch.tensor([[0, 0, 1, 2], [3, 1, 2, 4]], device=device) % size
+    visible_24 = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]], device=device)
+    positions_24 = torch.tensor([[0, 0, 0, 1], [0, 1, 2, 3]], device=device)
+    next_4 = torch.tensor([5, 6, 7, 8], device=device) % size
+    try:
+        _, cache = policy.next_logits(ids_24, attention_mask=visible_24, position_ids=positions_24)
+        cache.batch_repeat_interleave(2)
+        continued_4V, _ = policy.next_logits(
+            next_4.unsqueeze(1),
+            attention_mask=torch.cat([visible_24.repeat_interleave(2, dim=0), visible_24.new_ones(4, 1)], dim=1),
+            position_ids=torch.tensor([[2], [2], [4], [4]], device=device),
+            past_key_values=cache,
+        )
+    except (TypeError, AttributeError, ValueError, RuntimeError, LookupError):  # not a cache that can be repeated
+        return False
+    alone = [
+        policy.logits(torch.cat([ids_24[row // 2][visible_24[row // 2] > 0], next_4[row : row + 1]]).unsqueeze(0))[
+            0, -1
+        ]
+        for row in range(4)
+    ]
+    return _close(torch.stack(alone), continued_4V)
+
+
+def _shares_prompts(policy: CausalPolicy) -> bool:
+    """One prompt with two completions behind it, under a mask: as if each stood alone?"""
+    model: Any = policy.model
+    if not _is_hugging_face(model) or _looks_locally(model.config):
+        return False
+    size, device = _tokens(policy), policy.device
+    # not from 0 on: a model that counts positions by what is not padding would seem to count them as we do
+    prompt, left, right = [2, 3, 4], [5, 6], [7, 8, 9]
+    ids_18 = torch.tensor([[*prompt, *left, *right]], device=device) % size
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    try:
+        shared_8V = policy.logits(
+            ids_18,
+            attention_mask=branch_mask(torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2]], device=device), dtype),
+            position_ids=torch.tensor([[0, 1, 2, 3, 4, 3, 4, 5]], device=device),
+        )[0]
+    except (TypeError, ValueError, RuntimeError, IndexError):  # takes no such mask
+        return False
+    first, second = (
+        policy.logits(torch.tensor([[*prompt, *completion]], device=device) % size)[0] for completion in (left, right)
+    )
+    return _close(torch.cat([first, second[3:]]), shared_8V)
+
+
+def _looks_locally(config: Any) -> bool:
+    """Sliding windows and recurrent layers follow the order of the row, which a mask of branches does not change."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    return kinds != {"full_attention"} or bool(windowed)

@@ -1,62 +1,97 @@
-"""Where prompts and rewards come from. `open_task` turns the [task] section into a Task."""
+"""Where prompts come from. `open_task` turns the [task] section into a Task.
+
+A name is a built-in task, reasoning_gym/FAMILY, or the path of a file or directory with rows of one's own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
-from assay.config import Config
-from assay.tasks.reward_process import RewardProcess
-from assay.tasks.sort_digits import SortDigits
-from assay.types import Prompt, Rollout, Score
+from assay.config import Config, ConfigError, nearest, read_options
+from assay.tasks.addition import Addition, AdditionOptions
+from assay.tasks.json_object import JsonObject, JsonOptions
+from assay.tasks.sort_digits import SortDigits, SortDigitsOptions
+from assay.tasks.two_words import TwoWords, TwoWordsOptions
+from assay.types import Problem, Prompt, Rollout, Score
 
-
-class Problem(Protocol):
-    """A prompt before it is turned into tokens."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def answer(self) -> str: ...
+REASONING_GYM = "reasoning_gym/"
+FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class Task(Protocol):
-    """Problems by number, and the reward of an answer. The same number always gives the same problem."""
+    """Problems by number. The same number always gives the same problem; numbers beyond the last begin anew."""
+
+    @property
+    def own_reward(self) -> str:
+        """package.module:function that reward workers import to score this task; "" = `score` does it here."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the source of the problems changes; "" = the problems come from this package alone."""
 
     def training_problem(self, index: int) -> Problem: ...
 
     def heldout_problem(self, index: int) -> Problem:
         """A problem that no training index ever gives."""
 
-    def score(self, prompt: Prompt, rollout: Rollout) -> Score: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WithReward:
-    """A task whose reward is the user's own function."""
-
-    task: Task
-    reward: RewardProcess
-
-    def training_problem(self, index: int) -> Problem:
-        return self.task.training_problem(index)
-
-    def heldout_problem(self, index: int) -> Problem:
-        return self.task.heldout_problem(index)
-
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
-        return self.reward.score(prompt, rollout)
+        """The task's own reward; it must not be asked of a task with an `own_reward`."""
 
-    def close(self) -> None:
-        self.reward.close()
+
+# name -> its options, and the task made of them and run.seed
+BUILT_IN: dict[str, tuple[type[Any], Callable[[Any, int], Task]]] = {
+    "sort_digits": (SortDigitsOptions, SortDigits.of),
+    "addition": (AdditionOptions, Addition),
+    "json": (JsonOptions, JsonObject),
+    "two_words": (TwoWordsOptions, TwoWords),
+}
 
 
 def open_task(config: Config) -> Task:
-    task = SortDigits(config.task.min_digits, config.task.max_digits, seed=config.run.seed)
-    if config.task.reward:
-        return WithReward(task, RewardProcess(config.task.reward, config.task.reward_timeout))
-    return task
+    name, given, seed = config.task.name, config.task.options, config.run.seed
+    if name in BUILT_IN:
+        kind, make = BUILT_IN[name]
+        return make(read_options(kind, given, "task.options"), seed)
+    if name.startswith(REASONING_GYM):
+        if not has_reasoning_gym():
+            raise ConfigError(
+                f"task.name = {name!r} needs the package reasoning-gym: pip install 'assay[reasoning-gym]'"
+            )
+        from assay.tasks.reasoning_gym import ReasoningGym
+
+        return ReasoningGym(name.removeprefix(REASONING_GYM), given, seed)
+    if is_path(name):
+        from assay.tasks.files import FileOptions, FileTask
+
+        return FileTask(
+            Path(name).expanduser(),
+            read_options(FileOptions, given, "task.options"),
+            seed,
+            needs_answer=not config.reward.functions or "task" in config.reward.functions,
+            needs_heldout=config.evaluate.prompts > 0,
+        )
+    raise ConfigError(
+        f"task.name = {name!r} is no built-in task ({', '.join(BUILT_IN)}), no reasoning_gym/FAMILY, no existing "
+        f"directory and no file that ends in {', '.join(FILE_ENDINGS)}{_meant(name)}"
+    )
+
+
+def _meant(name: str) -> str:
+    """The end of an error message: a family may have been given without its prefix."""
+    if not has_reasoning_gym():
+        return nearest(name, list(BUILT_IN))
+    from assay.tasks.reasoning_gym import families
+
+    own = nearest(name, list(BUILT_IN))
+    return own or nearest(name.rpartition("/")[2], families()).replace("'", f"'{REASONING_GYM}", 1)
+
+
+def is_path(name: str) -> bool:
+    return name.endswith(FILE_ENDINGS) or Path(name).expanduser().is_dir()
+
+
+def has_reasoning_gym() -> bool:
+    return importlib.util.find_spec("reasoning_gym") is not None

@@ -5,18 +5,22 @@ from __future__ import annotations
 import random
 import zlib
 from dataclasses import dataclass
+from typing import ClassVar
 
-from assay.types import Prompt, Rollout, Score
+from assay.config import ConfigError
+from assay.config.sections import setting
+from assay.types import Problem, Prompt, Rollout, Score
 
 ALPHABET = "0123456789>"
 HELDOUT_SHARE = 8  # one text in eight is never trained on, chosen by its checksum
 
 
 @dataclass(frozen=True, slots=True)
-class SortProblem:
-    id: str
-    text: str
-    answer: str
+class SortDigitsOptions:
+    """Digits to be put in ascending order."""
+
+    min_digits: int = setting(4, "fewest digits", low=1)
+    max_digits: int = setting(6, "most digits", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +35,34 @@ class SortDigits:
     min_digits: int
     max_digits: int
     seed: int
+    own_reward: ClassVar[str] = ""
+    fingerprint: ClassVar[str] = ""
 
-    def training_problem(self, index: int) -> SortProblem:
+    def __post_init__(self) -> None:
+        if self.min_digits > self.max_digits:
+            raise ConfigError(
+                f"task.options.min_digits = {self.min_digits} exceeds task.options.max_digits = {self.max_digits}"
+            )
+
+    @classmethod
+    def of(cls, options: SortDigitsOptions, seed: int) -> SortDigits:
+        return cls(options.min_digits, options.max_digits, seed)
+
+    def training_problem(self, index: int) -> Problem:
         return self._problem("train", index)
 
-    def heldout_problem(self, index: int) -> SortProblem:
+    def heldout_problem(self, index: int) -> Problem:
         return self._problem("heldout", index)
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         """1 for exactly the sorted digits, ended by the policy itself; else 0."""
         return Score.of({"exact": float(rollout.text == prompt.answer and not rollout.truncated)})
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-    def _problem(self, split: str, index: int) -> SortProblem:
+    def _problem(self, split: str, index: int) -> Problem:
         source = random.Random(f"{self.seed}/{split}/{index}")
         while True:
             length = source.randint(self.min_digits, self.max_digits)
             digits = "".join(source.choice("0123456789") for _ in range(length))
             is_heldout = zlib.crc32(digits.encode()) % HELDOUT_SHARE == 0
             if is_heldout == (split == "heldout"):
-                return SortProblem(f"sort-{split}-{index}", f"{digits}>", "".join(sorted(digits)))
+                return Problem(f"sort-{split}-{index}", f"{digits}>", "".join(sorted(digits)))

@@ -76,6 +76,14 @@ def save(
     return root / name
 
 
+def load(root: Path, name: str) -> Checkpoint:
+    """One checkpoint by name, verified."""
+    try:
+        return _load(root / name)
+    except _Damage as damage:
+        raise CheckpointError(f"checkpoint {name} is damaged: {damage}; choose another one") from damage
+
+
 def load_latest(root: Path, report: Callable[[str], None]) -> Checkpoint:
     """The newest whole checkpoint. Each damaged one that is passed over is told to `report` in a sentence."""
     problems = []

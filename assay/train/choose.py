@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from assay.config import Config
 from assay.train.failure import RunFailed
 from assay.train.place import Gathered
-from assay.train.score import ADDED_COMPONENTS
-from assay.types import Group
+from assay.train.score import ADDED_COMPONENTS, reward_weights
+from assay.types import Group, weight_of
 
 
 class NoSignal(RunFailed):
@@ -18,11 +18,11 @@ class NoSignal(RunFailed):
 def choose(gathered: Gathered, groups: Sequence[Group], config: Config, say: Callable[[str], None]) -> Gathered:
     """Adds one round of groups to those gathered and decides whether the step has enough."""
     policy, wanted = config.rollout.zero_variance, config.rollout.prompts
-    usable = [group for group in groups if _share_scored(group) >= config.task.min_scored]
+    usable = [group for group in groups if _share_scored(group) >= config.reward.min_scored]
     if len(usable) < len(groups):
         say(
             f"dropped {len(groups) - len(usable)} of {len(groups)} groups: fewer than "
-            f"{config.task.min_scored:.0%} of their rollouts could be scored"
+            f"{config.reward.min_scored:.0%} of their rollouts could be scored"
         )
     alive = [group for group in usable if has_signal(group, config)]
     together = (*gathered.groups, *(usable if policy == "keep" else alive))
@@ -42,11 +42,19 @@ def choose(gathered: Gathered, groups: Sequence[Group], config: Config, say: Cal
 def has_signal(group: Group, config: Config) -> bool:
     """Whether the task's own reward tells two scored rollouts apart: what the trainer adds itself (KL, length) does not
     count, and under GDPO each component is compared on its own, since each is normalised on its own."""
+    weights = reward_weights(config)
     own = [
-        {name: value for name, value in score.components.items() if name not in ADDED_COMPONENTS}
+        {
+            name: weight_of(name, weights) * value
+            for name, value in score.components.items()
+            if name not in ADDED_COMPONENTS
+        }
         for score in group.scores
         if not score.error
     ]
+    steps = [step for score in group.scores for _, step in score.steps]  # each step is compared with all of the group
+    if len(set(steps)) > 1:
+        return True
     if config.advantage.combine == "gdpo":
         return len({tuple(sorted(components.items())) for components in own}) > 1
     return len({sum(components.values()) for components in own}) > 1

@@ -19,10 +19,13 @@ class StageClock:
         self.device = device
         self.display = display
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds = 0.0  # that this process computed in the step so far, rewards left out
+        self._cpu_began = time.process_time()
         self.memory: dict[str, int] = {}
 
     def begin(self, step: int) -> None:
         self.seconds, self.memory = {}, {}
+        self.cpu_seconds, self._cpu_began = 0.0, time.process_time()
         if self.display is not None:
             self.display.begin(step)
 
@@ -38,6 +41,10 @@ class StageClock:
         on_gpu = self.device.type == "cuda"
         self.memory[stage] = torch.cuda.memory_allocated(self.device) if on_gpu else memory_bytes()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        now = time.process_time()
+        if stage != "scored":
+            self.cpu_seconds += now - self._cpu_began
+        self._cpu_began = now
         if self.display is not None:
             self.display.stage(stage, seconds, self.memory[stage], detail)
 

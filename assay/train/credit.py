@@ -5,14 +5,16 @@ Shape legend: P groups, G rollouts a group, K reward components.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from assay.config import AdvantageConfig
-from assay.grpo import gdpo_advantages, group_advantages
-from assay.types import Group, Sample
+from assay.config.sections import AdvantageConfig
+from assay.grpo import gdpo_advantages, group_advantages, process_advantages
+from assay.train.failure import RunFailed
+from assay.types import Group, Sample, Score, weight_of
 
 
 def advantages_of(rewards_PG: Tensor, settings: AdvantageConfig) -> Tensor:
@@ -37,16 +39,54 @@ def credit(
             [[[score.components.get(name, torch.nan) for name in names] for score in group.scores] for group in groups],
             dtype=torch.float64,
         )
-        weights_K = torch.tensor([weights.get(name, 1.0) for name in names], dtype=torch.float64)
+        weights_K = torch.tensor([weight_of(name, weights) for name in names], dtype=torch.float64)
         advantages_PG = gdpo_advantages(rewards_PGK, weights_K, std=settings.std, epsilon=settings.epsilon)
     else:
+        # what a process reward gave step by step is credited step by step, below
         rewards_PG = torch.tensor(
-            [[torch.nan if reward is None else reward for reward in group.rewards] for group in groups],
+            [[_outcome(score) for score in group.scores] for group in groups],
             dtype=torch.float64,
         )
         advantages_PG = advantages_of(rewards_PG, settings)
     return tuple(
         Sample(group.prompt, rollout, advantage, in_loss=not (mask_truncated and rollout.truncated))
-        for group, advantages in zip(groups, advantages_PG.tolist(), strict=True)
-        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+        for group, outcomes in zip(groups, advantages_PG.tolist(), strict=True)
+        for rollout, advantage in zip(group.rollouts, _by_token(group, outcomes, settings), strict=True)
     )
+
+
+def _outcome(score: Score) -> float:
+    """What a reward holds beside its steps. Equal outcomes behind unequal steps must be equal numbers: the last digits
+    that a subtraction leaves are noise, which a small std would blow up into advantages."""
+    if score.reward is None:
+        return torch.nan
+    if not score.steps:
+        return score.reward
+    process = sum(reward for _, reward in score.steps)
+    magnitude = max(abs(score.reward), abs(process), 1.0)
+    return round(score.reward - process, 12 - math.ceil(math.log10(magnitude)))
+
+
+def _by_token(
+    group: Group, outcomes: Sequence[float], settings: AdvantageConfig
+) -> Sequence[float | tuple[float, ...]]:
+    """The advantages of a group: numbers, or one a token where rewards came step by step."""
+    if not any(score.steps for score in group.scores):
+        return outcomes
+    if (settings.combine, settings.scale) != ("sum", "group"):
+        raise RunFailed(
+            "the reward gives one number a step, which is compared within its group only; set advantage.combine = "
+            "'sum' and advantage.scale = 'group'"
+        )
+    steps = max(len(score.steps) for score in group.scores)
+    rewards_1GS = torch.full((1, len(group.scores), steps), torch.nan, dtype=torch.float64)
+    ends_1GS = torch.zeros(1, len(group.scores), steps, dtype=torch.int64)
+    for row, score in enumerate(group.scores):
+        for step, (tokens, reward) in enumerate(score.steps):
+            rewards_1GS[0, row, step], ends_1GS[0, row, step] = reward, tokens - 1
+    longest = max(len(rollout.tokens) for rollout in group.rollouts)
+    process_GT = process_advantages(rewards_1GS, ends_1GS, longest, std=settings.std, epsilon=settings.epsilon)[0]
+    return [
+        tuple(outcome + step for step in by_token[: len(rollout.tokens)])
+        for outcome, by_token, rollout in zip(outcomes, process_GT.tolist(), group.rollouts, strict=True)
+    ]

@@ -1,55 +1,159 @@
-"""Held-out evaluation: the mean reward on problems that training never sees, greedy and sampled."""
+"""Held-out evaluation: one greedy and several sampled answers to problems that training never sees.
+
+    Problem[P] --> Rollout[P][1 + samples] --> Score --> Evaluation (a row, and some answers in words)
+
+The reward is that of the functions alone: no KL, no length penalty. An answer that could not be scored is counted as
+such; it is in no mean reward, and it has not passed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from assay.config import Config
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
+from assay.record.evaluations import HeldoutAnswers
+from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.randomness import derived_seed
 from assay.train.score import stop_if_hopeless
-from assay.types import Prompt, Score
+from assay.types import Prompt, Rollout, Score
+
+EvaluationRow = dict[str, float | int | None]
+Item = TypeVar("Item")
+
+WORDS = 32  # prompts whose answers are kept in words
+ROUNDING = 1e-9  # a weighted sum may miss pass_reward by its last bits
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The row for evaluations.jsonl, and the first answers in words."""
+
+    row: EvaluationRow
+    answers: tuple[HeldoutAnswers, ...]
 
 
 def heldout_prompts(task: Task, policy: CausalPolicy, config: Config) -> list[Prompt]:
-    problems = [task.heldout_problem(index) for index in range(config.run.evaluate)]
-    limit = config.rollout.max_tokens
-    return [policy.prompt(problem.id, problem.text, problem.answer, limit) for problem in problems]
+    """The first evaluate.prompts held-out problems; fewer if the task has fewer, for no problem counts twice."""
+    # by id: a finite source begins anew
+    problems = {problem.id: problem for problem in map(task.heldout_problem, range(config.evaluate.prompts))}
+    return [policy.prompt(problem, config.rollout.max_tokens) for problem in problems.values()]
 
 
 def evaluate(
     policy: CausalPolicy,
     task: Task,
+    reward: Reward,
     config: Config,
     step: int,
     on_token: Callable[[int, int], None],
     on_scored: Callable[[int, int], None],
-) -> dict[str, float | int | None]:
-    """One row of evaluations.jsonl. The same problems and the same random numbers at every call."""
+) -> Evaluation:
+    """What the policy is worth after `step`. The same problems and the same random numbers at every call."""
     prompts = heldout_prompts(task, policy, config)
-    row: dict[str, float | int | None] = {"step": step, "prompts": len(prompts)}
-    for name, greedy in (("greedy", True), ("sampled", False)):
-        generator = torch.Generator(policy.device).manual_seed(derived_seed(config.run.seed, "evaluation"))
-        rollouts = generate(
+    greedy, sampled = (
+        generate(
             policy,
             prompts,
-            group_size=1,
-            max_tokens=config.rollout.max_tokens,
-            generator=generator,
+            group_size=group_size,
+            settings=config.rollout,
+            generator=torch.Generator(policy.device).manual_seed(derived_seed(config.run.seed, "evaluation")),
             policy_version=-1,
-            greedy=greedy,
+            greedy=is_greedy,
             on_token=on_token,
         )
-        scores: list[Score] = []
-        for prompt, (rollout,) in zip(prompts, rollouts, strict=True):
-            scores.append(task.score(prompt, rollout))
-            on_scored(len(scores), len(prompts))
-            stop_if_hopeless(scores, len(prompts), config)
-        rewards = [score.reward for score in scores if score.reward is not None]
-        row[f"reward_{name}"] = sum(rewards) / len(rewards) if rewards else None
-        row[f"unscored_{name}"] = len(scores) - len(rewards)
-    return row
+        for group_size, is_greedy in ((1, True), (config.evaluate.samples, False))
+    )
+    tries = [[*likeliest, *others] for likeliest, others in zip(greedy, sampled, strict=True)]
+    asked = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
+    heard: list[Score] = []
+
+    def hear(score: Score) -> None:
+        heard.append(score)
+        on_scored(len(heard), len(asked))
+        stop_if_hopeless(heard, len(asked), config)
+
+    scores = _cut(reward.score(asked, hear), 1 + config.evaluate.samples)
+    return Evaluation(
+        evaluation_row(step, tries, scores, config.evaluate.pass_reward),
+        tuple(
+            _in_words(prompt, rollouts, own)
+            for prompt, rollouts, own in list(zip(prompts, tries, scores, strict=True))[:WORDS]
+        ),
+    )
+
+
+def evaluation_row(
+    step: int, tries: Sequence[Sequence[Rollout]], scores: Sequence[Sequence[Score]], pass_reward: float
+) -> EvaluationRow:
+    """One row of evaluations.jsonl. Of each prompt, the first rollout is the greedy one."""
+    greedy = [own[0] for own in scores]
+    sampled = [score for own in scores for score in own[1:]]
+    rollouts = [rollout for own in tries for rollout in own[1:]]
+    samples = len(scores[0]) - 1
+    passed = [sum(_passes(score, pass_reward) for score in own[1:]) for own in scores]
+    shares = [count / samples for count in passed]
+    return {
+        "step": step,
+        "prompts": len(scores),
+        "samples": samples,
+        "reward_greedy": _mean_reward(greedy),
+        "reward_sampled": _mean_reward(sampled),
+        "unscored_greedy": sum(score.reward is None for score in greedy),
+        "unscored_sampled": sum(score.reward is None for score in sampled),
+        "pass_greedy": statistics.fmean(_passes(score, pass_reward) for score in greedy),
+        "pass_at_1": statistics.fmean(shares),
+        # answers to one prompt are alike, so what varies independently is the prompt
+        "pass_at_1_std_error": statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else None,
+        "pass_at_k": statistics.fmean(pass_at_k(samples, count, samples) for count in passed),
+        "k": samples,
+        "truncated_share": statistics.fmean(rollout.truncated for rollout in rollouts),
+        "length_mean": statistics.fmean(len(rollout.tokens) for rollout in rollouts),
+    }
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """How likely it is that k of n answers, of which c pass, hold one that passes: 1 - C(n-c, k) / C(n, k).
+
+    This is the unbiased estimate from n samples of what k new ones would give (Chen et al. 2021, HumanEval, eq. 1).
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 2, 2), pass_at_k(4, 1, 4)
+    (0.25, 0.8333333333333334, 1.0)
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@{k} of {c} among {n} answers is not defined: 0 <= c <= n and 1 <= k <= n must hold")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def _passes(score: Score, pass_reward: float) -> bool:
+    return score.reward is not None and score.reward >= pass_reward - ROUNDING
+
+
+def _mean_reward(scores: Sequence[Score]) -> float | None:
+    rewards = [score.reward for score in scores if score.reward is not None]
+    return statistics.fmean(rewards) if rewards else None
+
+
+def _in_words(prompt: Prompt, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> HeldoutAnswers:
+    return HeldoutAnswers(
+        id=prompt.id,
+        prompt=prompt.text,
+        answer=prompt.answer,
+        greedy=rollouts[0].text,
+        greedy_reward=scores[0].reward,
+        sampled=tuple(rollout.text for rollout in rollouts[1:]),
+        sampled_rewards=tuple(score.reward for score in scores[1:]),
+        error=next((score.error for score in scores if score.error), ""),
+    )
+
+
+def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor, nn
 
-from assay.config import LossConfig, OptimizerConfig
+from assay.config.sections import LossConfig, OptimizerConfig
 from assay.grpo import Loss, kl_estimate, policy_loss, sequence_kl
 from assay.policy.causal import CausalPolicy
 from assay.types import NO_SIGNAL, Batch, Microbatch, Minibatch, Scored, Update
@@ -35,7 +35,9 @@ class Learned:
 
 
 def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
-    """The reference: the same numbers for ever, without gradients."""
+    """The reference: the same numbers for ever, without gradients. Under adapters it is the model without them."""
+    if policy.adapter is not None:
+        return replace(policy, without_adapter=True)
     model = copy.deepcopy(policy.model)
     model.requires_grad_(False)
     return replace(policy, model=model)
@@ -99,6 +101,20 @@ class Learner:
             self.masters = self.weights
             self.optimizer = optimizer
             _check_optimizer(optimizer, dict(trainable))
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the reference has weights of its own: under adapters it is the model without them."""
+        return self.reference is not None and not self.reference.without_adapter
+
+    @property
+    def reference_model(self) -> nn.Module:
+        assert self.reference is not None
+        return self.reference.model
+
+    def renew_reference(self) -> None:
+        """The policy as it is now becomes the reference."""
+        self.reference_model.load_state_dict(self.policy.model.state_dict())
 
     def score(self, minibatches: Sequence[Minibatch]) -> Batch:
         """Adds the log-probs of the fixed policies, micro-batch by micro-batch: the same shapes as in training,

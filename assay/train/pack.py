@@ -1,7 +1,8 @@
 """Sample[N] -> Minibatch[M]: the only place where loss masks and padded tensors are made.
 
-Masks are made by position and length, never by token value: padding may well be the id of EOS.
-Shape legend: B rows, T completion tokens, L prompt + completion tokens.
+Masks are made by position and length, never by token value: padding may well be the id of EOS. Where the model allows
+it, completions of one prompt share a row, so that their prompt is computed once.
+Shape legend: B completions, T completion tokens, R rows of a forward pass, S tokens of a row, K tokens of a support.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor
 
 from assay.config import Config
+from assay.policy.causal import CausalPolicy
 from assay.train.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Sample, Totals
 
+ROW_TOKENS = 2048  # a shared row is no longer than this: attention costs the square of it
 
-def cut(samples: Sequence[Sample], config: Config, step: int, device: torch.device) -> tuple[Minibatch, ...]:
+
+def cut(samples: Sequence[Sample], config: Config, step: int, policy: CausalPolicy) -> tuple[Minibatch, ...]:
     """The samples of a step, shuffled and packed as the config says; the same whenever it is asked for again."""
     order = list(range(len(samples)))
     random.Random(derived_seed(config.run.seed, "shuffle", step)).shuffle(order)
@@ -28,7 +32,8 @@ def cut(samples: Sequence[Sample], config: Config, step: int, device: torch.devi
         minibatches=config.optimizer.minibatches,
         microbatches=config.optimizer.microbatches,
         max_tokens=config.rollout.max_tokens,
-        device=device,
+        device=policy.device,
+        share_prompts=config.optimizer.share_prompts and policy.abilities.sharing,
     )
 
 
@@ -40,6 +45,7 @@ def pack(
     microbatches: int,
     max_tokens: int,
     device: torch.device,
+    share_prompts: bool = False,
 ) -> tuple[Minibatch, ...]:
     """Cuts the samples, taken in `order`, into minibatches (one optimizer update each) of micro-batches.
 
@@ -55,7 +61,12 @@ def pack(
             share_of_rollout_tokens=rollout_tokens / len(pieces),
             max_tokens=max_tokens,
         )
-        packed.append(Minibatch(tuple(_tensors(samples, part, device) for part in _cut(rows, microbatches)), totals))
+        if share_prompts:  # the order inside an update does not matter: bring the completions of a prompt together
+            firsts: dict[str, int] = {}
+            places = [firsts.setdefault(samples[row].prompt.id, place) for place, row in enumerate(rows)]
+            rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: places[place])]
+        parts = [_tensors(samples, part, device, share_prompts) for part in _cut(rows, microbatches)]
+        packed.append(Minibatch(tuple(parts), totals))
     return tuple(packed)
 
 
@@ -70,24 +81,75 @@ def _cut(rows: Sequence[int], pieces: int) -> list[Sequence[int]]:
     return [rows[first:last] for first, last in pairwise(edges)]
 
 
-def _tensors(samples: Sequence[Sample], rows: Sequence[int], device: torch.device) -> Microbatch:
+def _tensors(samples: Sequence[Sample], rows: Sequence[int], device: torch.device, share_prompts: bool) -> Microbatch:
     chosen = [samples[row] for row in rows]
-    prompt_lengths_B1 = torch.tensor([[len(sample.prompt.tokens)] for sample in chosen])
+    families = _families(chosen) if share_prompts else [[number] for number in range(len(chosen))]
+    width = max(_row_tokens([chosen[number] for number in family]) for family in families)
+    ids, positions, branches = [], [], []
+    predictors: dict[int, list[int]] = {}
+    for row, family in enumerate(families):
+        prompt = chosen[family[0]].prompt.tokens
+        row_ids, row_positions, row_branches = list(prompt), list(range(len(prompt))), [0] * len(prompt)
+        for branch, number in enumerate(family, start=1):
+            tokens = chosen[number].rollout.tokens
+            first = row * width + len(row_ids)
+            # output t - 1 predicts token t; completion token 0 is predicted by the prompt's last token
+            predictors[number] = [row * width + len(prompt) - 1, *range(first, first + len(tokens) - 1)]
+            row_ids += tokens
+            row_positions += range(len(prompt), len(prompt) + len(tokens))
+            row_branches += [branch] * len(tokens)
+        ids.append(row_ids)
+        positions.append(row_positions)
+        branches.append(row_branches)
     lengths_B1 = torch.tensor([[len(sample.rollout.tokens)] for sample in chosen])
     trained_B1 = torch.tensor([[sample.in_loss] for sample in chosen])
-    token_1T = torch.arange(int(lengths_B1.max())).unsqueeze(0)
-    inside_BT = token_1T < lengths_B1
-    # output t - 1 predicts token t, so completion token 0 is predicted at the prompt's last token;
-    # under the mask any valid index will do
-    positions_BT = (prompt_lengths_B1 - 1 + token_1T).where(inside_BT, 0)
+    inside_BT = torch.arange(int(lengths_B1.max())).unsqueeze(0) < lengths_B1
+    shared = len(families) < len(chosen)
     return Microbatch(
         rows=tuple(rows),
-        ids_BL=_padded([sample.prompt.tokens + sample.rollout.tokens for sample in chosen], torch.int64).to(device),
-        positions_BT=positions_BT.to(device),
+        ids_RS=_padded(ids, torch.int64).to(device),
+        positions_RS=_padded(positions, torch.int64).to(device),
+        branches_RS=_padded(branches, torch.int64, filler=-1).to(device) if shared else None,
+        predictors_BT=_padded([predictors[number] for number in range(len(chosen))], torch.int64, filler=-1).to(device),
         targets_BT=_padded([sample.rollout.tokens for sample in chosen], torch.int64).to(device),
+        support_BTK=_supports(chosen, device),
         mask_BT=(inside_BT & trained_B1).to(device),
         sampler_BT=_padded([sample.rollout.sampler_logprobs for sample in chosen], torch.float32).to(device),
         advantages_BT=_padded([_token_advantages(sample) for sample in chosen], torch.float32).to(device),
+    )
+
+
+def _families(samples: Sequence[Sample]) -> list[list[int]]:
+    """Which samples share a row: neighbours with one prompt, where the prompt is long enough to be worth it."""
+    families: list[list[int]] = []
+    for number, sample in enumerate(samples):
+        together = [samples[other] for other in families[-1]] + [sample] if families else [sample]
+        same_prompt = together[0].prompt.id == sample.prompt.id and together[0].prompt.tokens == sample.prompt.tokens
+        prompt, completions = len(sample.prompt.tokens), sum(len(one.rollout.tokens) for one in together)
+        worth_it = 2 * prompt * len(together) >= completions and prompt + completions <= ROW_TOKENS
+        if families and same_prompt and worth_it:
+            families[-1].append(number)
+        else:
+            families.append([number])
+    return families
+
+
+def _row_tokens(family: Sequence[Sample]) -> int:
+    return len(family[0].prompt.tokens) + sum(len(sample.rollout.tokens) for sample in family)
+
+
+def _supports(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
+    """ids_BTK of the tokens each one was sampled among; a shorter list repeats its first."""
+    if any(sample.rollout.support is None for sample in samples):
+        return None
+    supports = [sample.rollout.support or () for sample in samples]
+    width, most = max(map(len, supports)), max(len(among) for row in supports for among in row)
+    return torch.tensor(
+        [
+            [list(among) + [among[0]] * (most - len(among)) for among in row] + [[0] * most] * (width - len(row))
+            for row in supports
+        ],
+        device=device,
     )
 
 
@@ -97,6 +159,6 @@ def _token_advantages(sample: Sample) -> tuple[float, ...]:
     return (sample.advantage,) * len(sample.rollout.tokens)
 
 
-def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype, filler: int = 0) -> Tensor:
     width = max(map(len, rows))
-    return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows], dtype=dtype)
+    return torch.tensor([list(row) + [filler] * (width - len(row)) for row in rows], dtype=dtype)

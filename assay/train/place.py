@@ -157,11 +157,13 @@ def _group(state: Mapping[str, Any]) -> Group:
                 "tokens": tuple(rollout["tokens"]),
                 "sampler_logprobs": tuple(rollout["sampler_logprobs"]),
                 "stop": StopReason(rollout["stop"]),
+                "support": rollout["support"] and tuple(map(tuple, rollout["support"])),
             }
         )
         for rollout in state["rollouts"]
     )
-    return Group(prompt, rollouts, tuple(Score(**score) for score in state["scores"]))
+    scores = (Score(**{**score, "steps": tuple(map(tuple, score["steps"]))}) for score in state["scores"])
+    return Group(prompt, rollouts, tuple(scores))
 
 
 def _hexed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,56 +3,64 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from assay import config as configuration
 from assay import durable
 from assay.config import Config, ConfigError
 from assay.engine.builtin import BrokenPolicy
-from assay.policy.causal import CausalPolicy, PromptTooLong
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError, describe_environment, read_evaluations, read_metrics
+from assay.record.evaluations import forget_answers
+from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
 from assay.train import checkpoint
 from assay.train.choose import NoSignal
 from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
+from assay.train.export import export_weights
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy
 from assay.train.loop import Stages, train
+from assay.train.machine import set_up, settled
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.saver import Saver, refuse_other_settings
 from assay.train.score import RewardFailed
+from assay.train.sinks import open_sinks, require_packages
 from assay.train.verbs import Verbs, draw
+
+FILE_OPTIONS = ("heldout_file",)  # options of tasks that name files
 
 
 def start(config: Config, path: Path) -> int:
     """Trains a new run in `path`. Returns the exit code."""
-    config = _with_absolute_paths(config)
-    _set_up(config)
-    with Interrupt() as interrupt, Display(config.run.steps) as display, closing(open_task(config)) as task:
+    config = settled(_with_absolute_paths(config))
+    require_packages(config.log)
+    set_up(config)
+    task = open_task(config)
+    with Interrupt() as interrupt, Display(config.run.steps) as display:
         try:
-            policy = load_policy(config, _warm_ticker(display, interrupt))
+            policy = load_policy(config, _warm_ticker(display, interrupt), display.say)
             draw(task, policy, config, first=0)
             heldout_prompts(task, policy, config)
         except Interrupted as stop:
             display.say(f"stopped by {stop} before training began; there is nothing to save")
             return stop.exit_code
-        except PromptTooLong as error:  # refused before anything is written
+        except PromptRefused as error:  # refused before anything is written
             raise ConfigError(str(error)) from error
-        text = configuration.to_toml(config, meanings=False)
-        directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
-        with _only_writer(directory.path):
-            return _carry_out(config, task, policy, directory, display, interrupt, None)
+        with closing(open_rewards(config, task, policy.codec.decode)) as reward:
+            text = configuration.to_toml(config, meanings=False)
+            directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
+            with _only_writer(directory.path):
+                return _carry_out(config, task, reward, policy, directory, display, interrupt, None)
 
 
 def resume(path: Path, steps: int | None = None) -> int:
@@ -70,17 +78,14 @@ def resume(path: Path, steps: int | None = None) -> int:
         if steps is not None:
             _check_new_steps(steps, config, saved)
             config = replace(config, run=replace(config.run, steps=steps))
-        _set_up(config)
-        with (
-            Interrupt() as interrupt,
-            Display(config.run.steps, steps_before=done) as display,
-            closing(open_task(config)) as task,
-        ):
+        set_up(config)
+        task = open_task(config)
+        with Interrupt() as interrupt, Display(config.run.steps, steps_before=done) as display:
             for sentence in damages:
                 display.say(sentence)
                 directory.append_event("damaged checkpoint", reason=sentence)
             try:
-                policy = load_policy(config, _warm_ticker(display, interrupt))
+                policy = load_policy(config, _warm_ticker(display, interrupt), display.say)
             except Interrupted as stop:
                 display.say(f"stopped by {stop} before training went on; the run is as it was")
                 return stop.exit_code
@@ -89,12 +94,14 @@ def resume(path: Path, steps: int | None = None) -> int:
                     durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
                 except OSError as error:
                     raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
-            return _carry_out(config, task, policy, directory, display, interrupt, saved)
+            with closing(open_rewards(config, task, policy.codec.decode)) as reward:
+                return _carry_out(config, task, reward, policy, directory, display, interrupt, saved)
 
 
 def _carry_out(
     config: Config,
     task: Task,
+    reward: Reward,
     policy: CausalPolicy,
     directory: RunDirectory,
     display: Display,
@@ -105,16 +112,26 @@ def _carry_out(
     reference = frozen_copy(policy) if config.needs_reference else None
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)
-    verbs = Verbs(config, task, learner, directory, display, interrupt)
+    sinks = open_sinks(
+        config.log,
+        directory.path,
+        directory.path.name,
+        configuration.to_mapping(config),
+        after_step=-1 if saved is None else saved.state["place"]["step"],
+        on_failure=lambda sentence: _sink_failed(sentence, directory, display),
+    )
+    verbs = Verbs(config, task, reward, learner, directory, display, interrupt, sinks)
     seed_global_generators(derived_seed(config.run.seed, "global"))
     saver = Saver(config, learner, interrupt, directory)
     place, work = Place(), None
     if saved is None:
         directory.rewind(-1)
+        forget_answers(directory.path, -1)
         directory.append_event("start", steps=config.run.steps)
     else:
         place, work = saver.restore(saved, verbs.credit, verbs.cut)
         directory.rewind(place.step)
+        forget_answers(directory.path, place.step)
         directory.append_event("resume", checkpoint=saved.path.name, step=place.step, update=place.update)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
@@ -130,9 +147,12 @@ def _carry_out(
         record=verbs.record,
         safe_point=saver.safe_point,
     )
-    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptTooLong, BrokenPolicy)
+    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy)
     try:
-        stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
+        with closing(sinks):
+            stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
+        if stopped is None and config.checkpoint.final:
+            export_weights(policy, directory.path / "final", merge=False, source=config.model.path, replace=True)
     except failures as failure:
         with suppress(RunError):  # a full disk may be what ended the run
             directory.append_event("failed", reason=str(failure))
@@ -166,22 +186,35 @@ def _train_and_evaluate(
     return None
 
 
+def _sink_failed(sentence: str, directory: RunDirectory, display: Display) -> None:
+    display.say(sentence)
+    directory.append_event("log failed", reason=sentence)
+
+
 def _with_absolute_paths(config: Config) -> Config:
     """A resumed run must find the same files, whichever directory it is resumed from."""
     model, task = config.model, config.task
-    if model.path != "embedded":
-        model = replace(model, path=str(Path(model.path).resolve()))
-    if task.reward:
-        path, _, function = task.reward.rpartition(":")
-        task = replace(task, reward=f"{Path(path).resolve()}:{function}")
-    return replace(config, model=model, task=task)
+    functions = tuple(
+        f"{Path(path).resolve()}:{name}" if Path(path).is_file() else spec
+        for spec in config.reward.functions
+        for path, _, name in [spec.rpartition(":")]
+    )
+    options = {
+        name: _absolute(value) if name in FILE_OPTIONS and isinstance(value, str) else value
+        for name, value in task.options.items()
+    }
+    return replace(
+        config,
+        model=replace(model, path=_absolute(model.path)),
+        task=replace(task, name=_absolute(task.name), options=options),
+        reward=replace(config.reward, functions=functions),
+        judge=replace(config.judge, path=_absolute(config.judge.path)),
+    )
 
 
-def _set_up(config: Config) -> None:
-    """Same bits on the same machine: fixed threads, deterministic kernels."""
-    torch.set_num_threads(config.run.threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
-    torch.use_deterministic_algorithms(True)
+def _absolute(name: str) -> str:
+    """Names that are no files (embedded, sort_digits, a model on the hub) stay as they are."""
+    return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
 def _warm_ticker(display: Display, interrupt: Interrupt) -> Callable[[int, int], None]:

@@ -6,23 +6,42 @@ generators, the counters of `Place`, and, inside a step, the `Work` done so far.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, to_mapping
-from assay.record import RunDirectory
+from assay.record import RunDirectory, RunError
 from assay.train import checkpoint
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt
 from assay.train.learner import Learner
 from assay.train.place import Place, Work, work_from_checkpoint, work_to_checkpoint
 from assay.train.randomness import restore_global_generators, save_global_generators
+from assay.train.saved_policy import put_weights
 from assay.types import Group, Minibatch, Sample
+
+
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """All weights; of a model that is frozen but for its adapters, what is trained alone."""
+    return {
+        name: tensor.detach()
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+    }
+
+
+def fingerprint_of_frozen(model: nn.Module) -> str:
+    """Changes with the weights that are not trained, which a checkpoint does not hold; "" if there are none."""
+    frozen = sorted((name, weight) for name, weight in model.named_parameters() if not weight.requires_grad)
+    sums = [f"{name} {float(weight.sum(dtype=torch.float64)).hex()}" for name, weight in frozen]
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest() if sums else ""
 
 
 class Saver:
@@ -34,6 +53,7 @@ class Saver:
         self._latest: tuple[Place, Work | None] = (Place(), None)
         self._generators = save_global_generators()
         self._saved: tuple[Place, bool] | None = None
+        self._frozen = fingerprint_of_frozen(learner.policy.model)
 
     def safe_point(self, place: Place, work: Work | None) -> None:
         """Remembers where the run stands, saves if a checkpoint is due, and stops if that was asked for."""
@@ -62,18 +82,19 @@ class Saver:
             return
         generator_tensors, generator_state = self._generators
         tensors: dict[str, dict[str, Tensor]] = {
-            "weights": self.learner.policy.model.state_dict(),
+            "weights": trained_state(self.learner.policy.model),
             "optimizer": _optimizer_tensors(self.learner),
             "generators": generator_tensors,
         }
         if self._has_masters:
             tensors["masters"] = dict(zip(self.learner.names, self.learner.masters, strict=True))
-        if self.learner.reference is not None:
-            tensors["reference"] = self.learner.reference.model.state_dict()
+        if self.learner.keeps_reference:
+            tensors["reference"] = self.learner.reference_model.state_dict()
         state: dict[str, Any] = {
             "config": _lasting(self.config),
             "place": asdict(place),
             "generators": generator_state,
+            "frozen": self._frozen,
             "work": None,
         }
         if work is not None:
@@ -92,12 +113,17 @@ class Saver:
         """Puts weights, optimizer and generators back and returns where the run stood."""
         learner, device = self.learner, self.learner.policy.device
         place = Place(**saved.state["place"])
-        learner.policy.model.load_state_dict(saved.tensors["weights"])
+        if saved.state["frozen"] != self._frozen:
+            raise RunError(
+                f"the model at model.path = {self.config.model.path!r} is not the one that {saved.path.name} was "
+                "trained on: its frozen weights have changed; put the old files back"
+            )
+        put_weights(learner.policy, saved.tensors["weights"], str(saved.path))
         if self._has_masters:
             for name, master in zip(learner.names, learner.masters, strict=True):
                 master.data.copy_(saved.tensors["masters"][name])
-        if learner.reference is not None:
-            learner.reference.model.load_state_dict(saved.tensors["reference"])
+        if learner.keeps_reference:
+            learner.reference_model.load_state_dict(saved.tensors["reference"])
         _restore_optimizer(learner, saved.tensors["optimizer"])
         restore_global_generators(saved.tensors["generators"], saved.state["generators"])
         work = None

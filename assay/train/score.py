@@ -8,7 +8,7 @@ import torch
 
 from assay.config import Config
 from assay.grpo import overlong_penalty
-from assay.tasks import Task
+from assay.rewards import Reward, function_name
 from assay.train.failure import RunFailed
 from assay.train.learner import Learner
 from assay.train.pack import pack
@@ -25,8 +25,9 @@ class RewardFailed(RunFailed):
 
 
 def reward_weights(config: Config) -> dict[str, float]:
-    """Weights of the components that the trainer itself adds; all others count once."""
-    return {"reference_kl": -config.loss.kl_coef} if _kl_in_reward(config) else {}
+    """Weights by component or by the function it comes from; what is not named here counts once."""
+    weights = dict(zip(map(function_name, config.reward.functions), config.reward.weights, strict=False))
+    return {**weights, "reference_kl": -config.loss.kl_coef} if _kl_in_reward(config) else weights
 
 
 def _kl_in_reward(config: Config) -> bool:
@@ -38,16 +39,19 @@ def score(
     rollouts: Sequence[Sequence[Rollout]],
     *,
     config: Config,
-    task: Task,
+    reward: Reward,
     learner: Learner,
     on_scored: Callable[[int, int], None],
 ) -> list[Group]:
     pairs = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
-    scores: list[Score] = []
-    for prompt, rollout in pairs:
-        scores.append(task.score(prompt, rollout))
-        on_scored(len(scores), len(pairs))
-        stop_if_hopeless(scores, len(pairs), config)
+    known: list[Score] = []
+
+    def on_score(one: Score) -> None:
+        known.append(one)
+        on_scored(len(known), len(pairs))
+        stop_if_hopeless(known, len(pairs), config)
+
+    scores = reward.score(pairs, on_score)
     extras = _extra_components(pairs, config, learner)
     if extras:
         weights = reward_weights(config)
@@ -65,7 +69,7 @@ def _with_extra(score: Score, extra: Mapping[str, float], weights: Mapping[str, 
     taken = score.components.keys() & extra.keys()
     if taken:
         raise RewardFailed(f"the reward names a component {min(taken)!r}, which the trainer adds itself; rename it")
-    return Score.of({**score.components, **extra}, weights)
+    return Score.of({**score.components, **extra}, weights, score.steps)
 
 
 def stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> None:
@@ -74,11 +78,11 @@ def stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> Non
         return
     failed = [one.error for one in scores if one.error]
     none_works = len(failed) == len(scores) >= min(HOPELESS, total)
-    if none_works or len(failed) > config.task.max_failed * total:
-        advice = "" if none_works else ", or raise task.max_failed if so many failures are expected"
+    if none_works or len(failed) > config.reward.max_failed * total:
+        advice = "" if none_works else ", or raise reward.max_failed if so many failures are expected"
         raise RewardFailed(
             f"the reward could not be computed for {len(failed)} of {len(scores)} completions; the last failure: "
-            f"{failed[-1]}; repair the reward function ({config.task.reward or config.task.name}){advice}"
+            f"{failed[-1]}; repair the reward ({', '.join(config.reward.functions) or config.task.name}){advice}"
         )
 
 
@@ -99,6 +103,7 @@ def _extra_components(
             microbatches=config.optimizer.minibatches * config.optimizer.microbatches,
             max_tokens=config.rollout.max_tokens,
             device=learner.policy.device,
+            share_prompts=config.optimizer.share_prompts and learner.policy.abilities.sharing,
         )
         columns["reference_kl"] = [kl for batch in whole.microbatches for kl in learner.sequence_kl(batch)]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -26,8 +26,11 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     facts = {"reward": f"{rewards}   (first and last {few} {steps})"}
     if evaluations:
         ends = [evaluations[0], *evaluations[1:][-1:]]
+        shown = {"greedy": "reward_greedy", "sampled": "reward_sampled"}
+        if "pass_at_k" in ends[-1]:
+            shown[f"pass@{ends[-1]['k']}"] = "pass_at_k"
         facts["held-out"] = ", ".join(
-            f"{way} {' -> '.join(number(row[f'reward_{way}']) for row in ends)}" for way in ("greedy", "sampled")
+            f"{label} {' -> '.join(number(row.get(key)) for row in ends)}" for label, key in shown.items()
         )
     facts["zero-variance"] = f"{share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} {steps})"
     deviation, mismatch = _largest(rows, "first_ratio_max_deviation"), _largest(rows, "mismatch_max")

@@ -83,7 +83,7 @@ class Turn:
                 policy,
                 prompts,
                 group_size=settings.group_size,
-                max_tokens=settings.max_tokens,
+                settings=settings,
                 generator=torch.Generator(policy.device).manual_seed(seed),
                 policy_version=place.policy_version,
                 on_token=self._show_tokens,
@@ -101,10 +101,11 @@ class Turn:
                 "order"
             )
         unscored = [row for row, reward in enumerate(rewards) if reward is None]
-        if len(unscored) > self.config.task.max_failed * len(rewards):
+        if len(unscored) > self.config.reward.max_failed * len(rewards):
             raise RunFailed(
                 f"reward_fn returned None for {len(unscored)} of {len(rewards)} completions (the first of them is "
-                f"{unscored[0]}), more than {self.config.task.max_failed:.0%}; repair it, or give a bad answer a number"
+                f"{unscored[0]}), more than {self.config.reward.max_failed:.0%}; repair it, or give a bad answer "
+                "a number"
             )
         known = [reward for reward in rewards if reward is not None]
         detail = describe_scores(statistics.fmean(known), statistics.stdev(known))
@@ -122,7 +123,7 @@ class Turn:
 
     def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
         with self.clock.timed("loss"):
-            return self.learner.score(cut(samples, self.config, place.step, self.learner.policy.device))
+            return self.learner.score(cut(samples, self.config, place.step, self.learner.policy))
 
     def learn(self, work: Work, place: Place) -> Learned:
         current = work.current(place)
@@ -184,7 +185,7 @@ class Turn:
                 future.set_exception(error)
 
         Thread(target=call, name="reward_fn", daemon=True).start()
-        seconds = self.config.task.reward_timeout
+        seconds = self.config.reward.timeout
         wait([future], timeout=seconds)
         if not future.done():
             raise TimeoutError(

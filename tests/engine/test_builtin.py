@@ -2,8 +2,10 @@ import pytest
 import torch
 from tiny import EOS_ID, prompt, tiny_policy
 
+from assay.config.sections import RolloutConfig
 from assay.engine.builtin import BrokenPolicy, generate
-from assay.policy.causal import CausalPolicy, TokenizerCodec
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.train.pack import pack
 from assay.types import Sample, StopReason
@@ -17,7 +19,7 @@ def sampled(policy, prompts=PROMPTS, *, seed=0, group_size=8, max_tokens=12, gre
         policy,
         prompts,
         group_size=group_size,
-        max_tokens=max_tokens,
+        settings=RolloutConfig(max_tokens=max_tokens),
         generator=source,
         policy_version=3,
         greedy=greedy,
@@ -101,8 +103,8 @@ def test_members_of_a_group_differ_and_so_do_seeds_and_the_same_seed_does_not():
 
 def test_the_cached_decoder_and_the_plain_one_sample_the_same():
     policy = tiny_policy()
-    plain = CausalPolicy(WithoutCache(policy.model), TokenizerCodec(tokenizer()), EOS_ID, 1.0)
-    assert not plain.has_cache
+    plain = CausalPolicy(WithoutCache(policy.model), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0)
+    assert not plain.abilities.cache
     for first, second in zip(sampled(policy), sampled(plain), strict=True):
         assert [rollout.tokens for rollout in first] == [rollout.tokens for rollout in second]
         for one, other in zip(first, second, strict=True):

@@ -5,9 +5,12 @@ import torch
 from tiny import EOS_ID, prompt
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from assay.config.sections import RolloutConfig
 from assay.engine.builtin import generate
-from assay.policy.causal import CausalPolicy, TokenizerCodec
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
+from assay.policy.probe import examined
 from assay.train.pack import pack
 from assay.types import Sample, StopReason
 
@@ -40,7 +43,8 @@ def gpt2(cached=True):
                 bos_token_id=None,
             )
         )
-    return CausalPolicy(model if cached else WithoutCache(model), TokenizerCodec(tokenizer()), EOS_ID, 1.0)
+    module = model if cached else WithoutCache(model)
+    return examined(CausalPolicy(module, TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
 
 
 def rollouts(policy, prompts=PROMPTS, *, group_size, greedy=False):
@@ -48,7 +52,7 @@ def rollouts(policy, prompts=PROMPTS, *, group_size, greedy=False):
         policy,
         prompts,
         group_size=group_size,
-        max_tokens=LIMIT,
+        settings=RolloutConfig(max_tokens=LIMIT),
         generator=torch.Generator().manual_seed(0),
         policy_version=0,
         greedy=greedy,
@@ -84,7 +88,7 @@ def plain_loop(model, tokens, shift=0):
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_samplers_logprobs_are_the_trainers_where_positions_are_learned(cached):
     policy = gpt2(cached)
-    assert policy.has_cache is cached
+    assert policy.abilities.cache is cached
     groups = rollouts(policy, group_size=32)
     assert {rollout.stop for tries in groups for rollout in tries} == {StopReason.EOS, StopReason.LENGTH}
     trainer, sampler = trainers_and_samplers(policy, groups)

@@ -2,8 +2,9 @@ import pytest
 import torch
 from tiny import tiny_policy, uneven_samples
 
-from assay.policy.causal import PromptTooLong
+from assay.policy.codec import PromptRefused
 from assay.train.pack import pack
+from assay.types import Problem
 
 
 def logprobs(policy, samples):
@@ -35,16 +36,16 @@ def test_logprobs_are_those_of_each_row_alone_and_unpadded():
 def test_the_policy_is_in_eval_mode_so_that_dropout_cannot_tell_new_from_old():
     policy = tiny_policy()
     policy.model.train()
-    assert not type(policy)(policy.model, policy.codec, policy.eos_id, 1.0).model.training
+    assert not type(policy)(policy.model, policy.codec, policy.eos_ids, 1.0).model.training
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused():
     policy = tiny_policy()
-    assert policy.prompt("fits", "1" * 24, "", max_tokens=8).tokens
-    with pytest.raises(PromptTooLong, match=r"'long' has 25 tokens and may get 8 more, but the model's context is 32"):
-        policy.prompt("long", "1" * 25, "", max_tokens=8)
+    assert policy.prompt(Problem("fits", "1" * 24, ""), max_tokens=8).tokens
+    with pytest.raises(PromptRefused, match=r"'long' has 25 tokens and may get 8 more, but the model's context is 32"):
+        policy.prompt(Problem("long", "1" * 25, ""), max_tokens=8)
 
 
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="'empty' has no tokens"):
-        tiny_policy().prompt("empty", "", "", max_tokens=8)
+        tiny_policy().prompt(Problem("empty", "", ""), max_tokens=8)

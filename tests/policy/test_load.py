@@ -34,7 +34,7 @@ def refused(directory):
 def test_a_sound_directory_is_loaded_with_the_settings_of_the_config(directory):
     policy = loaded(directory, "rollout.temperature=0.7", "model.dtype=bfloat16")
     assert policy.temperature == 0.7
-    assert policy.eos_id == tokenizer().eos_token_id
+    assert policy.eos_ids == (tokenizer().eos_token_id,)
     assert next(policy.model.parameters()).dtype == torch.bfloat16
 
 
@@ -45,7 +45,7 @@ def test_directories_with_something_missing_or_damaged_are_refused_in_a_sentence
             (tmp_path / "copy" / name).unlink()
         return tmp_path / "copy"
 
-    assert "nothing is downloaded" in refused("Qwen/Qwen2.5-0.5B")
+    assert "is no directory on this machine" in refused("Qwen/Qwen2.5-0.5B")
     assert "cannot be loaded" in refused(without("model.safetensors"))
     shutil.rmtree(tmp_path / "copy")
     assert "cannot be loaded" in refused(without("tokenizer.json"))

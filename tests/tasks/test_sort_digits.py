@@ -1,3 +1,6 @@
+import pytest
+
+from assay.config import ConfigError
 from assay.tasks.sort_digits import SortDigits
 from assay.types import Prompt, Rollout, StopReason
 
@@ -24,9 +27,20 @@ def test_problems_are_fixed_by_seed_and_number_and_cover_all_lengths():
     assert sum(problem.text == other.training_problem(i).text for i, problem in enumerate(problems)) < 10
 
 
+def test_the_first_problems_never_change_since_recorded_runs_depend_on_them():
+    task = SortDigits(4, 6, seed=1)
+    assert [task.training_problem(index).text for index in range(3)] == ["60915>", "98484>", "7328>"]
+    assert task.training_problem(2).id == "sort-train-2"
+
+
 def test_heldout_texts_are_never_trained_on():
     training = {TASK.training_problem(index).text for index in range(3000)}
     heldout = {TASK.heldout_problem(index).text for index in range(500)}
     assert len(training) > 2000
     assert len(heldout) > 300
     assert not training & heldout
+
+
+def test_fewer_digits_at_most_than_at_least_are_refused():
+    with pytest.raises(ConfigError, match=r"task\.options\.min_digits = 5 exceeds task\.options\.max_digits = 4"):
+        SortDigits(5, 4, seed=1)

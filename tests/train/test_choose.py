@@ -61,7 +61,7 @@ def test_a_group_with_too_few_scores_is_dropped_aloud():
     assert result.groups == (ALIVE, THREE_QUARTERS)
     assert result.left_out == (HALF_SCORED,)  # not trained on, but on record with its errors
     assert said == ["dropped 1 of 3 groups: fewer than 75% of their rollouts could be scored"]
-    assert chosen([HALF_SCORED], "keep", task__min_scored=0.5)[0].groups == (HALF_SCORED,)
+    assert chosen([HALF_SCORED], "keep", reward__min_scored=0.5)[0].groups == (HALF_SCORED,)
 
 
 def test_signal_is_what_the_task_itself_says_component_by_component_under_gdpo():

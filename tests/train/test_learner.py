@@ -14,9 +14,17 @@ from assay.types import NO_SIGNAL, Microbatch
 CPU = torch.device("cpu")
 
 
-def minibatches(samples, *, order=None, minibatches=1, microbatches=1):
+def minibatches(samples, *, order=None, minibatches=1, microbatches=1, share_prompts=False):
     order = range(len(samples)) if order is None else order
-    return pack(samples, order, minibatches=minibatches, microbatches=microbatches, max_tokens=8, device=CPU)
+    return pack(
+        samples,
+        order,
+        minibatches=minibatches,
+        microbatches=microbatches,
+        max_tokens=8,
+        device=CPU,
+        share_prompts=share_prompts,
+    )
 
 
 def learner(loss=None, optimizer=None, *, policy=None, with_reference=False):
@@ -66,6 +74,11 @@ def test_the_gradient_does_not_depend_on_the_order_of_rows_and_groups(loss):
     assert_same_step(whole, one_update(uneven_samples(), loss, order=[7, 2, 5, 0, 3, 6, 1, 4], microbatches=2))
 
 
+def _in_wider_rows(predictors_BT, width, more):
+    """The same outputs, counted over rows that are `more` tokens wider."""
+    return (predictors_BT + predictors_BT // width * more).where(predictors_BT >= 0, predictors_BT)
+
+
 def pad(batch: Microbatch, rows_of_garbage: float) -> Microbatch:
     """Three more columns on the right of everything; garbage under the mask."""
     size = len(batch.rows)
@@ -76,8 +89,11 @@ def pad(batch: Microbatch, rows_of_garbage: float) -> Microbatch:
 
     return replace(
         batch,
-        ids_BL=wider(batch.ids_BL, 12),
-        positions_BT=wider(batch.positions_BT, 2),
+        ids_RS=torch.cat([batch.ids_RS, torch.full((len(batch.ids_RS), 3), 12)], dim=1),
+        positions_RS=torch.cat([batch.positions_RS, torch.full((len(batch.ids_RS), 3), 2)], dim=1),
+        predictors_BT=wider(_in_wider_rows(batch.predictors_BT, batch.ids_RS.shape[1], 3), 2).where(
+            torch.cat([batch.predictors_BT >= 0, torch.ones(size, 3, dtype=torch.bool)], dim=1), -1
+        ),
         targets_BT=wider(batch.targets_BT, 5),
         mask_BT=hidden_BT,
         sampler_BT=wider(batch.sampler_BT, 0.0).where(hidden_BT, rows_of_garbage),
@@ -92,6 +108,17 @@ def test_padding_and_what_stands_under_the_mask_change_nothing(garbage):
     padded = one_update(uneven_samples(), loss, epochs=2, change=lambda batch: pad(batch, garbage))
     assert_same_step(plain, padded)
     assert plain[0].tokens == padded[0].tokens == 27
+
+
+def test_a_prompt_computed_once_for_its_completions_gives_the_same_update():
+    for loss in (LossConfig(kl_coef=0.1), LossConfig(objective="gspo", entropy_coef=0.01)):
+        apart = one_update(uneven_samples(), loss)
+        together = one_update(uneven_samples(), loss, share_prompts=True)
+        assert_same_step(apart, together)
+        in_parts = one_update(
+            uneven_samples(), loss, share_prompts=True, microbatches=3, order=[7, 0, 3, 2, 5, 1, 4, 6]
+        )
+        assert_same_step(apart, in_parts)
 
 
 def test_the_first_update_has_ratio_exactly_1_and_an_identical_reference_has_kl_exactly_0():

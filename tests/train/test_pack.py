@@ -17,10 +17,12 @@ def one(samples):
 def test_a_packed_row_by_hand():
     minibatch = one([sample(0, (2, 3), (4, EOS_ID), 0.5), sample(1, (7,), (8, 9, 10), -1.0)])
     (batch,) = minibatch.microbatches
-    assert batch.ids_BL.tolist() == [[2, 3, 4, EOS_ID], [7, 8, 9, 10]]
+    assert batch.ids_RS.tolist() == [[2, 3, 4, EOS_ID], [7, 8, 9, 10]]
     assert batch.targets_BT.tolist() == [[4, EOS_ID, 0], [8, 9, 10]]
     # token 0 of the completion is predicted at the last token of the prompt
-    assert batch.positions_BT.tolist() == [[1, 2, 0], [0, 1, 2]]
+    assert batch.predictors_BT.tolist() == [[1, 2, -1], [4, 5, 6]]
+    assert batch.positions_RS.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert batch.branches_RS is None
     assert batch.mask_BT.tolist() == [[True, True, False], [True, True, True]]
     assert batch.advantages_BT.tolist() == [[0.5, 0.5, 0.0], [-1.0, -1.0, -1.0]]
     assert batch.sampler_BT.tolist() == [[-1.0, -1.0, 0.0], [-1.0, -1.0, -1.0]]
@@ -34,10 +36,58 @@ def test_eos_is_in_the_loss_although_padding_has_its_id():
         assert batch.mask_BT[row].tolist() == [True] * length + [False] * (6 - length)
 
 
-def test_positions_point_at_the_output_that_predicts_the_target():
+def test_predictors_point_at_the_output_before_the_target():
     (batch,) = one(uneven_samples()).microbatches
-    shifted_BT = batch.ids_BL.gather(1, (batch.positions_BT + 1).clamp(max=batch.ids_BL.shape[1] - 1))
-    assert torch.equal(shifted_BT[batch.mask_BT], batch.targets_BT[batch.mask_BT])
+    following = batch.ids_RS.flatten()[batch.predictors_BT.clamp(min=0) + 1]
+    assert torch.equal(following[batch.mask_BT], batch.targets_BT[batch.mask_BT])
+
+
+def test_a_shared_row_by_hand():
+    samples = [
+        sample(0, (2, 3), (4, EOS_ID), 1.0),
+        sample(1, (7,), (8,), 0.5),
+        sample(0, (2, 3), (5,), -1.0),
+    ]
+    (minibatch,) = pack(samples, [0, 1, 2], minibatches=1, microbatches=1, max_tokens=8, device=CPU, share_prompts=True)
+    (batch,) = minibatch.microbatches
+    assert batch.rows == (0, 2, 1)  # completions of one prompt are brought together
+    assert batch.ids_RS.tolist() == [[2, 3, 4, EOS_ID, 5], [7, 8, 0, 0, 0]]
+    assert batch.positions_RS.tolist() == [[0, 1, 2, 3, 2], [0, 1, 0, 0, 0]]
+    assert batch.branches_RS.tolist() == [[0, 0, 1, 1, 2], [0, 1, -1, -1, -1]]
+    # both first tokens are predicted by the prompt's last one; a row is five wide
+    assert batch.predictors_BT.tolist() == [[1, 2], [1, -1], [5, -1]]
+    assert batch.targets_BT.tolist() == [[4, EOS_ID], [5, 0], [8, 0]]
+
+
+def test_prompts_are_shared_only_where_that_saves_work():
+    def rows(prompt_tokens, completion_tokens, count=4):
+        samples = [sample(0, (2,) * prompt_tokens, (3,) * completion_tokens, 0.0) for _ in range(count)]
+        (minibatch,) = pack(
+            samples, range(count), minibatches=1, microbatches=1, max_tokens=4000, device=CPU, share_prompts=True
+        )
+        return len(minibatch.microbatches[0].ids_RS)
+
+    assert rows(4, 8) == 1  # twice the prompt is as long as the completion
+    assert rows(4, 9) == 4
+    assert rows(500, 400) == 2  # a row holds 2,048 tokens at most: 500 + 3 * 400 fit
+    assert rows(1024, 1025, count=2) == 2
+
+
+def test_prompts_with_one_id_and_other_tokens_do_not_share_a_row():
+    samples = [sample(0, (2, 3), (4,), 1.0), sample(0, (2, 4), (4,), -1.0)]
+    (minibatch,) = pack(samples, [0, 1], minibatches=1, microbatches=1, max_tokens=8, device=CPU, share_prompts=True)
+    assert minibatch.microbatches[0].branches_RS is None
+
+
+def test_the_tokens_that_could_have_been_sampled_come_along():
+    first, second = sample(0, (2,), (3, 4), 1.0), sample(0, (2,), (5,), -1.0)
+    supports = (((3, 9), (4,)), ((6, 5, 8),))
+    samples = [
+        dataclasses.replace(one, rollout=dataclasses.replace(one.rollout, support=support))
+        for one, support in zip((first, second), supports, strict=True)
+    ]
+    (batch,) = one(samples).microbatches
+    assert batch.support_BTK.tolist() == [[[3, 9, 3], [4, 4, 4]], [[6, 5, 8], [0, 0, 0]]]
 
 
 def test_a_sample_out_of_the_loss_counts_as_a_sequence_but_not_as_tokens():

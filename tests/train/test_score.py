@@ -21,13 +21,16 @@ ROLLOUTS = [
 
 
 class Scripted:
-    """A task that answers from a list."""
+    """A reward that answers from a list."""
 
     def __init__(self, scores):
-        self.scores = iter(scores)
+        self.scores = scores
 
-    def score(self, prompt, rollout):
-        return next(self.scores)
+    def score(self, asked, on_score):
+        assert len(asked) == len(self.scores)
+        for one in self.scores:
+            on_score(one)
+        return self.scores
 
 
 def scored(scores, *overrides, learner=None):
@@ -36,7 +39,7 @@ def scored(scores, *overrides, learner=None):
         PROMPTS,
         ROLLOUTS,
         config=load(None, ["rollout.max_tokens=8", "rollout.penalty_tokens=4", *overrides]),
-        task=Scripted(scores),
+        reward=Scripted(scores),
         learner=learner or Learner(tiny_policy(), None, LossConfig(), OptimizerConfig(), 1),
         on_scored=lambda done, total: seen.append((done, total)),
     )
@@ -96,9 +99,9 @@ def test_too_many_failures_end_the_run_with_the_last_reason():
     mostly = [Score.failed("returned nan"), *exact(1.0), Score.failed("raised KeyError: 3"), *exact(1.0)]
     with pytest.raises(RewardFailed, match=r"2 of 3 completions; the last failure: raised KeyError: 3"):
         scored(mostly)
-    assert scored(mostly, "task.max_failed=0.5")[0].rewards == (None, 1.0)
+    assert scored(mostly, "reward.max_failed=0.5")[0].rewards == (None, 1.0)
 
 
 def test_failures_only_end_the_run_at_once_however_many_are_allowed():
     with pytest.raises(RewardFailed, match="4 of 4 completions"):
-        scored([Score.failed("returned None")] * 4, "task.max_failed=1.0")
+        scored([Score.failed("returned None")] * 4, "reward.max_failed=1.0")

@@ -20,7 +20,7 @@ from assay.types import Score
 
 BASE = TINY | {
     "run.steps": 2,
-    "run.evaluate": 0,
+    "evaluate.prompts": 0,
     "optimizer.learning_rate": 1e-2,  # so large that ratios leave every bound
     "optimizer.minibatches": 1,
     "optimizer.microbatches": 1,
@@ -58,6 +58,11 @@ CHANGES = [
     ("rollout.group_size", 3, {}),
     ("rollout.max_tokens", 5, {}),
     ("rollout.temperature", 0.7, {}),
+    ("rollout.top_k", 3, {}),
+    ("rollout.top_p", 0.5, {"rollout.top_k": 8}),
+    ("rollout.min_p", 0.5, {"rollout.top_k": 8}),
+    ("rollout.stop", ("3",), {}),
+    ("rollout.max_rows", 8, {}),  # a smaller share of the rollouts at once draws other random numbers
     ("rollout.zero_variance", "skip", {}),
     ("rollout.zero_variance", "refill", {}),
     ("rollout.zero_variance", "refill", {"rollout.zero_variance": "skip"}),
@@ -75,6 +80,7 @@ CHANGES = [
     ("loss.sapo_negative", 2.0, {"loss.objective": "sapo"}),
     ("loss.entropy_coef", 0.1, {}),
     ("loss.kl_coef", 0.1, {}),
+    ("loss.reference_every", 1, KL),
     ("loss.kl_placement", "reward", KL),
     ("loss.kl_estimator", "k2", KL),
     ("loss.kl_estimator", "k1", KL | {"loss.kl_placement": "reward"}),
@@ -88,12 +94,14 @@ CHANGES = [
 ]
 TESTED_ELSEWHERE = {
     "optimizer.microbatches",  # must not matter: below
+    "optimizer.share_prompts",  # must not matter: below
     "rollout.refill_rounds",  # ends a run: test_verbs.py
 }
 
 
 def config_of(settings):
-    return configuration.load(None, [f"{name}={value}" for name, value in (BASE | settings).items()])
+    written = {name: list(value) if isinstance(value, tuple) else value for name, value in (BASE | settings).items()}
+    return configuration.load(None, [f"{name}={value}" for name, value in written.items()])
 
 
 def reward(self, prompt, rollout):
@@ -163,6 +171,13 @@ def test_cutting_updates_into_microbatches_changes_them_by_rounding_only(ran):
         assert cut_metrics[0][name] == pytest.approx(metrics[0][name], rel=1e-2)
 
 
+def test_computing_prompts_once_changes_updates_by_rounding_only(ran):
+    (metrics, _), (apart_metrics, _) = ran({}), ran({"optimizer.share_prompts": "false"})
+    for name in ("loss", "gradient_norm"):
+        assert apart_metrics[0][name] == pytest.approx(metrics[0][name], rel=1e-2)
+    assert apart_metrics[0]["gradient_norm"] != metrics[0]["gradient_norm"]  # the other way was really taken
+
+
 def test_without_a_std_in_gdpo_the_advantages_keep_the_scale_of_the_rewards(ran):
     (plain, _), (divided, _) = ran(GDPO | {"advantage.std": "none"}), ran(GDPO)
     assert plain[0]["gradient_norm"] < divided[0]["gradient_norm"] / 2
@@ -171,10 +186,10 @@ def test_without_a_std_in_gdpo_the_advantages_keep_the_scale_of_the_rewards(ran)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("task.max_failed", 1.01),
-        ("task.min_scored", 1.01),
-        ("task.max_failed", -0.01),
-        ("task.min_scored", -0.01),
+        ("reward.max_failed", 1.01),
+        ("reward.min_scored", 1.01),
+        ("reward.max_failed", -0.01),
+        ("reward.min_scored", -0.01),
         ("optimizer.beta1", 1.0),
         ("optimizer.beta2", 1.0),
         ("optimizer.beta1", -0.1),
@@ -205,9 +220,9 @@ def test_a_value_out_of_bounds_is_refused_by_name(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("task.max_failed", 1.0),
-        ("task.max_failed", 0.0),
-        ("task.min_scored", 1.0),
+        ("reward.max_failed", 1.0),
+        ("reward.max_failed", 0.0),
+        ("reward.min_scored", 1.0),
         ("optimizer.beta1", 0.0),
         ("optimizer.beta1", 0.999),
         ("optimizer.beta2", 0.9999),

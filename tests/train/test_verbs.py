@@ -25,9 +25,9 @@ from assay.types import NO_SIGNAL, Score
 STEPS = 3
 SETTINGS = TINY | {
     "run.steps": STEPS,
-    "run.evaluate": 24,
-    "task.min_digits": 4,
-    "task.max_digits": 5,
+    "evaluate.prompts": 24,
+    "task.options.min_digits": 4,
+    "task.options.max_digits": 5,
     "rollout.temperature": 0.7,
     "rollout.truncated": "mask",
     "advantage.baseline": "leave_one_out",
@@ -249,7 +249,7 @@ def refill(patch, path, *, rounds_allowed, flat_rounds=2):
         return Score.of({"late": float(len(seen)) if len(seen) > 6 * flat_rounds else 0.0})
 
     sampling = {"rollout__prompts": 2, "rollout__group_size": 3, "rollout__temperature": 1000.0, "model__warm_steps": 0}
-    rules = {"rollout__zero_variance": "refill", "rollout__refill_rounds": rounds_allowed, "run__evaluate": 0}
+    rules = {"rollout__zero_variance": "refill", "rollout__refill_rounds": rounds_allowed, "evaluate__prompts": 0}
     with patch.context() as inner:
         inner.setattr(SortDigits, "score", reward)
         assert start(config_of(**sampling, **rules, run__steps=2, optimizer__microbatches=1), path) == 0

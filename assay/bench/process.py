@@ -1,0 +1,95 @@
+"""Contenders run in processes of their own: neither inherits the other's memory, caches or threads."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from assay.train.display import printable
+
+PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this version
+LOG_LINES = 15  # shown of a run that failed
+
+OnStep = Callable[[], None]
+
+
+def chatter() -> Console:
+    # FORCE_COLOR makes rich take a log file for a terminal: colours may go there, a bar that redraws itself may not
+    return Console(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+
+
+def say(console: Console, sentence: str) -> None:
+    console.print(Text(f"assay: {sentence}"), soft_wrap=True)
+
+
+def missing_peer() -> str:
+    """Why TRL cannot run here, in a sentence; "" if it can."""
+    how = "pip install 'assay[trl]'"
+    if importlib.util.find_spec("trl") is None:
+        return f"TRL is not installed; for the same task with TRL {PEER_VERSION} beside it: {how}"
+    version = importlib.metadata.version("trl")
+    if not version.startswith(f"{PEER_VERSION}."):
+        return f"TRL {version} is installed, but only TRL {PEER_VERSION} can be timed by stage: {how}"
+    return ""
+
+
+def run_worker(arguments: Sequence[str], directory: Path, threads: int, on_step: OnStep) -> bool:
+    """python -m arguments... to its end; whether it ended well. It prints "step" after each step."""
+    # torch reads it when it is imported: the pools that set_num_threads does not reach are then as small as the others
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", *arguments]
+    with (
+        (directory / "log.txt").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line == "step\n":  # libraries print other things
+                    on_step()
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode == 0
+
+
+def last_words(console: Console, name: str, directory: Path) -> None:
+    lines = (directory / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    console.print(Text("\n".join(["", *map(printable, lines[-LOG_LINES:])])), soft_wrap=True)
+    say(console, f"the run of {name} ended without a result; its last lines are above")
+
+
+@contextmanager
+def progress(console: Console, order: Sequence[str], each: int) -> Iterator[Callable[[int], OnStep]]:
+    """A bar on a terminal, a line for each run elsewhere. `order` titles the runs, each of `each` steps."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
+        task = bar.add_task("", total=each * len(order))
+
+        def begin(turn: int) -> OnStep:
+            title = f"run {turn + 1} of {len(order)}: {order[turn]}, {each} steps"
+            bar.update(task, description=title, completed=turn * each)
+            if not console.is_interactive:
+                console.print(Text(title))
+            return lambda: bar.advance(task)
+
+        yield begin
+
+
+def cpu_model() -> str:
+    """As the kernel names it, where it does."""
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

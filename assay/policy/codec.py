@@ -1,0 +1,105 @@
+"""Text <-> tokens. Completions are only ever decoded, for scorers and readers; never re-encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class Codec(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def chat(self, messages: Messages) -> list[int]:
+        """A conversation in the model's own template, up to where the model's answer begins."""
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used here."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class PromptRefused(ValueError):
+    """A problem that cannot be put before the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCodec:
+    tokenizer: Tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens, after the begin token if the tokenizer begins every text with one. An end token that it
+        would add is left out: the text is to be continued."""
+        plain = list(self.tokenizer.encode(text, add_special_tokens=False))
+        begin = getattr(self.tokenizer, "bos_token_id", None)
+        if begin is None or plain[:1] == [begin]:  # a text out of a chat template may hold it already
+            return plain
+        begins = list(self.tokenizer.encode(text, add_special_tokens=True))[:1] == [begin]
+        return [begin, *plain] if begins else plain
+
+    def chat(self, messages: Messages) -> list[int]:
+        tokenizer: Any = self.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise PromptRefused(
+                "the tokenizer has no chat template, so it cannot pose a conversation; use a chat model, or pose the "
+                "task as plain text (task.options: style or chat)"
+            )
+        check_chat_template(tokenizer)
+        conversation = [dict(message) for message in messages]
+        try:
+            ids = tokenizer.apply_chat_template(
+                conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise PromptRefused(f"the model's chat template refuses the conversation: {error}") from error
+        return [int(token) for token in ids]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # a checker must see all of it
+
+
+@lru_cache(maxsize=8)
+def check_chat_template(tokenizer: Any) -> None:
+    """Refuses a template after which the model would have to write the header of its own turn.
+
+    Some templates (Mistral's) need no generation prompt: the answer follows the question at once. Others end a message
+    and begin the next with a header; without a generation prompt that header would be left to the model.
+    """
+    question = [{"role": "user", "content": "Assay?"}]
+    answered = [*question, {"role": "assistant", "content": "Answer!"}]
+    try:
+        asked, asked_plain, whole = (
+            tokenizer.apply_chat_template(conversation, add_generation_prompt=wanted, tokenize=False)
+            for conversation, wanted in ((question, True), (question, False), (answered, False))
+        )
+    except TemplateError:  # it wants another conversation than this one (a system message first): it cannot be told
+        return
+    if asked != asked_plain:
+        return
+    header = whole[len(asked) :].partition("Answer!")[0].strip() if whole.startswith(asked) else ""
+    if header:
+        raise PromptRefused(
+            f"the chat template adds no generation prompt: the model would have to write {header!r} itself before it "
+            "answers; add `{% if add_generation_prompt %}` to the template"
+        )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends an answer: the tokenizer's, and those that the model's configurations name."""
+    sources = (tokenizer, getattr(model, "generation_config", None), getattr(model, "config", None))
+    ends: dict[int, None] = {}
+    for source in sources:
+        named = getattr(source, "eos_token_id", None)
+        for token in named if isinstance(named, list | tuple) else [named]:
+            if isinstance(token, int):
+                ends[token] = None
+    return tuple(ends)

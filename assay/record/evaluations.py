@@ -1,0 +1,90 @@
+"""Held-out answers in words: RUN/evaluations/step-000016.jsonl, one line a prompt. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay import durable
+from assay.record import RunDirectory, RunError
+from assay.record.text import encodable, without_secrets
+
+_DIRECTORY = "evaluations"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutAnswers:
+    """What a policy answered to one held-out problem. A reward is None where scoring failed; `error` then says why."""
+
+    id: str
+    prompt: str
+    answer: str
+    greedy: str
+    greedy_reward: float | None
+    sampled: tuple[str, ...]
+    sampled_rewards: tuple[float | None, ...]
+    error: str  # of the first answer that could not be scored
+
+
+def write_answers(run: Path, step: int, answers: Sequence[HeldoutAnswers]) -> None:
+    """Writes the file of one evaluation, whole or not at all; the same evaluation again gives the same bytes."""
+    file = _file(run, step)
+    lines = []
+    for one in answers:
+        row = {**asdict(one), "error": without_secrets(one.error)}  # what a reward raised may quote a key
+        lines.append(json.dumps(_encodable(row), allow_nan=False) + "\n")
+    try:
+        file.parent.mkdir(exist_ok=True)
+        durable.replace_file(file, "".join(lines).encode("ascii"))
+    except OSError as error:
+        raise RunError(f"{file} could not be written: {durable.reason(error)}") from error
+
+
+def read_answers(run: Path, step: int) -> tuple[HeldoutAnswers, ...]:
+    file = _file(RunDirectory.open(run).path, step)
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise RunError(f"{run} holds no held-out answers of step {step}; evaluations.jsonl lists the steps") from None
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            lists = {name: tuple(row[name]) for name in ("sampled", "sampled_rewards")}
+            found.append(HeldoutAnswers(**{**row, **lists}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{file} line {number} is damaged: {error}; restore it from a copy of the run") from error
+    return tuple(found)
+
+
+def forget_answers(run: Path, step: int) -> None:
+    """Removes the files of evaluations after this step, and what a killed writer left unfinished."""
+    for number, file in _files(run):
+        if number > step:
+            file.unlink()
+    if (run / _DIRECTORY).is_dir():
+        durable.remove_asides(run / _DIRECTORY)
+
+
+def _file(run: Path, step: int) -> Path:
+    return run / _DIRECTORY / f"step-{step:06d}.jsonl"
+
+
+def _files(run: Path) -> Iterator[tuple[int, Path]]:
+    for file in sorted((run / _DIRECTORY).glob("*")):
+        if match := re.fullmatch(r"step-(\d{6,})\.jsonl", file.name):
+            yield int(match[1]), file
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        return {key: _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,139 @@
+"""The test bench of a reward: config --> Report, before any GPU hour is spent on it.
+
+The reward is opened as training opens it: the same functions, processes and deadline. Problems are drawn from the task,
+texts whose order is known without a model are scored, and each check gives its word on what was measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from assay.config import Config
+from assay.rewards import Reward, open_rewards
+from assay.rewards.check import answers, behaviour
+from assay.rewards.check.bench import Open, measure
+from assay.rewards.check.completions import read_completions
+from assay.rewards.check.probes import decode
+from assay.rewards.check.types import Check, Measured, Report, State, Verdict, reason
+from assay.tasks import Task, open_task
+
+# in the order of causes: what stands above may explain what stands below
+CHECKS: tuple[Check, ...] = (
+    Check("REW02", "reward_fails", behaviour.fails),
+    Check(
+        "REW01",
+        "reward_constant",
+        behaviour.is_constant,
+        frozenset({"REW04", "REW05", "REW06", "REW07", "REW12", "REW14", "REW16", "ADV09"}),
+    ),
+    Check(
+        "REW08",
+        "reward_random",
+        behaviour.not_deterministic,
+        frozenset({"REW03", "REW04", "REW05", "REW06", "REW07", "REW09", "REW10", "REW13", "REW16", "ADV04"}),
+    ),
+    Check(
+        "REW09",
+        "reward_has_memory",
+        behaviour.remembers,
+        frozenset({"REW03", "REW04", "REW05", "REW06", "REW07", "REW10", "REW13", "REW14", "REW16", "ADV04", "ADV09"}),
+    ),
+    Check("REW10", "unsafe_in_parallel", behaviour.unsafe_in_parallel),
+    Check(
+        "REW16",
+        "right_answer_unrecognised",
+        answers.unrecognised,
+        frozenset({"REW04", "REW05", "REW06", "REW07", "REW14", "ADV09"}),
+    ),
+    Check("REW03", "wrong_beats_right", answers.wrong_beats_right, frozenset({"REW04", "REW05", "REW06", "REW07"})),
+    Check(
+        "REW04",
+        "full_marks_for_nonsense",
+        answers.pays_nonsense,
+        frozenset({"REW05", "REW06", "REW07", "REW14", "ADV09"}),
+    ),
+    Check("REW06", "answer_ignored", answers.answer_blind, frozenset({"REW05", "REW07", "REW14", "ADV09"})),
+    Check("REW05", "empty_answer_pays", answers.pays_empty),
+    Check("REW07", "substring_pays", answers.pays_substring),
+    Check("REW11", "reward_too_large", behaviour.too_large),
+    Check("ADV04", "degenerate_std", behaviour.degenerate_std),
+    Check("ADV09", "zero_signal", behaviour.zero_signal, frozenset({"REW12"})),
+    Check("REW12", "reward_saturated", behaviour.saturated),
+    Check("REW13", "length_pays", answers.length_bias),
+    Check("REW14", "question_ignored", answers.ignores_question),
+    Check("REW15", "reward_slow", behaviour.is_slow),
+)
+# what a check of ours can raise when it is wrong; it is then reported as crashed, never as healthy
+_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def check(
+    config: Config,
+    *,
+    samples: int = 8,
+    timeout: float = 2.0,
+    completions: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Opens the config's reward and task, and judges the reward. A bad config is a ConfigError."""
+    started = time.monotonic()
+    task = open_task(config)
+    problems = [task.training_problem(index) for index in range(samples)]
+    groups = read_completions(completions, task) if completions is not None else []
+    judged_at_once = config.judge.concurrency if config.judge.url else 1
+    functions = config.reward.functions or ("task",)
+    known = Measured(
+        functions=functions,
+        answers=(),
+        rollouts_a_step=config.rollout.prompts * config.rollout.group_size,
+        side_by_side=judged_at_once if functions == ("judge",) else config.reward.workers,
+        deadline=min(timeout, config.reward.timeout),
+        training_deadline=config.reward.timeout,
+    )
+    measured = measure(_opener(config, task, known.deadline), problems, groups, known, progress)
+    verdicts = judge(measured)
+    return Report(
+        functions=functions,
+        task=config.task.name,
+        problems=samples,
+        calls=measured.calls,
+        seconds=time.monotonic() - started,
+        stopped=measured.stopped,
+        verdicts=verdicts,
+        consequences=causes(verdicts),
+    )
+
+
+def judge(measured: Measured, checks: Sequence[Check] = CHECKS) -> tuple[tuple[Check, Verdict], ...]:
+    return tuple((one, _judge(one, measured)) for one in checks)
+
+
+def causes(verdicts: Sequence[tuple[Check, Verdict]]) -> dict[str, str]:
+    """Code of each finding that follows from another -> code of the first cause that explains it."""
+    found = [one for one, verdict in verdicts if verdict.state is State.FINDING]
+    explained: dict[str, str] = {}
+    for number, cause in enumerate(found):
+        if cause.code in explained:
+            continue  # its consequences are those of its own cause
+        for other in found[number + 1 :]:
+            if other.code in cause.explains:
+                explained.setdefault(other.code, cause.code)
+    return explained
+
+
+def _judge(one: Check, measured: Measured) -> Verdict:
+    try:
+        return one.judge(measured)
+    except _BUGS as error:
+        return Verdict(State.CRASHED, reason(f"{type(error).__name__}: {error}"))
+
+
+def _opener(config: Config, task: Task, timeout: float) -> Open:
+    def open_reward(workers: int) -> Reward:
+        settings = replace(config.reward, workers=workers, timeout=timeout)
+        return open_rewards(replace(config, reward=settings), task, decode)
+
+    return open_reward

@@ -1,0 +1,274 @@
+"""Checks of what a reward pays for: the right answer above a wrong one, and above no answer at all. Pure functions.
+
+Right and wrong are compared in the same form: the one in which they differ most. A reward that wants tags is
+not blamed for what it makes of a bare answer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from assay.rewards.check.probes import FORMS, WRAPPED_PROBLEMS, Role
+from assay.rewards.check.types import (
+    Answer,
+    Confidence,
+    Measured,
+    Severity,
+    State,
+    Verdict,
+    example,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
+
+ANSWERLESS = {"format"}  # built-in rewards that do not read the answer, and are not meant to
+TOLERANCE = 1e-9  # two rewards closer than this are equal: a sum of weights may round
+MOST = 0.5  # a share of problems from which on a fault is no accident of one problem
+BIAS_CORRELATION = 0.8  # of reward and log length, over wrong answers that differ in length alone
+BIAS_SHARE = 0.05  # of the distance between right and wrong: less than this does not steer a policy
+_EXAMPLES = 4
+
+
+def best_form(measured: Measured) -> str:
+    """The form in which right and wrong answers differ most, the plainest of equals; "" if no right one was scored.
+
+    Not the one in which the right answer gets most: a reward with a swapped sign pays what it does not recognise.
+    """
+    tried = replace(measured, answers=tuple(one for one in measured.answers if one.probe.problem < WRAPPED_PROBLEMS))
+    rights, wrongs = _means(tried, Role.RIGHT), _means(tried, Role.WRONG)
+    distances = {form: abs(rights[form] - wrongs.get(form, rights[form])) for form in FORMS if form in rights}
+    return next((form for form, distance in distances.items() if distance >= max(distances.values()) - TOLERANCE), "")
+
+
+def rivals(measured: Measured, *roles: Role) -> list[tuple[Answer, Answer]]:
+    """(the right answer, a text of these roles) of the same problem, both scored; wrong answers in the same form."""
+    form = best_form(measured)
+    rights = {
+        one.probe.problem: one
+        for one in measured.answers
+        if one.probe.role is Role.RIGHT and one.probe.name == form and one.reward is not None
+    }
+    return [
+        (rights[one.probe.problem], one)
+        for one in measured.answers
+        if one.probe.role in roles
+        and one.reward is not None
+        and one.probe.problem in rights
+        and (one.probe.role is not Role.WRONG or one.probe.name == form)
+    ]
+
+
+def lead(right: Answer, other: Answer) -> float:
+    """By how much the right answer is paid more; 0 for a difference that is rounding."""
+    assert right.reward is not None
+    assert other.reward is not None
+    difference = right.reward - other.reward
+    return 0.0 if abs(difference) <= TOLERANCE * max(1.0, abs(right.reward)) else difference
+
+
+def unrecognised(measured: Measured) -> Verdict:
+    """A right answer that gets what a wrong one, nonsense and nothing get, although others get more or that is 0."""
+    pairs = rivals(measured, Role.WRONG, Role.EMPTY, Role.NONSENSE)
+    if (excuse := _excuse(measured, pairs)) is not None:
+        return excuse
+    rights = {right.probe.problem: right for right, _ in pairs}
+    best = max(right.reward or 0.0 for right in rights.values())
+    leads: dict[int, list[float]] = defaultdict(list)
+    for right, other in pairs:
+        leads[right.probe.problem].append(lead(right, other))
+    bad = [
+        (right, right)
+        for problem, right in rights.items()
+        if not any(leads[problem]) and ((right.reward or 0.0) < best - TOLERANCE or (right.reward or 0.0) <= 0)
+    ]
+    if not bad:
+        return healthy(f"the right answer is recognised on {len(rights)} of {len(rights)} problems")
+    forms = ", ".join(sorted({one.probe.name for one in measured.answers if one.probe.role is Role.RIGHT}))
+    return _fault(
+        bad,
+        [(right, right) for right in rights.values()],
+        f"the right answer is not recognised in any of these forms ({forms})",
+        "Look at how the answer is read, and at the task's own answers: what cannot be right cannot be learned.",
+    )
+
+
+def wrong_beats_right(measured: Measured) -> Verdict:
+    pairs = rivals(measured, Role.WRONG)
+    if (excuse := _excuse(measured, pairs)) is not None:
+        return excuse
+    bad = [pair for pair in pairs if lead(*pair) < 0]
+    if not bad:
+        scores = (f"right answer {form}: {mean:g} on average" for form, mean in _means(measured, Role.RIGHT).items())
+        return healthy(f"no wrong answer of {len(pairs)} gets more than the right one, {best_form(measured)}", *scores)
+    return _fault(
+        bad,
+        pairs,
+        "a wrong answer gets more than the right one",
+        "Look for a swapped sign or comparison: the right answer must get the highest reward.",
+    )
+
+
+def answer_blind(measured: Measured) -> Verdict:
+    pairs = rivals(measured, Role.WRONG)
+    if (excuse := _excuse(measured, pairs)) is not None:
+        return excuse
+    bad = [pair for pair in pairs if lead(*pair) == 0]
+    if not bad:
+        return healthy(f"right and wrong answers are told apart on {len(pairs)} of {len(pairs)} problems")
+    return _fault(
+        bad,
+        pairs,
+        "a wrong answer gets exactly as much as the right one",
+        "Compare the completion with `answer`, and make sure that the form your prompt asks for is recognised.",
+        confidence=Confidence.LIKELY if len(bad) < MOST * len(pairs) else Confidence.PROVEN,
+    )
+
+
+def pays_nonsense(measured: Measured) -> Verdict:
+    return _pays(
+        measured, Role.NONSENSE, "nonsense gets as much as the right answer", "Give 0 to a text that holds no answer."
+    )
+
+
+def pays_empty(measured: Measured) -> Verdict:
+    return _pays(
+        measured, Role.EMPTY, "the empty answer gets as much as the right one", "Give 0 to an empty completion."
+    )
+
+
+def pays_substring(measured: Measured) -> Verdict:
+    pairs = rivals(measured, Role.LISTED, Role.EXTENDED)
+    if (excuse := _excuse(measured, pairs)) is not None:
+        return excuse
+    if all(lead(*pair) <= 0 for pair in rivals(measured, Role.WRONG)):
+        return not_applicable("the right answer gets no more than a wrong one in the first place")
+    bad = [pair for pair in pairs if lead(*pair) <= 0]
+    if not bad:
+        return healthy(f"the right answer gets more than {len(pairs)} texts that merely contain it")
+    return _fault(
+        bad,
+        pairs,
+        "a text that merely contains the right answer gets as much as the right answer",
+        "Extract one answer (the last number, the tags) and compare it whole: a policy learns to list all answers.",
+        severity=Severity.HARMFUL,
+    )
+
+
+def ignores_question(measured: Measured) -> Verdict:
+    """The same text under different problems, answers included: does its reward ever differ?"""
+    if set(measured.functions) <= ANSWERLESS:
+        return not_applicable("a reward of form alone is the same under every question")
+    by_text: dict[str, dict[int, float]] = defaultdict(dict)
+    for one in measured.answers:
+        if one.reward is not None and one.probe.role in (Role.RIGHT, Role.WRONG, Role.EMPTY, Role.NONSENSE):
+            by_text[one.probe.text][one.probe.problem] = one.reward
+    several = {text: list(rewards.values()) for text, rewards in by_text.items() if len(rewards) > 1}
+    answers = [
+        text
+        for text in several
+        if any(one.probe.role is Role.RIGHT and one.probe.text == text for one in measured.answers)
+    ]
+    if not answers:
+        return not_enough_data("no answer was scored under two problems: draw more with --samples")
+    moved = sum(max(rewards) - min(rewards) > TOLERANCE for rewards in several.values())
+    if moved:
+        return healthy(f"{moved} of {len(several)} texts are paid differently under another question")
+    return Verdict(
+        State.FINDING,
+        f"{len(several)} texts get the same reward under every question they were tried on",
+        severity=Severity.HARMFUL,
+        confidence=Confidence.POSSIBLE,
+        fix="Fine for a reward of style or length; else read `prompt` or `answer`: now one text can answer everything.",
+    )
+
+
+def length_bias(measured: Measured) -> Verdict:
+    """Wrong answers after ever more talk: is length alone paid?"""
+    by_problem: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for one in measured.answers:
+        if one.probe.role is Role.LONG and one.reward is not None:
+            by_problem[one.probe.problem].append((len(one.probe.text), one.reward))
+    ladders = [ladder for ladder in by_problem.values() if len(ladder) >= 3]
+    if not ladders:
+        return not_enough_data("no wrong answers of several lengths were scored")
+    leads = [lead(*pair) for pair in rivals(measured, Role.WRONG)]
+    scale = max((abs(one) for one in leads), default=1.0) or 1.0
+    steps = []
+    for ladder in ladders:
+        rewards = [reward for _, reward in ladder]
+        spread = max(rewards) - min(rewards)
+        if spread <= BIAS_SHARE * scale:
+            steps.append((0.0, spread))
+        else:
+            steps.append((statistics.correlation([math.log(length) for length, _ in ladder], rewards), spread))
+    correlation, spread = max(steps)
+    numbers = f"correlation of reward with log length {correlation:+.2f}, rewards differ by {spread:g}"
+    ahead = [pair for pair in rivals(measured, Role.LONG) if lead(*pair) <= 0]
+    if ahead and correlation >= BIAS_CORRELATION and any(lead(*pair) > 0 for pair in rivals(measured, Role.WRONG)):
+        return _fault(
+            ahead,
+            ahead,
+            f"a wrong answer need only be long to get as much as the right one ({numbers})",
+            "Cap what grows with length below the distance between right and wrong.",
+        )
+    if correlation < BIAS_CORRELATION:
+        return healthy(f"longer wrong answers are not paid more ({numbers})")
+    return Verdict(
+        State.FINDING,
+        f"among wrong answers the longer ones get more ({numbers})",
+        severity=Severity.HARMFUL,
+        confidence=Confidence.POSSIBLE,
+        fix="Cap or drop what grows with length, unless longer answers are what you want.",
+    )
+
+
+def _pays(measured: Measured, role: Role, what: str, fix: str) -> Verdict:
+    pairs = rivals(measured, role)
+    if (excuse := _excuse(measured, pairs)) is not None:
+        return excuse
+    bad = [pair for pair in pairs if lead(*pair) <= 0]
+    if not bad:
+        least = min(lead(*pair) for pair in pairs)
+        return healthy(f"the right answer gets at least {least:g} more than {role} ({len(pairs)} comparisons)")
+    return _fault(bad, pairs, what, fix)
+
+
+def _excuse(measured: Measured, pairs: Iterable[object]) -> Verdict | None:
+    """Why right and wrong cannot be compared; None if they can."""
+    if set(measured.functions) <= ANSWERLESS:
+        return not_applicable("a reward of form alone does not read the answer")
+    if not any(one.probe.role is Role.RIGHT for one in measured.answers) and not measured.stopped:
+        return not_applicable("the task gives no answers")
+    if not pairs:
+        return not_enough_data("no right answer and its rival were both scored, or all answers drawn are alike")
+    return None
+
+
+def _fault(
+    bad: list[tuple[Answer, Answer]],
+    pairs: list[tuple[Answer, Answer]],
+    what: str,
+    fix: str,
+    severity: Severity = Severity.FATAL,
+    confidence: Confidence = Confidence.PROVEN,
+) -> Verdict:
+    if len(bad) < MOST * len(pairs):
+        severity = Severity.HARMFUL
+    evidence = dict.fromkeys(example(one) for pair in bad[:_EXAMPLES] for one in pair)
+    return Verdict(
+        State.FINDING, f"{what} in {len(bad)} of {len(pairs)} comparisons", tuple(evidence), severity, confidence, fix
+    )
+
+
+def _means(measured: Measured, role: Role) -> dict[str, float]:
+    """Mean reward of these answers, by form."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for one in measured.answers:
+        if one.probe.role is role and one.reward is not None:
+            rewards[one.probe.name].append(one.reward)
+    return {form: statistics.fmean(values) for form, values in rewards.items()}

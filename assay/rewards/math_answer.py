@@ -1,0 +1,139 @@
+r"""Whether a completion ends in the right mathematical answer: extraction here, equality by math-verify.
+
+The answer of a completion is what its last \boxed{}, <answer> or #### holds, else what follows the last "answer is",
+else the whole text if it is one expression, else the last formula or number in it. Two formulas are equal if
+math-verify can show it; two words or the letters of a choice are equal if they read alike.
+
+math-verify sets SIGALRM, so this must run on the main thread, as it does in a worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+from assay.rewards.builtin import MINUS, NUMBER
+
+# at the start: in the first call it would be counted as time that the first completion took
+_math_verify: Any = importlib.import_module("math_verify")
+
+ALARM_SECONDS = 3  # of each parse and each comparison; they take milliseconds unless the text is a bomb
+LONGEST = 1000  # characters of an answer; beyond it nothing is a formula
+
+_TAGGED = re.compile(r"(?is:<answer>(.*?)</answer>)|####[ \t]*([^\n]+)")  # the second as in GSM8K
+_AFTER_ANSWER = re.compile(r"answer(?:\s+is\b|\s*[:=])\s*:?\s*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|log|exp|frac|max|min)\b)[A-Za-z]{3,}")
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s*\{([^{}]*)\}")
+_CHOICE = re.compile(r"\(?([A-Za-z])[).:]+\s")  # B) twelve
+_SCIENTIFIC = re.compile(r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})(?![A-Za-z0-9])")
+
+
+def equal(completion: str, answer: str) -> float:
+    """1 if the completion's answer equals `answer`, else 0. A reference answer that is no formula is an error."""
+    gold = bare(_marked(answer) or answer)
+    if not gold:
+        raise ValueError(f"the reference answer {answer[:80]!r} is empty")
+    if _is_word(gold) or (len(gold) == 1 and gold.isalpha()):
+        marked = _marked(completion) or _after_answer(completion) or completion
+        return float(_letters(marked) == _letters(gold))
+    parsed_gold = _parsed(gold)
+    if not parsed_gold:
+        raise ValueError(f"the reference answer {answer[:80]!r} is not a formula that math-verify can read")
+    found = extracted(completion)
+    if not found or len(found) > max(LONGEST, 2 * len(gold)):
+        return 0.0
+    if found == gold:
+        return 1.0
+    return float(_math_verify.verify(parsed_gold, _parsed(found), timeout_seconds=ALARM_SECONDS, raise_on_error=True))
+
+
+def extracted(completion: str) -> str:
+    r"""The answer of a completion, bare; empty if it holds none.
+
+    >>> extracted(r"Perhaps \boxed{3}; no: \boxed{\frac{1}{2}}."), extracted("The answer is 42, since 6 * 7 = 42.")
+    ('\\frac{1}{2}', '42')
+    """
+    marked = _marked(completion)
+    if marked:
+        return bare(marked) if not _has_prose(bare(marked)) else _expression(marked)
+    after = _after_answer(completion)
+    if after:
+        leading = bare(_WORD.split(after, maxsplit=1)[0])
+        return leading if re.search(r"[0-9A-Za-z]", leading) else _expression(after)
+    whole = bare(completion)
+    return whole if not _has_prose(whole) and "\n" not in whole else _expression(completion)
+
+
+def bare(text: str) -> str:
+    """The formula without what stands around it: dollars, bold, a full stop, a space after the sign."""
+    text = _TEXT_COMMAND.sub(r"\1", text.replace(MINUS, "-"))
+    text = re.sub(r"\\[()\[\]]|(?<!\\)\$|\*\*(?=\s|$)|(?:^|(?<=\s))\*\*|`", "", text).strip()
+    return text.rstrip(".,;:").strip()
+
+
+def _marked(text: str) -> str:
+    r"""What the last \boxed{}, <answer> or #### holds, whichever ends last."""
+    boxed, boxed_end = _last_boxed(text)
+    for tagged in list(_TAGGED.finditer(text))[-1:]:
+        if tagged.end() > boxed_end:
+            held = tagged.group(1) or tagged.group(2) or ""
+            return _last_boxed(held)[0] or held
+    return boxed
+
+
+def _last_boxed(text: str) -> tuple[str, int]:
+    r"""What the last complete \boxed{} holds, and where it ends; ("", -1) if there is none."""
+    command = "\\boxed{"
+    start = text.rfind(command)
+    for _ in range(8):  # a few that were cut off, not a text made of nothing else
+        if start < 0:
+            break
+        depth = 0
+        for index in range(start + len(command) - 1, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[index], 0)
+            if depth == 0:
+                return text[start + len(command) : index], index + 1
+        start = text.rfind(command, 0, start)
+    return "", -1
+
+
+def _after_answer(text: str) -> str:
+    """The rest of the sentence after the last "answer is" or "answer:"."""
+    places = list(_AFTER_ANSWER.finditer(text))
+    return _SENTENCE_END.split(text[places[-1].end() :], maxsplit=1)[0] if places else ""
+
+
+def _expression(text: str) -> str:
+    """The formula or number that ends last; a number inside a formula is part of it."""
+    formulas, numbers = list(_FORMULA.finditer(text)), list(NUMBER.finditer(text.replace(MINUS, "-")))
+    if formulas and (not numbers or formulas[-1].end() > numbers[-1].start()):
+        return bare(formulas[-1].group())
+    return numbers[-1].group() if numbers else ""
+
+
+def _parsed(formula: str) -> list[object]:
+    """What math-verify makes of a formula; empty if it is none."""
+    latex = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula.replace("**", "^"))
+    latex = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi", latex)
+    return list(
+        _math_verify.parse(
+            f"${latex}$", fallback_mode="no_fallback", parsing_timeout=ALARM_SECONDS, raise_on_error=True
+        )
+    )
+
+
+def _is_word(text: str) -> bool:
+    return (bool(re.fullmatch(r"[A-Za-z][A-Za-z' -]*", text)) and _has_prose(text)) or text.lower() in ("no", "yes")
+
+
+def _has_prose(text: str) -> bool:
+    return _WORD.search(text) is not None
+
+
+def _letters(text: str) -> str:
+    """A word or a choice as it is compared: (A), A., a and A) twelve are one."""
+    choice = _CHOICE.match(text.strip())
+    return choice.group(1).lower() if choice else bare(text).strip("()[]{}.,:;!?'\" \n\t").lower()

@@ -1,0 +1,144 @@
+"""Reward functions spread over worker processes: one loop, no threads, a deadline for each request.
+
+A request is one completion, or all completions of one prompt for a function that takes many at a time. A worker that
+hangs or dies fails its own request alone and is started anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.config import ConfigError
+from assay.rewards.call import Result, Sample
+from assay.rewards.process import Worker
+
+START_TRIES = 3  # a worker that cannot be started so often in a row is left alone for this batch
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A reward function by name. `given` holds arguments that are the same in every call."""
+
+    name: str  # its components are named after it
+    spec: str  # file.py:function or package.module:function
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    function: int
+    samples: tuple[int, ...]
+
+
+class Pool:
+    """Opening it starts the workers and loads the functions; one that cannot be loaded is a ConfigError."""
+
+    def __init__(self, functions: Sequence[Function], *, workers: int, timeout: float, separator: str) -> None:
+        self.functions = tuple(functions)
+        self._timeout = timeout
+        wanted = [{"spec": one.spec, "given": one.given} for one in functions]
+        setup = {"functions": wanted, "timeout": timeout, "separator": separator}
+        self._workers = [Worker(setup) for _ in range(workers)]
+        try:
+            for worker in self._workers:
+                worker.start()
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def unknown_parameters(self) -> Iterator[tuple[Function, str]]:
+        """Parameters that only a field of the problem can fill."""
+        for function, shown in zip(self.functions, self._workers[0].functions, strict=True):
+            for name in shown["unknown"]:
+                yield function, name
+
+    def score(self, samples: Sequence[Sample], on_result: Callable[[int, int, Result], None]) -> None:
+        """Calls on_result(sample, function, result), by number, for each pair, as they come. It may raise: what is
+        under way then ends with it."""
+        jobs = deque(self._jobs(samples))
+        under_way: dict[Worker, Job] = {}
+        failed_starts = dict.fromkeys(self._workers, 0)
+        reason = ""
+        try:
+            while jobs or under_way:
+                for worker in self._workers:
+                    if jobs and worker not in under_way and failed_starts[worker] < START_TRIES:
+                        under_way[worker] = jobs.popleft()
+                        self._begin(worker, under_way[worker], samples)
+                if not under_way:
+                    _fail(jobs.popleft(), reason, on_result)
+                    continue
+                _wait(under_way)
+                for worker, job in list(under_way.items()):
+                    was_starting = worker.is_starting
+                    reply = worker.advance()
+                    if reply is None:
+                        continue
+                    if was_starting and "error" in reply:
+                        failed_starts[worker] += 1
+                        reason = reply["error"]
+                        if failed_starts[worker] < START_TRIES:
+                            worker.start()
+                            continue
+                    elif was_starting:
+                        failed_starts[worker] = 0
+                        self._begin(worker, job, samples)
+                        continue
+                    del under_way[worker]
+                    if "error" in reply:
+                        _fail(job, reply["error"], on_result)
+                        continue
+                    for sample, result in zip(job.samples, reply["results"], strict=True):
+                        on_result(sample, job.function, result)
+        finally:
+            for worker in under_way:  # only if something was raised: a late answer must not meet a later question
+                worker.stop()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+    def _jobs(self, samples: Sequence[Sample]) -> Iterator[Job]:
+        """Prompt by prompt, so that scores are complete early on."""
+        for _, members in itertools.groupby(range(len(samples)), key=lambda index: samples[index]["id"]):
+            group = tuple(members)
+            for number, shown in enumerate(self._workers[0].functions):
+                cuts = [group] if shown["batched"] else [(index,) for index in group]
+                yield from (Job(number, cut) for cut in cuts)
+
+    def _begin(self, worker: Worker, job: Job, samples: Sequence[Sample]) -> None:
+        if not worker.is_running:
+            worker.start()
+        elif not worker.is_starting:
+            asked = [samples[index] for index in job.samples]
+            worker.ask(job.function, asked, self._timeout * len(asked))
+
+    def _wait_until_ready(self) -> None:
+        while starting := [worker for worker in self._workers if worker.is_starting]:
+            _wait(starting)
+            for worker in starting:
+                reply = worker.advance()
+                if reply is not None and "error" in reply:
+                    specs = [one.spec for one in self.functions]
+                    spec = specs[reply["function"]] if "function" in reply else ", ".join(specs)
+                    raise ConfigError(f"reward.functions = {spec!r}: {reply['error']}")
+
+
+def _wait(workers: Iterable[Worker]) -> None:
+    """Until one of them has something to say, or the first deadline is over."""
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            worker.watch(selector)
+        selector.select(max(min(worker.deadline for worker in workers) - time.monotonic(), 0.0))
+
+
+def _fail(job: Job, reason: str, on_result: Callable[[int, int, Result], None]) -> None:
+    for sample in job.samples:
+        on_result(sample, job.function, {"error": reason})

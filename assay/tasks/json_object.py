@@ -1,0 +1,118 @@
+"""JSON: write an object with given keys and values, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from assay.config import ConfigError
+from assay.config.sections import setting
+from assay.tasks.split import is_heldout
+from assay.types import Problem, Prompt, Rollout, Score
+
+VALUES: dict[str, tuple[str | int, ...]] = {
+    "name": ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "Ivan", "Joy"),
+    "age": tuple(range(18, 68, 5)),
+    "city": ("Berlin", "Cairo", "Delhi", "Lima", "London", "Madrid", "Oslo", "Paris", "Rome", "Tokyo"),
+    "color": ("black", "blue", "brown", "gray", "green", "orange", "pink", "red", "white", "yellow"),
+    "animal": ("bear", "cat", "cow", "dog", "duck", "fox", "goat", "horse", "owl", "pig"),
+    "count": tuple(range(10)),
+}
+# what the components add up to for a right answer: 1
+PARSES, KEYS, ALL_VALUES = 0.25, 0.25, 0.5
+_MOST_OPENINGS = 100  # brackets; far more than any right answer has, far fewer than exhaust the parser's stack
+
+
+@dataclass(frozen=True, slots=True)
+class JsonOptions:
+    """A JSON object with given keys and values."""
+
+    keys: int = setting(2, "keys of the object, at most 6", low=1)
+    fences: bool = setting(False, "accept the object inside a Markdown fence")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """
+    >>> problem = JsonObject(JsonOptions(keys=1), seed=1).training_problem(0)
+    >>> (key, value), = json.loads(problem.answer).items()
+    >>> problem.text == f'Write a JSON object with "{key}" set to {json.dumps(value)}. Reply with the JSON object only.'
+    True
+    """
+
+    options: JsonOptions
+    seed: int
+    own_reward: ClassVar[str] = ""
+    fingerprint: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if self.options.keys > len(VALUES):
+            raise ConfigError(f"task.options.keys = {self.options.keys} exceeds the {len(VALUES)} keys there are")
+
+    def training_problem(self, index: int) -> Problem:
+        return self._problem("train", index)
+
+    def heldout_problem(self, index: int) -> Problem:
+        return self._problem("heldout", index)
+
+    def score(self, prompt: Prompt, rollout: Rollout) -> Score:
+        """A quarter for JSON, a quarter for exactly the keys, half for the values: each its share."""
+        wanted = json.loads(prompt.answer)
+        text = _unfenced(rollout.text.strip()) if self.options.fences else rollout.text
+        parsed, value = _parse(text)
+        given = value if isinstance(value, dict) else {}
+        right = sum(
+            type(given.get(key)) is type(wanted_value) and given[key] == wanted_value
+            for key, wanted_value in wanted.items()
+        )
+        return Score.of(
+            {
+                "parses": PARSES * parsed,
+                "keys": KEYS * (given.keys() == wanted.keys()),
+                "values": ALL_VALUES * right / len(wanted),
+            }
+        )
+
+    def _problem(self, split: str, index: int) -> Problem:
+        source = random.Random(f"{self.seed}/{split}/{index}")
+        while True:
+            wanted = {key: source.choice(VALUES[key]) for key in source.sample(list(VALUES), self.options.keys)}
+            if is_heldout(json.dumps(wanted, sort_keys=True)) == (split == "heldout"):
+                break
+        parts = [f'"{key}" set to {json.dumps(value)}' for key, value in wanted.items()]
+        listed = " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+        question = f"Write a JSON object with {listed}. Reply with the JSON object only."
+        return Problem(f"json-{split}-{index}", question, json.dumps(wanted), ({"role": "user", "content": question},))
+
+
+def _parse(text: str) -> tuple[bool, Any]:
+    """Whether the whole text is JSON, and what it says; a key given twice, NaN and hundredfold nesting are not JSON."""
+    if text.count("[") + text.count("{") > _MOST_OPENINGS:
+        return False, None
+    try:
+        return True, json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    except ValueError:
+        return False, None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _unfenced(text: str) -> str:
+    r"""
+    >>> _unfenced('```json\n{"a": 1}\n```')
+    '{"a": 1}'
+    """
+    opening, newline, rest = text.partition("\n")
+    if opening in ("```", "```json") and newline and rest.endswith("```"):
+        return rest.removesuffix("```").strip()
+    return text

@@ -1,0 +1,151 @@
+"""`assay eval`: a run's checkpoint, or a model that was never trained, on held-out problems. Writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from assay import config as configuration
+from assay.config import Config, ConfigError
+from assay.engine.builtin import BrokenPolicy
+from assay.policy.codec import PromptRefused
+from assay.policy.load import load_policy
+from assay.record import RunDirectory, read_evaluations
+from assay.rewards import open_rewards
+from assay.tasks import open_task
+from assay.train.evaluate import EvaluationRow, evaluate
+from assay.train.failure import RunFailed
+from assay.train.machine import set_up, settled
+from assay.train.plot import number
+from assay.train.saved_policy import SavedPolicy, open_saved
+
+CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others made the policy what it is
+_SHOWN = {
+    "prompts": "prompts",
+    "samples": "samples a prompt",
+    "reward_greedy": "reward, greedy",
+    "reward_sampled": "reward, sampled",
+    "pass_greedy": "pass, greedy",
+    "pass_at_1": "pass@1",
+    "pass_at_1_std_error": "  standard error",
+    "pass_at_k": "pass@k",
+    "truncated_share": "truncated share",
+    "length_mean": "mean length",
+    "unscored_greedy": "unscored, greedy",
+    "unscored_sampled": "unscored, sampled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    row: EvaluationRow
+    name: str  # of the checkpoint, or of the model directory
+    before: Mapping[str, Any] | None  # the run's own evaluation before training, if it answered the same problems
+
+
+class ProgressLine:
+    """How far a long work has come: one line that is written over, or a line now and then where nobody watches."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._shown = time.monotonic()
+
+    def ticker(self, what: str) -> Callable[[int, int], None]:
+        def tick(done: int, total: int) -> None:
+            now = time.monotonic()
+            if done == total or now - self._shown >= (0.1 if self._live else 10.0):
+                self._shown = now
+                start, end = ("\r\x1b[K", "\n" if done == total else "") if self._live else ("", "\n")
+                self._stream.write(f"{start}{what} {done} of {total}{end}")
+                self._stream.flush()
+
+        return tick
+
+
+def evaluate_saved(
+    target: Path,
+    *,
+    config_file: Path | None,
+    overrides: Sequence[str],
+    checkpoint: str | None,
+    progress: ProgressLine,
+    report: Callable[[str], None],
+) -> Evaluated:
+    """Evaluates what `target` holds: a run directory, or with a `config_file` a Hugging Face model directory."""
+    for override in overrides:
+        section = override.partition(".")[0].strip()
+        if section not in CHANGEABLE:
+            raise ConfigError(
+                f"--set {override} would change what is evaluated; an evaluation may change {', '.join(CHANGEABLE)}"
+            )
+    is_run = config_file is None
+    if is_run:
+        if not (target / "run.json").exists() and (target / "config.json").exists():
+            raise ConfigError(f"{target} is a model directory, not a run; say with --config FILE.toml what to ask it")
+        RunDirectory.open(target)
+        config = configuration.load(target / "config.toml", overrides)
+    else:
+        if (target / "run.json").exists() or checkpoint is not None:
+            raise ConfigError("--config goes with a model directory; a run has a config and checkpoints of its own")
+        config = configuration.load(config_file, overrides)
+        config = replace(config, model=replace(config.model, path=str(target), lora_rank=0))
+    if config.evaluate.prompts == 0:
+        raise ConfigError("evaluate.prompts = 0 asks nothing; say how many with --prompts")
+    try:
+        saved = _load(target, config, checkpoint if is_run else None, is_run, progress, report)
+        tokens, answers = progress.ticker("held-out tokens"), progress.ticker("held-out answers scored")
+        task = open_task(config)
+        with closing(open_rewards(config, task, saved.policy.codec.decode)) as reward:
+            row = evaluate(saved.policy, task, reward, config, saved.step, tokens, answers).row
+    except PromptRefused as error:
+        raise ConfigError(str(error)) from error
+    except BrokenPolicy as error:
+        raise RunFailed(str(error)) from error
+    return Evaluated(row, saved.name, _before(target, row, overrides) if is_run else None)
+
+
+def evaluation_table(evaluated: Evaluated) -> str:
+    """The row as text, beside the evaluation before training if there is one to compare with."""
+    columns: list[tuple[str, Mapping[str, Any]]] = [(evaluated.name, evaluated.row)]
+    if evaluated.before is not None:
+        columns.insert(0, ("before training", evaluated.before))
+    width = max(len(title) for title, _ in columns) + 2
+    lines = [" " * 18 + "".join(title.rjust(width) for title, _ in columns)]
+    for key, label in _SHOWN.items():
+        label = f"pass@{evaluated.row['k']}" if key == "pass_at_k" else label
+        lines.append(label.ljust(18) + "".join(_cell(row.get(key)).rjust(width) for _, row in columns))
+    return "\n".join(lines)
+
+
+def _load(
+    target: Path,
+    config: Config,
+    name: str | None,
+    is_run: bool,
+    progress: ProgressLine,
+    report: Callable[[str], None],
+) -> SavedPolicy:
+    on_warm_step = progress.ticker("warm start")
+    if is_run:
+        return open_saved(target, config, name, on_warm_step, report)
+    config = settled(config)
+    set_up(config)
+    return SavedPolicy(load_policy(config, on_warm_step, report), 0, target.name)
+
+
+def _before(run: Path, row: EvaluationRow, overrides: Sequence[str]) -> Mapping[str, Any] | None:
+    """The run's row of step 0, if it is of the same problems, sampled and scored in the same way."""
+    if any(not override.strip().startswith(("evaluate.prompts=", "evaluate.samples=")) for override in overrides):
+        return None
+    first = next((one for one in read_evaluations(run).rows if one["step"] == 0), None)
+    same = first is not None and all(first.get(key) == row[key] for key in ("prompts", "samples"))
+    return first if same else None
+
+
+def _cell(value: float | int | None) -> str:
+    return str(value) if isinstance(value, int) else number(value)

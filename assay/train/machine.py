@@ -1,0 +1,56 @@
+"""What the machine has to give: CPU threads, kernels that it really runs, and whether others are using it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+
+from assay.config import Config
+from assay.policy.load import resolved
+
+STARVED = 3.0  # wall seconds for each second of CPU, above which something else is using the cores
+NOTICEABLE = 5.0  # seconds of a step below which nobody cares
+
+
+def settled(config: Config) -> Config:
+    """The config with everything that the machine decides written into it: a resumed run does the same again."""
+    config = resolved(config)
+    threads = config.run.threads
+    if not threads:
+        threads = 1 if config.model.path == "embedded" else free_threads()
+    return replace(config, run=replace(config.run, threads=threads))
+
+
+def free_threads() -> int:
+    """Cores that this process may use and nobody else is using: two threads on one free core are slower than one."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    busy = os.getloadavg()[0]
+    return max(1, allowed - round(busy))
+
+
+def set_up(config: Config) -> None:
+    """Same bits on the same machine: fixed threads, deterministic kernels."""
+    if config.run.device == "cpu" and config.model.dtype == "bfloat16":
+        # oneDNN picks AMX for bfloat16 where the CPU announces it, and virtual machines announce what they then refuse:
+        # the process dies with SIGILL; this is read at the first matrix product
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    torch.set_num_threads(config.run.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
+    torch.use_deterministic_algorithms(True)
+
+
+def starvation(wall_seconds: float, cpu_seconds: float, threads: int) -> str:
+    """A sentence if the work waited for the CPU most of the time; "" if not.
+
+    >>> starvation(60.0, 55.0, 1)
+    ''
+    """
+    if wall_seconds < NOTICEABLE or wall_seconds < STARVED * cpu_seconds:
+        return ""
+    advice = "; one thread (run.threads = 1) suffers least" if threads > 1 else ""
+    return (
+        f"the CPU is busy with something else: {wall_seconds:.0f} s passed while this run computed for "
+        f"{cpu_seconds:.0f} s{advice}"
+    )

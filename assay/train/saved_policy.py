@@ -1,0 +1,106 @@
+"""A run directory -> the policy it trained. Reads only: the run may be going on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from assay.config import Config, ConfigError
+from assay.policy.causal import CausalPolicy
+from assay.policy.load import load_policy
+from assay.record import RunError
+from assay.train import checkpoint
+from assay.train.machine import set_up, settled
+
+FINAL = "final"  # the directory of a finished run that holds its weights
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPolicy:
+    policy: CausalPolicy
+    step: int  # training steps done
+    name: str  # of the checkpoint
+
+
+def open_saved(
+    run: Path,
+    config: Config,
+    name: str | None,
+    on_warm_step: Callable[[int, int], None],
+    report: Callable[[str], None],
+) -> SavedPolicy:
+    """The policy of a run as checkpoint `name` has it: the newest whole one if None, or `final`.
+
+    `report` hears a sentence about each damaged checkpoint that is passed over, and what loading has to say."""
+    config = settled(config)
+    set_up(config)  # the same threads and kernels as in the run give the same numbers
+    if name == FINAL:
+        return SavedPolicy(_final_policy(run / FINAL, config, on_warm_step, report), config.run.steps, FINAL)
+    saved = _checkpoint(run / "checkpoints", name, report)
+    policy = load_policy(config, on_warm_step, report)
+    put_weights(policy, saved.tensors["weights"], str(saved.path))
+    return SavedPolicy(policy, saved.state["place"]["step"], saved.path.name)
+
+
+def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Puts saved tensors into the policy's model. What was not trained may be missing, what was trained may not."""
+    own = policy.model.state_dict()
+    trained = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
+    problems = [
+        *(f"it lacks {name}" for name in trained if name not in tensors),
+        *(f"the model has no {name}" for name in tensors if name not in own),
+        *(
+            f"{name} has shape {list(tensor.shape)} instead of {list(own[name].shape)}"
+            for name, tensor in tensors.items()
+            if name in own and tensor.shape != own[name].shape
+        ),
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RunError(
+            f"the weights in {source} do not fit the model of the run's config: {problems[0]}{more}; has the model at "
+            "model.path changed since?"
+        )
+    policy.model.load_state_dict(tensors, strict=False)
+
+
+def _checkpoint(root: Path, name: str | None, report: Callable[[str], None]) -> checkpoint.Checkpoint:
+    try:
+        if name is None:
+            return checkpoint.load_latest(root, report)
+        if name not in (names := sorted(path.name for path in root.glob("[!.]*"))):
+            raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names) or 'none'}")
+        return checkpoint.load(root, name)
+    except checkpoint.CheckpointError as error:
+        raise RunError(str(error)) from error
+
+
+def _final_policy(
+    directory: Path, config: Config, on_warm_step: Callable[[int, int], None], report: Callable[[str], None]
+) -> CausalPolicy:
+    if not directory.is_dir():
+        raise RunError(f"{directory} does not exist: the run is not finished, or checkpoint.final is false")
+    if not (directory / ADAPTER_CONFIG).is_file():
+        whole = replace(config.model, path=str(directory), lora_rank=0)
+        return load_policy(replace(config, model=whole), on_warm_step, report)
+    policy = load_policy(config, on_warm_step, report)
+    if policy.adapter is None:
+        raise ConfigError(f"{directory} holds a LoRA adapter, but model.lora_rank = 0 in the run's config")
+    from peft import set_peft_model_state_dict
+
+    try:
+        result: Any = set_peft_model_state_dict(policy.adapter, load_file(directory / ADAPTER_WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise RunError(f"the adapter in {directory} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    strangers = list(result.unexpected_keys)
+    missing = [name for name in result.missing_keys if "lora_" in name]
+    if strangers or missing:
+        raise RunError(f"the adapter in {directory} does not fit the model: {(strangers + missing)[0]}")
+    return policy
