@@ -120,7 +120,7 @@ class Commands:
 
 def settings(**changes: Any) -> list[str]:
     """`--set` options of a tiny run; section__key=value changes one of them."""
-    chosen = TINY | {name.replace("__", ".", 1): value for name, value in changes.items()}
+    chosen = TINY | {name.replace("__", "."): value for name, value in changes.items()}
     return [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
 
 
@@ -128,6 +128,7 @@ def contents(run: Path) -> dict[str, bytes]:
     """All that equal runs share, by name: the newest checkpoint and every record but times and events."""
     newest = max((run / "checkpoints").iterdir())
     files = [*newest.iterdir(), *(run / "rollouts").iterdir(), *(run / "dumps").iterdir()]
+    files += [*(run / "evaluations").glob("*"), *(run / "final").glob("*")]
     files += [run / name for name in ("metrics.jsonl", "evaluations.jsonl", "config.toml")]
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
 

@@ -345,7 +345,7 @@ def test_refilling_with_a_constant_reward_ends_with_the_reason(assay_command, ru
 
 def test_a_prompt_that_is_too_long_only_later_ends_the_run(assay_command, run_path):
     # of 2 to 60 digits, the first prompts of seed 5 happen to fit
-    fits = settings(task__max_digits=60, run__seed=5, rollout__prompts=2, run__steps=50, evaluate__prompts=0)
+    fits = settings(task__options__max_digits=60, run__seed=5, rollout__prompts=2, run__steps=50, evaluate__prompts=0)
     ended = assay_command.run("train", *fits, "--out", run_path)
     assert_refused(ended, 1, "context is 64", "max_tokens")
     assert rows(run_path / "events.jsonl")[-1]["kind"] == "failed"

@@ -245,3 +245,4 @@ def test_trl_generates_and_trains_a_whole_batch_at_a_time(tmp_path):
     assert args.max_steps == 7 * EPOCHS  # TRL counts updates
     assert (args.bf16, args.fp16, args.gradient_checkpointing) == (False, False, False)
     assert (args.top_k, args.top_p, args.min_p, args.repetition_penalty) == (0, 1.0, None, 1.0)
+    assert (args.lr_scheduler_type, args.warmup_steps) == ("constant_with_warmup", Config().optimizer.warmup)

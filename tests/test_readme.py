@@ -26,6 +26,15 @@ def environment():
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
+def cut_short(command):
+    """As it is typed, but for SmolLM2: one step in place of minutes."""
+    if command.startswith("assay train configs/smollm2"):
+        small = {"run.steps": 1, "rollout.prompts": 1, "rollout.group_size": 4, "rollout.max_tokens": 8}
+        small |= {"evaluate.prompts": 2, "evaluate.samples": 2}
+        return " ".join([command, *(f"--set {name}={value}" for name, value in small.items())])
+    return command
+
+
 def shell(command, cwd):
     return subprocess.run(command, shell=True, cwd=cwd, env=environment(), capture_output=True, text=True)
 
@@ -52,8 +61,8 @@ def test_make_knows_its_targets(command):
 
 
 def test_the_commands_work_in_their_order(newcomer):
-    typed = [command for command in COMMANDS if not command.startswith("make")]
-    assert len(typed) >= 9
+    typed = [cut_short(command) for command in COMMANDS if not command.startswith("make")]
+    assert len(typed) >= 17
     for command in typed:
         if command.startswith("jq") and shutil.which("jq") is None:
             continue  # what it prints is checked below without it

@@ -36,7 +36,7 @@ class Curve:
 MEASURES: dict[str, tuple[str, Callable[[Curve], float]]] = {
     "sampled": ("pass@1 sampled, at the end", lambda curve: curve.scores("pass_at_1")[-1]),
     "greedy": ("pass greedy, at the end", lambda curve: curve.scores("pass_greedy")[-1]),
-    "sampled_mean": ("pass@1 sampled, mean of the run", lambda curve: mean_of_curve(curve)),
+    "sampled_mean": ("pass@1, mean of the run", lambda curve: mean_of_curve(curve)),
 }
 
 

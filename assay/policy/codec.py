@@ -94,12 +94,15 @@ def check_chat_template(tokenizer: Any) -> None:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends an answer: the tokenizer's, and those that the model's configurations name."""
-    sources = (tokenizer, getattr(model, "generation_config", None), getattr(model, "config", None))
-    ends: dict[int, None] = {}
-    for source in sources:
-        named = getattr(source, "eos_token_id", None)
-        for token in named if isinstance(named, list | tuple) else [named]:
-            if isinstance(token, int):
-                ends[token] = None
-    return tuple(ends)
+    """Every token that ends an answer: the tokenizer's and those of the model's generation config. Only if neither names
+    one does the model's config count: what it does not say it fills with the default of its class, which may be any token.
+    """
+    suggested = getattr(model, "generation_config", None)
+    is_copy = getattr(suggested, "_from_model_config", False)  # made up by transformers, out of the config
+    named = [*_ids(tokenizer), *([] if is_copy else _ids(suggested))]
+    return tuple(dict.fromkeys(named or _ids(getattr(model, "config", None))))
+
+
+def _ids(source: Any) -> list[int]:
+    named = getattr(source, "eos_token_id", None)
+    return [token for token in (named if isinstance(named, list | tuple) else [named]) if isinstance(token, int)]

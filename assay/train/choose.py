@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from assay.config import Config
+from assay.train.credit import beside_steps
 from assay.train.failure import RunFailed
 from assay.train.place import Gathered
 from assay.train.score import ADDED_COMPONENTS, reward_weights
@@ -43,21 +44,20 @@ def has_signal(group: Group, config: Config) -> bool:
     """Whether the task's own reward tells two scored rollouts apart: what the trainer adds itself (KL, length) does not
     count, and under GDPO each component is compared on its own, since each is normalised on its own."""
     weights = reward_weights(config)
+    scored = [score for score in group.scores if not score.error]
     own = [
         {
             name: weight_of(name, weights) * value
             for name, value in score.components.items()
             if name not in ADDED_COMPONENTS
         }
-        for score in group.scores
-        if not score.error
+        for score in scored
     ]
-    steps = [step for score in group.scores for _, step in score.steps]  # each step is compared with all of the group
-    if len(set(steps)) > 1:
-        return True
     if config.advantage.combine == "gdpo":
         return len({tuple(sorted(components.items())) for components in own}) > 1
-    return len({sum(components.values()) for components in own}) > 1
+    steps = {reward for score in scored for _, reward in score.steps}  # each step is compared with all of the group
+    rest = {beside_steps(sum(values.values()), score) for values, score in zip(own, scored, strict=True)}
+    return len(steps) > 1 or len(rest) > 1
 
 
 def _share_scored(group: Group) -> float:

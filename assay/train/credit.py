@@ -56,15 +56,17 @@ def credit(
 
 
 def _outcome(score: Score) -> float:
-    """What a reward holds beside its steps. Equal outcomes behind unequal steps must be equal numbers: the last digits
-    that a subtraction leaves are noise, which a small std would blow up into advantages."""
-    if score.reward is None:
-        return torch.nan
+    return torch.nan if score.reward is None else beside_steps(score.reward, score)
+
+
+def beside_steps(reward: float, score: Score) -> float:
+    """What `reward` holds beside the score's steps. Equal outcomes behind unequal steps must be equal numbers: the last
+    digits that a subtraction leaves are noise, which a small std would blow up into advantages."""
     if not score.steps:
-        return score.reward
-    process = sum(reward for _, reward in score.steps)
-    magnitude = max(abs(score.reward), abs(process), 1.0)
-    return round(score.reward - process, 12 - math.ceil(math.log10(magnitude)))
+        return reward
+    process = sum(one for _, one in score.steps)
+    magnitude = max(abs(reward), abs(process), 1.0)
+    return round(reward - process, 12 - math.ceil(math.log10(magnitude)))
 
 
 def _by_token(

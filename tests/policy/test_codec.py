@@ -4,7 +4,7 @@ import pytest
 from engine.compared import byte_tokenizer
 from tiny import tiny_policy
 from tokenizers.processors import TemplateProcessing
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused, TokenizerCodec, end_tokens
@@ -120,12 +120,18 @@ def test_the_end_tokens_of_tokenizer_and_model_all_end_an_answer():
     assert end_tokens(model, words) == (1,)
     model.generation_config = GenerationConfig(eos_token_id=[7, 5])
     assert end_tokens(model, words) == (1, 7, 5)
-    model.generation_config.eos_token_id = 5
-    model.config.eos_token_id = [9]
-    assert end_tokens(model, words) == (1, 5, 9)
     words.eos_token = None
-    assert end_tokens(model, words) == (5, 9)
+    assert end_tokens(model, words) == (7, 5)
     assert end_tokens(object(), object()) == ()
+
+
+def test_the_end_token_that_a_config_class_assumes_counts_only_if_no_other_is_named():
+    model, words = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=8, num_attention_heads=1)), tokenizer()
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == 2  # nobody said so
+    assert end_tokens(model, words) == (1,)
+    words.eos_token = None
+    assert end_tokens(model, words) == (2,)
+    assert end_tokens(model, None) == (2,)
 
 
 @pytest.mark.parametrize("end", [13, -1])

@@ -141,3 +141,6 @@ def test_a_group_whose_steps_differ_has_a_signal_even_if_their_sums_do_not():
     flat = group((4, 4), scored((2, 1.0), (4, 1.0)), scored((2, 1.0), (4, 1.0)))
     assert not has_signal(flat, load(None))
     assert advantages(flat) == [(0.0,) * 4] * 2
+    longer = group((4, 4), scored((2, 1.0), (4, 1.0)), scored((4, 1.0)))  # one more step of the same worth
+    assert not has_signal(longer, load(None))
+    assert advantages(longer) == [(0.0,) * 4] * 2
