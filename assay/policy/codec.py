@@ -94,9 +94,8 @@ def check_chat_template(tokenizer: Any) -> None:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends an answer: the tokenizer's and those of the model's generation config. Only if neither names
-    one does the model's config count: what it does not say it fills with the default of its class, which may be any token.
-    """
+    """Every token that ends an answer: the tokenizer's and those of the model's generation config. Only if neither
+    names one does the model's config count: what it does not say it fills with the default of its class, any token."""
     suggested = getattr(model, "generation_config", None)
     is_copy = getattr(suggested, "_from_model_config", False)  # made up by transformers, out of the config
     named = [*_ids(tokenizer), *([] if is_copy else _ids(suggested))]
