@@ -93,15 +93,16 @@ def check_chat_template(tokenizer: Any) -> None:
         )
 
 
-def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends an answer: the tokenizer's and those of the model's generation config. Only if neither
-    names one does the model's config count: what it does not say it fills with the default of its class, any token."""
+def end_tokens(model: Any, tokenizer: Any, stated: Any = None) -> tuple[int, ...]:
+    """Every token that ends an answer: the tokenizer's, those of the model's generation config, and those that the
+    model's config states (`stated`, as its file has it). Only if nobody names one does the model's config object count:
+    what a file does not say it fills with the default of its class, which may be any token."""
     suggested = getattr(model, "generation_config", None)
     is_copy = getattr(suggested, "_from_model_config", False)  # made up by transformers, out of the config
-    named = [*_ids(tokenizer), *([] if is_copy else _ids(suggested))]
+    named = [*_ids(tokenizer), *([] if is_copy else _ids(suggested)), *_ids(stated)]
     return tuple(dict.fromkeys(named or _ids(getattr(model, "config", None))))
 
 
 def _ids(source: Any) -> list[int]:
-    named = getattr(source, "eos_token_id", None)
+    named = source.get("eos_token_id") if isinstance(source, dict) else getattr(source, "eos_token_id", None)
     return [token for token in (named if isinstance(named, list | tuple) else [named]) if isinstance(token, int)]

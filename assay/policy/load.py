@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,7 +50,7 @@ def load_policy(
     else:
         directory = model_directory(config.model, say)
     model, tokenizer = _read(directory, config.model)
-    ends = end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer, stated=json.loads((directory / "config.json").read_text()))
     if not ends:
         raise ConfigError(
             f"neither tokenizer nor model in {directory} names an EOS token: no completion could ever end"

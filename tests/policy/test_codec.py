@@ -129,6 +129,7 @@ def test_the_end_token_that_a_config_class_assumes_counts_only_if_no_other_is_na
     model, words = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=8, num_attention_heads=1)), tokenizer()
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 2  # nobody said so
     assert end_tokens(model, words) == (1,)
+    assert end_tokens(model, words, stated={"eos_token_id": [2, 1]}) == (1, 2)  # now its file says so
     words.eos_token = None
     assert end_tokens(model, words) == (2,)
     assert end_tokens(model, None) == (2,)
