@@ -76,7 +76,8 @@ def test_every_contender_gets_seconds_speed_memory_and_rewards(document):
     for summary in document["contenders"].values():
         assert set(summary["stage_seconds"]) == set(STAGES_AND_REST)
         assert summary["step_seconds"] > summary["stage_seconds"]["generated"]
-        assert summary["rollout_tokens_per_second"] > summary["update_tokens_per_second"] > 0
+        assert summary["rollout_tokens_per_second"] > 0
+        assert summary["update_tokens_per_second"] > 0
         assert 100e6 < summary["peak_memory_bytes"] < 4e9
         assert 0 < summary["reward_last"] < 1
         assert 0 < summary["heldout_after"] < 1
