@@ -35,6 +35,7 @@ from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.saver import Saver, refuse_other_settings
 from assay.train.score import RewardFailed
 from assay.train.sinks import open_sinks, require_packages
+from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, draw
 
 FILE_OPTIONS = ("heldout_file",)  # options of tasks that name files
@@ -84,6 +85,10 @@ def resume(path: Path, steps: int | None = None) -> int:
             for sentence in damages:
                 display.say(sentence)
                 directory.append_event("damaged checkpoint", reason=sentence)
+            if saved is not None:
+                for sentence in changes(saved.state["sources"], sources_of(config, task), config):
+                    display.say(sentence)
+                    directory.append_event("reward changed", reason=sentence)
             try:
                 policy = load_policy(config, _warm_ticker(display, interrupt), display.say)
             except Interrupted as stop:
@@ -122,7 +127,7 @@ def _carry_out(
     )
     verbs = Verbs(config, task, reward, learner, directory, display, interrupt, sinks)
     seed_global_generators(derived_seed(config.run.seed, "global"))
-    saver = Saver(config, learner, interrupt, directory)
+    saver = Saver(config, learner, interrupt, directory, sources_of(config, task))
     place, work = Place(), None
     if saved is None:
         directory.rewind(-1)

@@ -45,11 +45,19 @@ def fingerprint_of_frozen(model: nn.Module) -> str:
 
 
 class Saver:
-    def __init__(self, config: Config, learner: Learner, interrupt: Interrupt, directory: RunDirectory) -> None:
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        interrupt: Interrupt,
+        directory: RunDirectory,
+        sources: Mapping[str, str],
+    ) -> None:
         self.config = config
         self.learner = learner
         self.interrupt = interrupt
         self.directory = directory
+        self.sources = sources
         self._latest: tuple[Place, Work | None] = (Place(), None)
         self._generators = save_global_generators()
         self._saved: tuple[Place, bool] | None = None
@@ -95,6 +103,7 @@ class Saver:
             "place": asdict(place),
             "generators": generator_state,
             "frozen": self._frozen,
+            "sources": dict(self.sources),
             "work": None,
         }
         if work is not None:

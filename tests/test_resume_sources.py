@@ -1,0 +1,61 @@
+"""A run that is taken up again after the user's own files have changed."""
+
+import json
+
+import pytest
+from run_fixtures import contents, settings
+
+SCORE = "def score(completion, answer):\n    return float(completion == answer) + {bonus}\n"
+
+
+@pytest.fixture
+def begun(assay_command, run_path):
+    """A run of two steps on rows and a reward of its own; returns a function that goes on with it."""
+    place = run_path.parent
+    rows = [{"question": f"{number}>", "answer": str(number)} for number in range(30)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "reward.py").write_text(SCORE.format(bonus=0.0))
+    changes = {
+        "task__name": place / "rows.jsonl",
+        "task__options": "{chat = false, heldout = 0.5}",
+        "reward__functions": f"{place / 'reward.py'}:score",
+        "run__steps": 2,
+    }
+    arguments = settings(**changes)
+    for option in ("min_digits", "max_digits"):  # those of the task that is not asked here
+        first = next(index for index, part in enumerate(arguments) if part.startswith(f"task.options.{option}="))
+        del arguments[first - 1 : first + 1]
+    ended = assay_command.run("train", *arguments, "--out", run_path)
+    assert ended.code == 0, ended.stderr
+    return lambda: assay_command.run("train", "--resume", run_path, "--set", "run.steps=3")
+
+
+def events(run):
+    return [json.loads(line)["kind"] for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def test_unchanged_files_are_not_spoken_of(begun, run_path):
+    ended = begun()
+    assert ended.code == 0, ended.stderr
+    assert "has changed" not in ended.stderr
+    assert "reward changed" not in events(run_path)
+
+
+def test_a_changed_reward_is_used_and_said_aloud(begun, run_path):
+    (run_path.parent / "reward.py").write_text(SCORE.format(bonus=5.0))
+    ended = begun()
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("reward.py:score has changed since the last checkpoint") == 1
+    assert "reward changed" in events(run_path)
+    rewards = [json.loads(line)["reward_mean"] for line in (run_path / "metrics.jsonl").read_text().splitlines()]
+    assert rewards[2] >= 5.0 > max(rewards[:2])
+
+
+def test_changed_rows_are_refused_and_nothing_is_touched(begun, run_path):
+    before = contents(run_path)
+    with (run_path.parent / "rows.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "31>", "answer": "31"}) + "\n")
+    ended = begun()
+    assert ended.code == 2
+    assert "holds other rows than when the run began" in ended.sentences[0]
+    assert contents(run_path) == before
