@@ -93,7 +93,7 @@ class GRPOTrainer:
         reward_timeout: float = 60.0,
         seed: int = 0,
     ) -> None:
-        """Settings mean what they mean in assay/config.py; microbatches = gradient accumulation, which leaves the
+        """Settings mean what they mean in assay/config/; microbatches = gradient accumulation, which leaves the
         gradient as it is; reward_timeout = seconds that one call of reward_fn may take; clip_range may be
         (low, high)."""
         if not isinstance(model, nn.Module):
@@ -319,7 +319,7 @@ class TokenIds:
 
 
 def _config(**settings: Mapping[str, Any]) -> Config:
-    """The checks of assay/config.py, in the words of the constructor."""
+    """The checks of assay/config/, in the words of the constructor."""
     try:
         return from_mapping(settings)
     except ConfigError as error:

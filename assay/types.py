@@ -205,7 +205,7 @@ class Microbatch:
     branches_RS: Tensor | None  # None: one completion a row, no mask needed
     predictors_BT: Tensor  # index into the R * S outputs: the one that predicts completion token t
     targets_BT: Tensor  # the sampled completion tokens
-    support_BTK: Tensor | None  # the tokens each was sampled among, -1 where there are fewer than K; None: all
+    support_BTK: Tensor | None  # the tokens each was sampled among; fewer than K repeat the first; None: all
     mask_BT: Tensor  # bool: this completion token is in the loss
     sampler_BT: Tensor
     advantages_BT: Tensor

@@ -66,6 +66,9 @@ class TaskConfig:
     options: dict[str, Any] = setting(  # noqa: RUF009, a field with a factory
         {}, "its own settings, for instance {max_digits = 5}; see `assay tasks NAME`"
     )
+    long_prompts: str = setting(
+        "fail", "a prompt that leaves no room for an answer: fail, or skip it", choices=("fail", "skip")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class RolloutConfig:
     top_p: float = setting(1.0, "sample from the smallest set of tokens with this probability; needs top_k", low=1e-6)
     min_p: float = setting(0.0, "drop tokens less likely than this share of the likeliest one; needs top_k", low=0.0)
     stop: tuple[str, ...] = setting((), "texts that end an answer; the answer is cut before them")
-    max_rows: int = setting(512, "rollouts decoded side by side; fewer need less memory", low=1)
+    max_rows: int = setting(512, "rollouts decoded side by side, at least one group; fewer need less memory", low=1)
     zero_variance: str = setting(
         "keep",
         "groups whose rewards are all equal: keep them, skip them, or refill with other prompts (dynamic sampling)",

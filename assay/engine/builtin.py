@@ -45,8 +45,10 @@ def generate(
     greedy: bool = False,
     on_token: Callable[[int, int], None] = lambda done, limit: None,
 ) -> list[list[Rollout]]:
-    """`group_size` rollouts for each prompt, at most settings.max_rows side by side. Random numbers come from the one
-    generator in the order of decoding: no two rows share them. `on_token(done, limit)` counts decoded positions."""
+    """`group_size` rollouts for each prompt; as many groups side by side as fit into settings.max_rows, at least one.
+
+    Random numbers come from the one generator in the order of decoding: no two rows share them. `on_token(done, limit)`
+    counts decoded positions."""
     at_once = max(settings.max_rows // group_size, 1)
     parts = [prompts[first : first + at_once] for first in range(0, len(prompts), at_once)]
     groups: list[list[Rollout]] = []
@@ -107,7 +109,9 @@ def support(scaled_NV: Tensor, settings: RolloutConfig) -> Tensor:
     # the probability of all likelier tokens; as a product, for a cumulative sum has no repeatable kernel on a GPU
     likelier_KK = torch.ones(ids_NK.shape[1], ids_NK.shape[1], device=ids_NK.device).triu(diagonal=1)
     before_NK = probabilities_NK @ likelier_KK
-    kept_NK = (before_NK < settings.top_p) & (probabilities_NK >= settings.min_p * probabilities_NK[:, :1])
+    kept_NK = probabilities_NK >= settings.min_p * probabilities_NK[:, :1]
+    if settings.top_p < 1:  # of rounding alone, what is before a token may reach 1
+        kept_NK &= before_NK < settings.top_p
     return ids_NK.where(kept_NK, ids_NK[:, :1])
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from assay.grpo import restricted, token_entropy, token_logprobs
-from assay.policy.codec import Codec, PromptRefused
+from assay.policy.codec import Codec, PromptRefused, PromptTooLong
 from assay.types import Microbatch, Problem, Prompt
 
 CHUNK_NUMBERS = 2**24  # logits computed at a time: 64 MB in float32
@@ -57,11 +57,19 @@ class CausalPolicy:
 
     @property
     def context(self) -> int | None:
-        """How many tokens prompt and completion may have together; None if the model does not say."""
+        """How many tokens prompt and completion may have together; None if the model does not say.
+
+        Some models compute other numbers for a token once its sequence, or one beside it, grows beyond a limit below
+        their context (long RoPE, attention to a chosen few). Up to that limit they are causal language models."""
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
             config = config.get_text_config()
-        return getattr(config, "max_position_embeddings", None)
+        limits = [getattr(config, name, None) for name in ("max_position_embeddings", "index_topk", "keep_window_size")]
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            limits.append(rope.get("original_max_position_embeddings"))
+            limits.append(getattr(config, "original_max_position_embeddings", None))
+        return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
     def logits(self, ids_BL: Tensor, **how: Any) -> Tensor:
         """logits_BLV of rows padded on the right; a causal model needs no attention mask for that."""
@@ -83,16 +91,19 @@ class CausalPolicy:
 
         Logits are made for completion tokens only, a chunk at a time, and made again in the backward pass: those of
         the whole vocabulary are never kept for a whole batch. An entropy that is only looked at keeps no graph."""
+        with self._mode():
+            return self._logprobs(batch, entropy_gradient)
+
+    def _logprobs(self, batch: Microbatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         real_BT = batch.predictors_BT >= 0
         predictors_N = batch.predictors_BT[real_BT]
-        with self._mode():
-            if self.abilities.head:
-                states_ND = self._hidden(batch).flatten(0, 1)[predictors_N]
-                head: Callable[[Tensor], Tensor] = self._head
-                width = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
-            else:
-                states_ND = self._all_logits(batch).flatten(0, 1)[predictors_N]
-                head, width = _as_they_are, states_ND.shape[1]
+        if self.abilities.head:
+            states_ND = self._hidden(batch).flatten(0, 1)[predictors_N]
+            head: Callable[[Tensor], Tensor] = self._head
+            width = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        else:
+            states_ND = self._all_logits(batch).flatten(0, 1)[predictors_N]
+            head, width = _as_they_are, states_ND.shape[1]
         targets_N = batch.targets_BT[real_BT]
         support_NK = None if batch.support_BTK is None else batch.support_BTK[real_BT]
 
@@ -198,7 +209,7 @@ def _to_eval_mode(layer: nn.Module, arguments: object) -> None:
 
 def check_room(prompt_id: str, prompt_tokens: int, max_tokens: int, context: int | None) -> None:
     if context is not None and prompt_tokens + max_tokens > context:
-        raise PromptRefused(
+        raise PromptTooLong(
             f"prompt {prompt_id!r} has {prompt_tokens} tokens and may get {max_tokens} more, but the model's context "
             f"is {context}; shorten the prompt or lower max_tokens"
         )

@@ -32,6 +32,10 @@ class PromptRefused(ValueError):
     """A problem that cannot be put before the policy."""
 
 
+class PromptTooLong(PromptRefused):
+    """It leaves no room for an answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerCodec:
     tokenizer: Tokenizer

@@ -52,7 +52,7 @@ def embedded_directory(warm_steps: int, on_step: Callable[[int, int], None]) -> 
 
 
 def warm_start(steps: int, on_step: Callable[[int, int], None]) -> LlamaForCausalLM:
-    """Cross-entropy on correct answers, from a fixed seed of its own."""
+    """Cross-entropy on a careless teacher's answers, from a fixed seed of its own."""
     words = tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(RECIPE["seed"])

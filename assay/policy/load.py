@@ -22,6 +22,7 @@ from assay.policy.embedded import embedded_directory
 from assay.policy.gguf import smollm2_file, unpacked
 from assay.policy.probe import examined, vocabulary_of
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
 
 
@@ -80,6 +81,8 @@ def load_policy(
         raise
     except ValueError as error:
         raise ConfigError(f"the model in {directory} cannot be trained: {error}") from error
+    if not policy.abilities.cache:
+        say("the model's cache cannot be shared by a group: every token is computed from the whole sequence, slowly")
     if suggested := suggested_sampling(model):
         say(f"the model's generation config suggests {suggested}; it is not applied: the [rollout] section decides")
     return with_adapter(policy, config) if config.model.lora_rank else policy
@@ -138,7 +141,12 @@ def _read(directory: Path, settings: ModelConfig) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
+        if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+            raise ConfigError(f"the model in {directory} has no tokenizer: {TOKENIZER_FILES[0]} is missing") from error
         raise ConfigError(f"the model in {directory} cannot be loaded: {type(error).__name__}: {reason}") from error
+    suggested = model.generation_config
+    if suggested is not None and not suggested.do_sample and suggested_sampling(model):
+        suggested.do_sample = True  # transformers saves no file that names a temperature and does not sample
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ConfigError(f"the model in {directory} lacks weights ({missing}): they would start at random")
@@ -165,6 +173,10 @@ def with_adapter(policy: CausalPolicy, config: Config) -> CausalPolicy:
             adapter = get_peft_model(policy.model, settings)
         except ValueError as error:
             raise ConfigError(f"model.lora_targets = {targets!r} fits no module of the model: {error}") from error
+    adapted = {name.rpartition(".lora_A.")[0].rpartition(".")[2] for name, _ in adapter.named_parameters()}
+    for name in [] if targets == "all-linear" else map(str.strip, targets.split(",")):
+        if name.rpartition(".")[2] not in adapted:
+            raise ConfigError(f"model.lora_targets names {name!r}, which fits no module of the model")
     return replace(policy, model=adapter.get_base_model(), adapter=adapter)
 
 

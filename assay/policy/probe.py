@@ -14,6 +14,7 @@ from assay.policy.causal import Abilities, CausalPolicy, branch_mask
 def examined(policy: CausalPolicy) -> CausalPolicy:
     """The policy with the abilities that its model showed; a model that cannot be a policy raises ValueError."""
     vocabulary_of(policy)
+    _check_padding(policy)
     with torch.no_grad():
         head = _has_plain_head(policy)
         policy = replace(policy, abilities=Abilities(head=head))
@@ -45,6 +46,16 @@ def vocabulary_of(policy: CausalPolicy) -> int:
     return vocabulary
 
 
+def _check_padding(policy: CausalPolicy) -> None:
+    """A row must not change when it is padded on the right: its last outputs are what it is trained by."""
+    short, padded = (torch.tensor([row], device=policy.device) % _tokens(policy) for row in ([2, 3], [2, 3, 0, 0]))
+    with torch.no_grad():
+        if not _close(policy.logits(short)[0], policy.logits(padded)[0, :2]):
+            raise ValueError(
+                "the model's output depends on the padding behind a sequence; such a model cannot be trained in batches"
+            )
+
+
 def _close(left: Tensor, right: Tensor) -> bool:
     """Equal but for rounding, which differs between shapes; a token that sees what it must not changes much more."""
     tolerance = torch.finfo(left.dtype).eps ** 0.5 * max(float(left.abs().max()), 1e-6)
@@ -74,7 +85,7 @@ def _tokens(policy: CausalPolicy) -> int:
 def _caches(policy: CausalPolicy) -> bool:
     """Two prompts of different lengths, padded on the left, repeated and continued: as if they were computed alone?"""
     model: Any = policy.model
-    if not (_is_hugging_face(model) and getattr(model.config, "use_cache", False)):
+    if not (_is_hugging_face(model) and hasattr(model.config, "use_cache")):
         return False
     size, device = _tokens(policy), policy.device
     ids_24 = torch.tensor([[0, 0, 1, 2], [3, 1, 2, 4]], device=device) % size

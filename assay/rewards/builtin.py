@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
-MINUS = "\u2212"  # the minus sign of typography, which models write too
-# a sign counts only where it cannot be a subtraction or a range: in 10-4 the last number is 4
-_SIGN = r"(?:(?<![0-9A-Za-z)\]}])[-+])?"
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
-NUMBER = re.compile(rf"{_SIGN}(?:{_DIGITS}(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?")
+from assay.tasks import last_number as numbers
 
 
 def exact(completion: str, answer: str) -> float:
@@ -18,22 +13,15 @@ def exact(completion: str, answer: str) -> float:
 
 
 def last_number(completion: str, answer: str) -> float:
-    """1 if the last number of the completion is the last number of the answer.
+    """1 if the last number of the completion is the answer: one number, alone or after #### as in GSM8K.
 
     >>> last_number("3 + 4 = 7. So the answer is 1,007.", "1007")
     1.0
     """
-    wanted = _last_number(answer)
-    if wanted is None:
-        raise ValueError(f"the answer {answer[:80]!r} holds no number")
-    return float(_last_number(completion) == wanted)
-
-
-def _last_number(text: str) -> Decimal | None:
-    last = None
-    for found in NUMBER.finditer(text.replace(MINUS, "-")):
-        last = found
-    return Decimal(last.group().replace(",", "")) if last else None
+    wanted = answer.rpartition("####")[2].strip()
+    if not numbers.NUMBER.fullmatch(wanted.replace(numbers.MINUS, "-")):  # of 3/4 the last number would be 4
+        raise ValueError(f"the answer {wanted[:80]!r} is not one number; use math")
+    return float(numbers.plain(numbers.last_number(completion)) == numbers.plain(numbers.last_number(wanted)))
 
 
 def whole_match(completion: str, pattern: str) -> float:

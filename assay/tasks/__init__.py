@@ -18,6 +18,7 @@ from assay.tasks.two_words import TwoWords, TwoWordsOptions
 from assay.types import Problem, Prompt, Rollout, Score
 
 REASONING_GYM = "reasoning_gym/"
+NEEDS_ANSWER = {"task", "exact", "last_number", "math"}  # rewards that compare with the answer of a row
 FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -70,7 +71,7 @@ def open_task(config: Config) -> Task:
             Path(name).expanduser(),
             read_options(FileOptions, given, "task.options"),
             seed,
-            needs_answer=not config.reward.functions or "task" in config.reward.functions,
+            needs_answer=not config.reward.functions or not NEEDS_ANSWER.isdisjoint(config.reward.functions),
             needs_heldout=config.evaluate.prompts > 0,
         )
     raise ConfigError(

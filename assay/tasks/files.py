@@ -24,6 +24,10 @@ from assay.types import Problem, Prompt, Rollout, Score
 
 Messages = tuple[Mapping[str, str], ...]
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+LONGEST_NUMBER = 300  # digits; what is longer fits no float, and other readers would round it
+DEEPEST = 64  # levels of a field; records and workers write it as JSON, where a few hundred would be too many
+
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
@@ -32,7 +36,7 @@ class FileOptions:
     prompt: str = setting(
         "", "the prompt, with {field} for what a row holds; by default {prompt}, or {question} if there is no prompt"
     )
-    answer: str = setting("", "the field with the right answer; by default answer")
+    answer: str = setting("", "the field with the right answer, which the prompt must not show; by default answer")
     chat: bool = setting(True, "the prompt is a user's message; false = it is raw text to continue")
     system: str = setting("", "chat: a system message before it, unless the row has its own")
     heldout: float = setting(0.1, "share of the prompts that are held out", low=0.0)
@@ -63,7 +67,7 @@ class FileTask:
         else:
             sides: tuple[list[CheckedRow], list[CheckedRow]] = ([], [])
             for row in self._training:
-                sides[is_heldout(row.content, options.heldout)].append(row)
+                sides[is_heldout(row.content(options.system), options.heldout)].append(row)
             self._training, self._heldout = sides
             self._check_parts(needs_heldout)
         random.Random(f"{seed}/heldout").shuffle(self._heldout)
@@ -92,12 +96,7 @@ class FileTask:
 
     def _problem(self, split: str, index: int, row: CheckedRow) -> Problem:
         name = f"{row.source}-{split}-{index}-row-{row.number}"
-        if not self.options.chat:
-            return Problem(name, row.text, row.answer, fields=row.fields)
-        messages = row.messages or ({"role": "user", "content": row.text},)
-        if self.options.system and messages[0]["role"] != "system":
-            messages = ({"role": "system", "content": self.options.system}, *messages)
-        return Problem(name, row.text, row.answer, messages, row.fields)
+        return Problem(name, row.text, row.answer, row.messages, row.fields)
 
     def _read(self, path: Path) -> list[CheckedRow]:
         rows = read_rows(path)
@@ -126,8 +125,8 @@ class FileTask:
             )
 
     def _refuse_common(self, other: Path) -> None:
-        held = {row.content for row in self._heldout}
-        common = [row for row in self._training if row.content in held]
+        held = {row.content(self.options.system) for row in self._heldout}
+        common = [row for row in self._training if row.content(self.options.system) in held]
         if common:
             raise ConfigError(
                 f"{common[0].where}: this prompt is in {other} too ({len(common)} in all are); take what is held out "
@@ -144,13 +143,20 @@ class CheckedRow:
     number: int
     text: str
     answer: str
-    messages: Messages
+    messages: Messages  # as they are posed; none: raw text
     fields: Mapping[str, Any]
 
-    @property
-    def content(self) -> str:
-        """What decides the side of the split: equal prompts are on the same side."""
-        return json.dumps([dict(message) for message in self.messages]) if self.messages else self.text
+    def content(self, system: str) -> str:
+        """What decides the side of the split: prompts that are posed alike, white space aside, are on the same side.
+
+        The common system message is left out, so that a row stays on its side when that message is changed.
+        """
+        posed = [(message["role"], _one_line(message["content"])) for message in self.messages]
+        if posed and posed[0] == ("system", _one_line(system)):
+            del posed[0]
+        if [role for role, _ in posed] in ([], ["user"]):
+            return _one_line(self.text)
+        return json.dumps(posed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,9 @@ class RowReader:
     source: str
     template: Template
     answer: str  # "": there is no answer
+    needs_answer: bool
     chat: bool
+    system: str
 
     @classmethod
     def of(cls, options: FileOptions, first: Row, path: Path, *, needs_answer: bool) -> RowReader:
@@ -179,9 +187,17 @@ class RowReader:
                 f"{first.where}: has no field {answer!r} for the answer; name it as task.options.answer (its fields: "
                 f"{', '.join(columns)}), or score without one by setting reward.functions"
             )
-        return cls(path.stem, template, answer if answer in columns else "", options.chat)
+        if answer in template.names:
+            raise ConfigError(
+                f"task.options.prompt = {text!r}: the prompt template shows the answer, so that only copying would be "
+                f"learned; take {{{answer}}} out of it, or name another field as task.options.answer"
+            )
+        found = answer if answer in columns else ""
+        return cls(path.stem, template, found, needs_answer, options.chat, options.system)
 
     def checked(self, row: Row) -> CheckedRow:
+        for name, value in row.fields.items():
+            _refuse_deep(f"{row.where}: field {name!r}", value)
         prompt = row.fields.get(self.template.only_name)
         messages: Messages = ()
         if isinstance(prompt, list):
@@ -192,12 +208,25 @@ class RowReader:
         if not text.strip():
             raise ConfigError(f"{row.where}: the prompt is empty; fill it in or leave the row out")
         answer = _text(row, self.answer) if self.answer else ""
+        if self.needs_answer and not answer.strip():
+            raise ConfigError(
+                f"{row.where}: field {self.answer!r} is empty, so that saying nothing would be right; fill it in, leave "
+                "the row out, or score without an answer by setting reward.functions"
+            )
         others = {
-            name: _jsonable(f"{row.where}: field {name!r}", value)
+            _unicode(row.where, name): _jsonable(f"{row.where}: field {name!r}", value)
             for name, value in row.fields.items()
             if name != self.answer and name not in self.template.names
         }
-        return CheckedRow(row.where, self.source, row.number, text, answer, messages, others)
+        return CheckedRow(row.where, self.source, row.number, text, answer, self._posed(text, messages), others)
+
+    def _posed(self, text: str, messages: Messages) -> Messages:
+        if not self.chat:
+            return ()
+        messages = messages or ({"role": "user", "content": text},)
+        if self.system and messages[0]["role"] != "system":
+            return ({"role": "system", "content": self.system}, *messages)
+        return messages
 
 
 def _chained(first: Row, rest: Iterator[Row]) -> Iterator[Row]:
@@ -211,10 +240,20 @@ def _text(row: Row, name: str) -> str:
     value = row.fields[name]
     if isinstance(value, str):
         return _unicode(f"{row.where}: field {name!r}", value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) >= 10**LONGEST_NUMBER:
+            raise ConfigError(
+                f"{row.where}: field {name!r} is a number of more than {LONGEST_NUMBER} digits; write it as a text"
+            )
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
         return str(value)
     shown = "empty (null)" if value is None else f"a {type(value).__name__}"
     raise ConfigError(f"{row.where}: field {name!r} is {shown}, where text or a number is needed")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _unicode(where: str, text: str) -> str:
@@ -234,12 +273,25 @@ def _conversation(where: str, value: Sequence[Any], *, chat: bool) -> Messages:
     for message in value:
         if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
             raise ConfigError(f"{where}: a message must have the texts 'role' and 'content', not {str(message)[:60]}")
+        if message["role"] not in ROLES:
+            raise ConfigError(f"{where}: the role {message['role'][:60]!r} is not one of {', '.join(ROLES)}")
         others = [key for key, part in message.items() if key not in ("role", "content") and part is not None]
         if others:
             raise ConfigError(f"{where}: a message holds {others[0]!r}, and only 'role' and 'content' can be posed")
     if value[-1]["role"] == "assistant":
         raise ConfigError(f"{where}: the last message is the assistant's; it must be one that the policy can answer")
     return tuple({key: _unicode(where, message[key]) for key in ("role", "content")} for message in value)
+
+
+def _refuse_deep(where: str, value: Any) -> None:
+    """Level by level: a function that calls itself for every level would fail where it is meant to refuse."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        containers = [part for part in level if isinstance(part, dict | list | tuple)]
+        if not containers:
+            return
+        level = [inner for part in containers for inner in (part.values() if isinstance(part, dict) else part)]
+    raise ConfigError(f"{where}: is nested more than {DEEPEST} levels deep; flatten it, or leave the field out")
 
 
 def _jsonable(where: str, value: Any) -> Any:
@@ -253,5 +305,5 @@ def _jsonable(where: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(where, part) for part in value]
     if isinstance(value, dict):
-        return {str(name): _jsonable(where, part) for name, part in value.items()}
+        return {_unicode(where, str(name)): _jsonable(where, part) for name, part in value.items()}
     raise ConfigError(f"{where}: holds {type(value).__name__}, which JSON cannot; leave the field out of the file")

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
-# a minus behind a digit or a letter is a subtraction or a hyphen; every quantifier consumes, so that time is linear
-_NUMBER = re.compile(r"(?:(?<![0-9A-Za-z])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
+MINUS = "\u2212"  # the minus sign of typography, which models write too
+# a sign counts only where it cannot be a subtraction or a range: in 10-4 the last number is 4
+_SIGN = r"(?:(?<![0-9A-Za-z)\]}])[-+])?"
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+# every quantifier consumes, so that time is linear; an exponent is short, so that no number is too long to write
+NUMBER = re.compile(rf"{_SIGN}(?:{_DIGITS}(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?")
 
 
 def last_number(text: str) -> str:
-    r"""The last decimal number, without thousands separators; "" if there is none. Never a float: it may be long.
+    r"""The last decimal number as it is written, but for thousands separators and a plus; "" if there is none.
 
     >>> last_number("2 + 3 is 5."), last_number("about 1,234.50 dollars"), last_number("7-9=-2"), last_number("none")
     ('5', '1234.50', '-2', '')
     """
-    found = _NUMBER.findall(text.replace("\u2212", "-"))  # the typographic minus
-    return found[-1].replace(",", "") if found else ""
+    found = NUMBER.findall(text.replace(MINUS, "-"))
+    return found[-1].replace(",", "").removeprefix("+") if found else ""
 
 
 def plain(number: str) -> str:
-    """A number without what does not change it.
+    """A number in digits, without what does not change it. Never a float: it may be long.
 
-    >>> plain("007"), plain("12.0"), plain("-0"), plain("0.50"), plain("")
-    ('7', '12', '0', '0.5', '')
+    >>> plain("007"), plain("12.0"), plain("-0"), plain(".50"), plain("5e3"), plain("")
+    ('7', '12', '0', '0.5', '5000', '')
     """
-    sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
-    whole, _, part = digits.partition(".")
-    if not whole:
+    if not number:
         return ""
-    whole, part = whole.lstrip("0") or "0", part.rstrip("0")
-    value = f"{whole}.{part}" if part else whole
-    return value if value == "0" else sign + value
+    digits = f"{Decimal(number):f}"
+    digits = digits.rstrip("0").removesuffix(".") if "." in digits else digits
+    return "0" if digits == "-0" else digits

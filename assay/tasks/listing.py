@@ -54,9 +54,10 @@ def _options(name: str, given: dict[str, Any]) -> Iterator[str]:
     if name in BUILT_IN:
         kind: Any = BUILT_IN[name][0]
     elif name.startswith(REASONING_GYM):
-        from assay.tasks.reasoning_gym import ReasoningGymOptions
+        from assay.tasks.reasoning_gym import DEFAULTS, ReasoningGymOptions
 
         kind = ReasoningGymOptions
+        given = {**DEFAULTS.get(name.removeprefix(REASONING_GYM), {}), **given}
     else:
         from assay.tasks.files import FileOptions
 

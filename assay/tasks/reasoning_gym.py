@@ -34,6 +34,7 @@ from assay.types import Problem, Prompt, Rollout
 DATASET_SIZE = 1024  # items of one dataset; some families make all of them at once, word_ladder allows 20,000
 TRIES_A_DATASET = 16  # items of one dataset that one problem may be chosen from
 TRIES = 256  # a family that has questions of both kinds misses one of them with a probability of 1e-15
+DEFAULTS = {"gsm_symbolic": {"answer": "last_number"}}  # its scorer reads the first number of a text
 _OURS = ("seed", "size")  # settings of every family that are not difficulty
 
 
@@ -44,7 +45,7 @@ class ReasoningGymOptions:
     style: str = setting("chat", "chat: a question to answer; raw: text to continue", choices=("chat", "raw"))
     answer: str = setting(
         "whole",
-        "what of the completion is scored: whole, its last_line, or its last_number",
+        "what of the completion is scored: whole, its last_line, or its last_number (the default of gsm_symbolic)",
         choices=("whole", "last_line", "last_number"),
     )
     unsafe_scorer: bool = setting(False, "use a family although its scorer is known to be dangerous or wrong")
@@ -66,6 +67,7 @@ class ReasoningGym:
             raise ConfigError(
                 f"reasoning-gym has no family {family!r}{nearest(family, known)}; `assay tasks` lists them"
             )
+        given = {**DEFAULTS.get(family, {}), **given}
         own_names = [field.name for field in dataclasses.fields(ReasoningGymOptions)]
         names = [*own_names, *difficulty(family)]
         for name in given:

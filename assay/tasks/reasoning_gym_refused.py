@@ -10,6 +10,7 @@ _PARSES = (
     "its scorer hands the model's text to sympy's parse_expr, which evaluates it: an answer can execute code or stall"
 )
 _NO_ANSWER = "its own answer is empty and scores 0"
+_JUNK_BEHIND = "its scorer gives full marks to the right answer with anything behind it"
 _OTHER_QUESTION = "the same seed gives another question in another process, so a worker would score another question"
 
 REFUSED = {
@@ -25,6 +26,10 @@ REFUSED = {
     "game_of_life_halting": "its scorer gives full marks to any text",
     "coin_flip": 'its scorer gives full marks to "0" for nearly every question',
     "complex_arithmetic": 'its scorer gives full marks to "nan"',
+    "letter_jumble": _JUNK_BEHIND,
+    "sokoban": _JUNK_BEHIND,
+    "spell_backward": f"{_JUNK_BEHIND}, and sometimes more than for the right answer alone",
+    "word_sorting": _JUNK_BEHIND,
     "boxnet": f"{_NO_ANSWER}; its scorer raises on a number",
     "graph_color": _NO_ANSWER,
     "propositional_logic": _NO_ANSWER,

@@ -108,7 +108,19 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)  # of NaN and Infinity
+class _Doubled(ValueError):
+    """A key that stands twice in one object; Python would keep the last value and say nothing."""
+
+
+def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Doubled(next(name for place, name in enumerate(names) if name in names[:place]))
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_only_once)  # the constants: NaN and Infinity
 
 
 def _parsed(where: str, text: str, fix: str) -> Any:
@@ -116,6 +128,8 @@ def _parsed(where: str, text: str, fix: str) -> Any:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not valid JSON ({error.msg} at character {error.pos + 1}); {fix}") from error
+    except _Doubled as error:
+        raise ConfigError(f"{where}: an object holds the key {str(error)[:80]!r} twice; keep one of them") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON ({error}); {fix}") from error
 

@@ -246,7 +246,8 @@ class Display:
             {
                 "run": str(run),
                 "look": f"jq -c '[.step, .reward_mean]' {shlex.quote(str(run / 'metrics.jsonl'))}",
-                "resume": f"assay train --resume {shlex.quote(str(run))}",
+                "go on": f"assay train --resume {shlex.quote(str(run))}"
+                + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
             }
         )
 
@@ -336,10 +337,12 @@ class Display:
         loss = describe_loss(metrics.get("policy_loss"), metrics.get("kl_loss"), metrics.get("loss"))
         skipped = f"  skipped {self._skipped}" if self._skipped else ""
         stages = [f"{STAGES.index(name) + 1} {name} {human_seconds(stage.seconds)}" for name, stage in ended.items()]
-        memory = human_bytes(max((stage.memory for stage in ended.values()), default=0))
+        # a step that an earlier process had finished all but the record of has no stages here
+        memory = [human_bytes(max(stage.memory for stage in ended.values()))] if ended else []
+        spent = f"  | {', '.join([*stages, *memory])}" if ended else ""
         self._print(
             f"step {self._step}/{self._steps}  {numbers}  loss {loss}{skipped}  {speed} tok/s  "
-            f"ETA {human_seconds(self._eta(self._clock()))}  | {', '.join(stages)}, {memory}"
+            f"ETA {human_seconds(self._eta(self._clock()))}{spent}"
         )
 
     def _stage_line(self, name: str) -> str:

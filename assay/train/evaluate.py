@@ -8,6 +8,7 @@ such; it is in no mean reward, and it has not passed.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -24,11 +25,12 @@ from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.randomness import derived_seed
 from assay.train.score import stop_if_hopeless
-from assay.types import Prompt, Rollout, Score
+from assay.types import Problem, Prompt, Rollout, Score
 
 EvaluationRow = dict[str, float | int | None]
 Item = TypeVar("Item")
 
+FRUITLESS = 64  # numbers without a new problem before the search for held-out ones ends
 WORDS = 32  # prompts whose answers are kept in words
 ROUNDING = 1e-9  # a weighted sum may miss pass_reward by its last bits
 
@@ -42,10 +44,30 @@ class Evaluation:
 
 
 def heldout_prompts(task: Task, policy: CausalPolicy, config: Config) -> list[Prompt]:
-    """The first evaluate.prompts held-out problems; fewer if the task has fewer, for no problem counts twice."""
-    # by id: a finite source begins anew
-    problems = {problem.id: problem for problem in map(task.heldout_problem, range(config.evaluate.prompts))}
-    return [policy.prompt(problem, config.rollout.max_tokens) for problem in problems.values()]
+    """The first evaluate.prompts held-out problems that differ: no problem counts twice.
+
+    They are fewer if the task has fewer: the search ends when as many numbers as were asked for, and at least 64, have
+    brought nothing new. No more numbers are tried than are needed.
+    """
+    found: dict[str, Problem] = {}
+    number = last_new = 0
+    while len(found) < config.evaluate.prompts and number - last_new < max(FRUITLESS, config.evaluate.prompts):
+        problem = task.heldout_problem(number)
+        number += 1
+        content = _content(problem, task)
+        if content not in found:
+            found[content] = problem
+            last_new = number
+    return [policy.prompt(problem, config.rollout.max_tokens) for problem in found.values()]
+
+
+def _content(problem: Problem, task: Task) -> str:
+    """What makes it another problem: all but its id, which tells where it was found.
+
+    The fields of a task that is scored elsewhere only say how the problem was made, and one can be made in many ways.
+    """
+    fields = {} if task.own_reward else dict(problem.fields)
+    return json.dumps([problem.text, list(map(dict, problem.messages)), problem.answer, fields], sort_keys=True)
 
 
 def evaluate(

@@ -67,9 +67,20 @@ def export_run(
     if os.path.lexists(target):  # said before minutes are spent on loading
         raise ConfigError(_occupied(target))
     RunDirectory.open(run)
+    target = _settled(target)
+    if target.is_relative_to(run.resolve()):
+        raise ConfigError(f"{target} lies inside the run {run}, which an export only reads; give a directory outside it")
     config = configuration.load(run / "config.toml")
     saved = open_saved(run, config, name, on_warm_step, report)
     export_weights(saved.policy, target, merge=merge, source=config.model.path)
+
+
+def _settled(target: Path) -> Path:
+    """Where `target` is once its links and dots are followed: missing/.. is a place that exists."""
+    settled = target.resolve()
+    if os.path.lexists(settled):
+        raise ConfigError(_occupied(settled))
+    return settled
 
 
 def _occupied(target: Path) -> str:

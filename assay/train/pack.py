@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from assay.config import Config
 from assay.policy.causal import CausalPolicy
 from assay.train.randomness import derived_seed
-from assay.types import Microbatch, Minibatch, Sample, Totals
+from assay.types import Microbatch, Minibatch, Prompt, Rollout, Sample, StopReason, Totals
 
 ROW_TOKENS = 2048  # a shared row is no longer than this: attention costs the square of it
 
@@ -33,8 +34,36 @@ def cut(samples: Sequence[Sample], config: Config, step: int, policy: CausalPoli
         microbatches=config.optimizer.microbatches,
         max_tokens=config.rollout.max_tokens,
         device=policy.device,
-        share_prompts=config.optimizer.share_prompts and policy.abilities.sharing,
+        share_prompts=shares_prompts(config, policy),
     )
+
+
+def shares_prompts(config: Config, policy: CausalPolicy) -> bool:
+    return config.optimizer.share_prompts and policy.abilities.sharing
+
+
+def with_confirmed_sharing(policy: CausalPolicy, prompt: Prompt, max_tokens: int) -> CausalPolicy:
+    """Looks at sharing again, at the length of a real prompt and completion: a window of attention, for one, shows only
+    beyond its size. A policy whose numbers differ there does without."""
+    if not policy.abilities.sharing:
+        return policy
+    with torch.no_grad():
+        vocabulary = policy.logits(torch.zeros(1, 1, dtype=torch.long, device=policy.device)).shape[2]
+        length = max(min(max_tokens, (ROW_TOKENS - len(prompt.tokens)) // 2), 1)
+        source = torch.Generator().manual_seed(0)
+        samples = [
+            Sample(prompt, Rollout(prompt.id, tuple(row), (0.0,) * length, StopReason.LENGTH, 0, ""), 0.0, in_loss=True)
+            for row in torch.randint(vocabulary, (2, length), generator=source).tolist()
+        ]
+        alone_BT, shared_BT = (
+            policy.logprobs(_tensors(samples, range(2), policy.device, share_prompts=shared))[0]
+            for shared in (False, True)
+        )
+    off_BT = (alone_BT - shared_BT).abs()
+    low_precision = any(parameter.dtype == torch.bfloat16 for parameter in policy.model.parameters())
+    # in bfloat16 single tokens are off by rounding alone
+    is_sound = float(off_BT.mean()) <= 0.05 if low_precision else float(off_BT.max()) <= 1e-3
+    return replace(policy, abilities=replace(policy.abilities, sharing=is_sound))
 
 
 def pack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -30,13 +31,15 @@ from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy
 from assay.train.loop import Stages, train
 from assay.train.machine import set_up, settled
+from assay.train.pack import with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
+from assay.train.saved_policy import FINAL
 from assay.train.saver import Saver, refuse_other_settings
 from assay.train.score import RewardFailed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
-from assay.train.verbs import Verbs, draw
+from assay.train.verbs import Verbs, check_rows, draw
 
 FILE_OPTIONS = ("heldout_file",)  # options of tasks that name files
 
@@ -49,8 +52,8 @@ def start(config: Config, path: Path) -> int:
     task = open_task(config)
     with Interrupt() as interrupt, Display(config.run.steps) as display:
         try:
-            policy = load_policy(config, _warm_ticker(display, interrupt), display.say)
-            draw(task, policy, config, first=0)
+            policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+            check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
             heldout_prompts(task, policy, config)
         except Interrupted as stop:
             display.say(f"stopped by {stop} before training began; there is nothing to save")
@@ -90,7 +93,7 @@ def resume(path: Path, steps: int | None = None) -> int:
                     display.say(sentence)
                     directory.append_event("reward changed", reason=sentence)
             try:
-                policy = load_policy(config, _warm_ticker(display, interrupt), display.say)
+                policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
             except Interrupted as stop:
                 display.say(f"stopped by {stop} before training went on; the run is as it was")
                 return stop.exit_code
@@ -114,6 +117,9 @@ def _carry_out(
     saved: checkpoint.Checkpoint | None,
 ) -> int:
     began = time.perf_counter()
+    if config.optimizer.share_prompts:
+        longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
+        policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
     reference = frozen_copy(policy) if config.needs_reference else None
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)
@@ -137,6 +143,8 @@ def _carry_out(
         place, work = saver.restore(saved, verbs.credit, verbs.cut)
         directory.rewind(place.step)
         forget_answers(directory.path, place.step)
+        with suppress(FileNotFoundError):  # the weights of an earlier end; this run goes further
+            shutil.rmtree(directory.path / FINAL)
         directory.append_event("resume", checkpoint=saved.path.name, step=place.step, update=place.update)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
@@ -157,7 +165,7 @@ def _carry_out(
         with closing(sinks):
             stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
         if stopped is None and config.checkpoint.final:
-            export_weights(policy, directory.path / "final", merge=False, source=config.model.path, replace=True)
+            export_weights(policy, directory.path / FINAL, merge=False, source=config.model.path, replace=True)
     except failures as failure:
         with suppress(RunError):  # a full disk may be what ended the run
             directory.append_event("failed", reason=str(failure))
@@ -185,7 +193,7 @@ def _train_and_evaluate(
     except Interrupted as stop:
         saver.save()
         return stop
-    except (RewardFailed, NoSignal):
+    except (RewardFailed, NoSignal, PromptRefused):
         saver.save()
         raise
     return None
@@ -222,9 +230,9 @@ def _absolute(name: str) -> str:
     return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
-def _warm_ticker(display: Display, interrupt: Interrupt) -> Callable[[int, int], None]:
+def _ticker(display: Display, interrupt: Interrupt, what: str) -> Callable[[int, int], None]:
     def tick(done: int, total: int) -> None:
-        display.progress(done, total, "warm start")
+        display.progress(done, total, what)
         interrupt.check()
 
     return tick

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.config import Config, ConfigError
 from assay.policy.causal import CausalPolicy
@@ -45,8 +47,24 @@ def open_saved(
         return SavedPolicy(_final_policy(run / FINAL, config, on_warm_step, report), config.run.steps, FINAL)
     saved = _checkpoint(run / "checkpoints", name, report)
     policy = load_policy(config, on_warm_step, report)
+    check_frozen(policy, saved, config.model.path)
     put_weights(policy, saved.tensors["weights"], str(saved.path))
     return SavedPolicy(policy, saved.state["place"]["step"], saved.path.name)
+
+
+def fingerprint_of_frozen(model: nn.Module) -> str:
+    """Changes with the weights that are not trained, which a checkpoint does not hold; "" if there are none."""
+    frozen = sorted((name, weight) for name, weight in model.named_parameters() if not weight.requires_grad)
+    sums = [f"{name} {float(weight.sum(dtype=torch.float64)).hex()}" for name, weight in frozen]
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest() if sums else ""
+
+
+def check_frozen(policy: CausalPolicy, saved: checkpoint.Checkpoint, source: str) -> None:
+    if saved.state["frozen"] != fingerprint_of_frozen(policy.model):
+        raise RunError(
+            f"the model at model.path = {source!r} is not the one that {saved.path.name} was trained on: its frozen "
+            "weights have changed; put the old files back"
+        )
 
 
 def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str) -> None:

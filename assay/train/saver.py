@@ -6,25 +6,23 @@ generators, the counters of `Place`, and, inside a step, the `Work` done so far.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, to_mapping
-from assay.record import RunDirectory, RunError
+from assay.record import RunDirectory
 from assay.train import checkpoint
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt
 from assay.train.learner import Learner
 from assay.train.place import Place, Work, work_from_checkpoint, work_to_checkpoint
 from assay.train.randomness import restore_global_generators, save_global_generators
-from assay.train.saved_policy import put_weights
+from assay.train.saved_policy import check_frozen, fingerprint_of_frozen, put_weights
 from assay.types import Group, Minibatch, Sample
 
 
@@ -35,13 +33,6 @@ def trained_state(model: nn.Module) -> dict[str, Tensor]:
         for name, tensor in model.state_dict(keep_vars=True).items()
         if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
     }
-
-
-def fingerprint_of_frozen(model: nn.Module) -> str:
-    """Changes with the weights that are not trained, which a checkpoint does not hold; "" if there are none."""
-    frozen = sorted((name, weight) for name, weight in model.named_parameters() if not weight.requires_grad)
-    sums = [f"{name} {float(weight.sum(dtype=torch.float64)).hex()}" for name, weight in frozen]
-    return hashlib.sha256("\n".join(sums).encode()).hexdigest() if sums else ""
 
 
 class Saver:
@@ -122,11 +113,7 @@ class Saver:
         """Puts weights, optimizer and generators back and returns where the run stood."""
         learner, device = self.learner, self.learner.policy.device
         place = Place(**saved.state["place"])
-        if saved.state["frozen"] != self._frozen:
-            raise RunError(
-                f"the model at model.path = {self.config.model.path!r} is not the one that {saved.path.name} was "
-                "trained on: its frozen weights have changed; put the old files back"
-            )
+        check_frozen(learner.policy, saved, self.config.model.path)
         put_weights(learner.policy, saved.tensors["weights"], str(saved.path))
         if self._has_masters:
             for name, master in zip(learner.names, learner.masters, strict=True):

@@ -11,7 +11,7 @@ from assay.grpo import overlong_penalty
 from assay.rewards import Reward, function_name
 from assay.train.failure import RunFailed
 from assay.train.learner import Learner
-from assay.train.pack import pack
+from assay.train.pack import pack, shares_prompts
 from assay.types import Group, Prompt, Rollout, Sample, Score
 
 HOPELESS = 8  # so many failures and not one success end the run at once: nobody waits for 384 time-outs
@@ -103,7 +103,12 @@ def _extra_components(
             microbatches=config.optimizer.minibatches * config.optimizer.microbatches,
             max_tokens=config.rollout.max_tokens,
             device=learner.policy.device,
-            share_prompts=config.optimizer.share_prompts and learner.policy.abilities.sharing,
+            share_prompts=shares_prompts(config, learner.policy),
         )
-        columns["reference_kl"] = [kl for batch in whole.microbatches for kl in learner.sequence_kl(batch)]
+        by_row = {
+            row: kl
+            for batch in whole.microbatches
+            for row, kl in zip(batch.rows, learner.sequence_kl(batch), strict=True)
+        }
+        columns["reference_kl"] = [by_row[row] for row in range(len(pairs))]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -92,9 +92,9 @@ class Sinks:
             try:
                 with _unmoved():
                     act(sink)
-            # the boundary to packages that may raise anything (disk, network, database): no copy of the metrics is
-            # worth the run that it copies
-            except Exception as error:
+            # the boundary to packages that may raise anything (disk, network, database) or call sys.exit: no copy of
+            # the metrics is worth the run that it copies
+            except (Exception, SystemExit) as error:
                 self._sinks.remove(sink)
                 reason = " ".join(str(error).split())[:200]
                 self._on_failure(

@@ -26,12 +26,11 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     facts = {"reward": f"{rewards}   (first and last {few} {steps})"}
     if evaluations:
         ends = [evaluations[0], *evaluations[1:][-1:]]
-        shown = {"greedy": "reward_greedy", "sampled": "reward_sampled"}
-        if "pass_at_k" in ends[-1]:
-            shown[f"pass@{ends[-1]['k']}"] = "pass_at_k"
-        facts["held-out"] = ", ".join(
-            f"{label} {' -> '.join(number(row.get(key)) for row in ends)}" for label, key in shown.items()
-        )
+        facts["held-out"] = _from_to(ends, {"greedy": "reward_greedy", "sampled": "reward_sampled"})
+        # on a scale where every answer passes, or none, the share that does says nothing
+        if {row.get("pass_at_k") for row in ends} - {None, 0.0, 1.0}:
+            passes = {"greedy": "pass_greedy", "pass@1": "pass_at_1", f"pass@{ends[-1]['k']}": "pass_at_k"}
+            facts["passed"] = _from_to(ends, passes)
     facts["zero-variance"] = f"{share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} {steps})"
     deviation, mismatch = _largest(rows, "first_ratio_max_deviation"), _largest(rows, "mismatch_max")
     if deviation is not None and mismatch is not None:
@@ -40,6 +39,10 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     for label, note in _notes(rows, tail).items():
         facts[label] = note
     return facts
+
+
+def _from_to(ends: Sequence[Row], keys: Mapping[str, str]) -> str:
+    return ", ".join(f"{label} {' -> '.join(number(row.get(key)) for row in ends)}" for label, key in keys.items())
 
 
 def _notes(rows: Sequence[Row], tail: Sequence[Row]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from assay.durable import reason as reason_of
 from assay.durable import replace_file
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
+from assay.policy.codec import PromptRefused, PromptTooLong
 from assay.record import RunDirectory, read_evaluations
 from assay.record.evaluations import write_answers
 from assay.record.metrics import Row, metrics_row, timings_row
@@ -41,6 +42,10 @@ from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, 
 # of |old - sampler|: the largest in float32, where sound models show 3e-5; the mean in bfloat16, where single tokens
 # are off by up to 1 and the mean is 0.03
 MISMATCH_LIMIT = {"float32": ("mismatch_max", 1e-3), "bfloat16": ("mismatch_mean", 0.1)}
+SILENT = 5  # steps without any update at the beginning of a run
+SKIP = 1_000_003  # far away in the numbers of problems; a finite source begins anew
+MOST_SKIPPED = 100
+MOST_CHECKED = 20_000
 RATIO_LIMIT = 1e-3  # of |ratio - 1| before any update; the same arithmetic twice gives 0
 
 
@@ -51,9 +56,30 @@ def fields_of(noun: Microbatch | Scored) -> dict[str, object]:
 
 def draw(task: Task, policy: CausalPolicy, config: Config, first: int) -> list[Prompt]:
     """The prompts of one round, from training problem number `first` on."""
-    problems = [task.training_problem(first + index) for index in range(config.rollout.prompts)]
-    limit = config.rollout.max_tokens
-    return [policy.prompt(problem, limit) for problem in problems]
+    return [_prompt(task, policy, config, first + index) for index in range(config.rollout.prompts)]
+
+
+def _prompt(task: Task, policy: CausalPolicy, config: Config, index: int) -> Prompt:
+    """Problem number `index`. In the place of one that is too long stands another, always the same one."""
+    places = [index] if config.task.long_prompts == "fail" else [index + turn * SKIP for turn in range(MOST_SKIPPED)]
+    for place in places:
+        try:
+            return policy.prompt(task.training_problem(place), config.rollout.max_tokens)
+        except PromptTooLong as error:
+            refusal = error
+    if config.task.long_prompts == "fail":
+        raise PromptRefused(f"{refusal}, or set task.long_prompts = 'skip'") from refusal
+    raise PromptRefused(f"{MOST_SKIPPED} prompts in a row are too long; {refusal}") from refusal
+
+
+def check_rows(task: Task, policy: CausalPolicy, config: Config, on_row: Callable[[int, int], None]) -> None:
+    """Tokenizes the first prompts before anything is written: all rows of a file, up to so many that nobody waits."""
+    rows = min(getattr(task, "sizes", (0, 0))[0], MOST_CHECKED)
+    wanted = max(rows, config.rollout.prompts)
+    for index in range(wanted):
+        _prompt(task, policy, config, index)
+        if index % 100 == 99:
+            on_row(index + 1, wanted)
 
 
 class Verbs:
@@ -79,6 +105,7 @@ class Verbs:
         self.sinks = sinks
         self._alarmed = False
         self._starved = False
+        self._silent_steps = 0
         self.clock = StageClock(learner.policy.device, display)
 
     def draw(self, place: Place, gathered: Gathered) -> list[Prompt]:
@@ -170,6 +197,7 @@ class Verbs:
             self.learner.renew_reference()
             self.directory.append_event("reference renewed", step=step.step)
         self._look_at_the_cpu()
+        self._look_for_a_signal(row)
         self.display.finish_step(row, timings_row(step))
         if self.config.evaluate.every and step.step % self.config.evaluate.every == 0:
             self.evaluate(step.step)
@@ -204,6 +232,15 @@ class Verbs:
             f"step {row['step']} is not exact: sampler and trainer differ by {mismatch} in a log-prob ({name}, "
             f"limit {limit}) and the first ratio is off by {deviation} (limit {RATIO_LIMIT}); do not trust this run"
         )
+
+    def _look_for_a_signal(self, row: Row) -> None:
+        """Says once if nothing has been learned since the beginning."""
+        self._silent_steps = self._silent_steps + 1 if row["policy_version"] == 0 else 0
+        if self._silent_steps == SILENT:
+            self.display.say(
+                f"{SILENT} steps without a single update: no group had two different rewards to compare (mean "
+                f"{row['reward_mean']}); look at the answers in rollouts/, or try the reward with assay reward-check"
+            )
 
     def _look_at_the_cpu(self) -> None:
         """Says once if the work waits for a CPU that is busy with something else."""

@@ -396,4 +396,4 @@ def test_the_summary_takes_the_place_of_the_live_area() -> None:
     lines = screen(console)
     assert lines[:3] == ["checkpoint saved", "", "finished: 1 of 1 steps, 1.00 s, 12,346 tokens/s"]
     assert not any("generated" in line for line in lines)
-    assert lines[-1] == "resume        assay train --resume runs/sort"
+    assert lines[-1] == "go on         assay train --resume runs/sort --set run.steps=2"

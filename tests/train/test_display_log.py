@@ -66,7 +66,7 @@ def test_the_eta_is_the_pace_of_the_steps_times_those_left() -> None:
         display.begin(step)
         clock.now += 10.0
         display.finish_step({}, {})
-        etas.append(re.findall(r"ETA (.*?)  ", written(display.console))[-1])
+        etas.append(re.findall(r"ETA (.*?)(?:  |$)", written(display.console))[-1])
     assert etas == ["40.0 s", "30.0 s", "20.0 s", "10.0 s", "-"]
 
 
@@ -133,7 +133,7 @@ def test_the_summary_tells_the_whole_run() -> None:
     assert lines[-3:] == [
         "run           runs/my sort",
         "look          jq -c '[.step, .reward_mean]' 'runs/my sort/metrics.jsonl'",
-        "resume        assay train --resume 'runs/my sort'",
+        "go on         assay train --resume 'runs/my sort' --set run.steps=40",
     ]
 
 
