@@ -4,6 +4,9 @@ import json
 
 import pytest
 from run_fixtures import contents, settings
+from tiny import tiny_policy
+
+from assay.policy.embedded import tokenizer
 
 SCORE = "def score(completion, answer):\n    return float(completion == answer) + {bonus}\n"
 
@@ -59,3 +62,30 @@ def test_changed_rows_are_refused_and_nothing_is_touched(begun, run_path):
     assert ended.code == 2
     assert "holds other rows than when the run began" in ended.sentences[0]
     assert contents(run_path) == before
+
+
+def test_a_run_that_goes_on_has_no_final_weights_until_it_ends(begun, run_path):
+    first = (run_path / "final" / "model.safetensors").read_bytes()
+    ended = begun()
+    assert ended.code == 0, ended.stderr
+    assert (run_path / "final" / "model.safetensors").read_bytes() != first
+
+
+def test_adapters_are_never_put_on_a_model_they_were_not_trained_on(assay_command, run_path):
+    model = run_path.parent / "model"
+    tiny_policy().model.save_pretrained(model)
+    tokenizer().save_pretrained(model)
+    arguments = settings(model__path=model, model__lora_rank=2, rollout__max_tokens=4)
+    ended = assay_command.run("train", *arguments, "--out", run_path)
+    assert ended.code == 0, ended.stderr
+    tiny_policy(seed=3).model.save_pretrained(model)
+    out = run_path.parent / "out"
+    for command in (
+        ["train", "--resume", run_path, "--set", "run.steps=4"],
+        ["export", run_path, "--out", out, "--merge"],
+        ["eval", run_path],
+    ):
+        ended = assay_command.run(*command)
+        assert ended.code in (1, 2)
+        assert "its frozen weights have changed" in ended.sentences[-1]
+    assert not out.exists()

@@ -49,8 +49,16 @@ def function_name(function: str) -> str:
     return function.rpartition(":")[2]
 
 
-def open_rewards(config: Config, task: Task, decode: Callable[[Sequence[int]], str]) -> Reward:
-    """All of reward.functions as one. `decode` turns completion tokens into text: process rewards are placed by it."""
+def open_rewards(
+    config: Config,
+    task: Task,
+    decode: Callable[[Sequence[int]], str],
+    check_interrupt: Callable[[], None] = lambda: None,
+) -> Reward:
+    """All of reward.functions as one. `decode` turns completion tokens into text: process rewards are placed by it.
+
+    `check_interrupt` is called twice a second or more while rewards are waited for, here and in `score`. It may raise.
+    """
     asked_for = config.reward.functions or ("task",)
     names = tuple(map(function_name, asked_for))
     for name in names:
@@ -64,9 +72,9 @@ def open_rewards(config: Config, task: Task, decode: Callable[[Sequence[int]], s
         for name, function in zip(names, asked_for, strict=True)
         if function != "judge" and not (function == "task" and in_task)
     ]
-    pool = _open_pool(in_workers, config, task) if in_workers else None
+    pool = _open_pool(in_workers, config, task, check_interrupt) if in_workers else None
     try:
-        judge = _open_judge(config) if "judge" in asked_for else None
+        judge = _open_judge(config, check_interrupt) if "judge" in asked_for else None
     except BaseException:
         if pool is not None:
             pool.close()
@@ -114,9 +122,17 @@ def _checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def _open_pool(functions: Sequence[Function], config: Config, task: Task) -> Pool:
+def _open_pool(
+    functions: Sequence[Function], config: Config, task: Task, check_interrupt: Callable[[], None]
+) -> Pool:
     reward = config.reward
-    pool = Pool(functions, workers=reward.workers, timeout=reward.timeout, separator=reward.step_separator)
+    pool = Pool(
+        functions,
+        workers=reward.workers,
+        timeout=reward.timeout,
+        separator=reward.step_separator,
+        check_interrupt=check_interrupt,
+    )
     unknown = list(pool.unknown_parameters())
     fields = list(task.training_problem(0).fields) if unknown else []
     for function, name in unknown:
@@ -130,11 +146,11 @@ def _open_pool(functions: Sequence[Function], config: Config, task: Task) -> Poo
     return pool
 
 
-def _open_judge(config: Config) -> Reward:
+def _open_judge(config: Config, check_interrupt: Callable[[], None]) -> Reward:
     if config.judge.path:
         from assay.rewards.judge_model import JudgeModel
 
-        return JudgeModel(config.judge, "cuda" if config.run.device == "cuda" else "cpu")
+        return JudgeModel(config.judge, "cuda" if config.run.device == "cuda" else "cpu", check_interrupt)
     from assay.rewards.judge_http import HttpJudge
 
-    return HttpJudge(config.judge, timeout=config.reward.timeout)
+    return HttpJudge(config.judge, config.reward.timeout, check_interrupt)

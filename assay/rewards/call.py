@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAMES = ("prompt", "completion", "answer", "tokens", "id", "truncated", "fields")
 PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer", "ids": "id"}
 POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name are given
-REASON_LENGTH = 500
+REASON_LENGTH = 20_000  # far more than is kept: cut before secrets are taken out, half of one could stay
 REPLY_LENGTH = 1_000_000  # characters a completion; a longer reply would only fill the records
 
 Sample = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
@@ -203,6 +203,8 @@ def _numbers(values: Mapping[Any, Any], *, named: bool) -> dict[str, float] | st
     """The values as finite numbers, or the reason why one is not."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
+        if str(name) in numbers:
+            return f"returned two numbers that are both named {str(name)[:40]!r}"
         where = f" as {name!r}" if named else ""
         number = plain(value)
         if number is None:

@@ -44,7 +44,9 @@ _PLACE = re.compile(r"\{(\w+)\}")
 class HttpJudge:
     """A mark for each answer. Equal questions are asked once, also over steps; failures are asked again."""
 
-    def __init__(self, settings: JudgeConfig, timeout: float) -> None:
+    def __init__(
+        self, settings: JudgeConfig, timeout: float, check_interrupt: Callable[[], None] = lambda: None
+    ) -> None:
         check_places("judge.question", settings.question, ("prompt", "completion", "answer"))
         if not settings.model:
             raise ConfigError("judge.model is empty; give the name under which the server of judge.url has the model")
@@ -53,11 +55,12 @@ class HttpJudge:
         self._key = _key(settings.key_variable)
         self._settings = settings
         self._timeout = timeout
+        self._check_interrupt = check_interrupt  # called while waiting; it may raise
         self._marks: dict[bytes, Score] = {}  # by digest of the question: a long run asks many long ones
         self._jitter = random.Random()  # its own: the global stream belongs to the run's seed
 
     def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[Score], None]) -> list[Score]:
-        """Scores in the order of `asked`. When `on_score` raises, the requests under way are cut off."""
+        """Scores in the order of `asked`. When `on_score` or `check_interrupt` raises, what is under way is cut off."""
         places: dict[str, list[int]] = {}
         for index, (prompt, rollout) in enumerate(asked):
             values = {"prompt": prompt.text, "completion": rollout.text, "answer": prompt.answer}
@@ -95,6 +98,7 @@ class HttpJudge:
             while pending:
                 done, _ = wait(pending, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
                 round_.cut_off(time.monotonic())
+                self._check_interrupt()
                 for future in done:
                     yield pending.pop(future), future.result()
         finally:

@@ -45,11 +45,14 @@ Rows = Sequence[Sequence[int]]
 class JudgeModel:
     """The classifier in judge.path. Its score of an answer depends on nothing but the text that it reads."""
 
-    def __init__(self, settings: JudgeConfig, device: str = "cpu") -> None:
+    def __init__(
+        self, settings: JudgeConfig, device: str = "cpu", check_interrupt: Callable[[], None] = lambda: None
+    ) -> None:
         if settings.template != "chat":
             check_places("judge.template", settings.template, ("prompt", "completion"))
         self._settings = settings
         self._device = device
+        self._check_interrupt = check_interrupt  # called between batches; it may raise
         self.model, self._tokenizer = _load(settings.path)
         self.model.eval().requires_grad_(False).to(device)
         self._config = self.model.config.get_text_config()
@@ -91,6 +94,7 @@ class JudgeModel:
         fitting.sort(key=lambda index: len(rows[index]))  # rows of like length waste little padding
         size = self._settings.batch_size
         for start in range(0, len(fitting), size):
+            self._check_interrupt()
             places = fitting[start : start + size]
             marks = self._forward([self._cut(rows[index]) for index in places])
             for index, mark in zip(places, marks, strict=True):

@@ -18,6 +18,7 @@ from assay.config import ConfigError
 from assay.rewards.call import Result, Sample
 from assay.rewards.process import Worker
 
+TICK_SECONDS = 0.5  # a signal to stop is heard after so long at most, whatever hangs
 START_TRIES = 3  # a worker that cannot be started so often in a row is left alone for this batch
 
 
@@ -39,9 +40,18 @@ class Job:
 class Pool:
     """Opening it starts the workers and loads the functions; one that cannot be loaded is a ConfigError."""
 
-    def __init__(self, functions: Sequence[Function], *, workers: int, timeout: float, separator: str) -> None:
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        *,
+        workers: int,
+        timeout: float,
+        separator: str,
+        check_interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
         self.functions = tuple(functions)
         self._timeout = timeout
+        self._check_interrupt = check_interrupt  # called while waiting; it may raise
         wanted = [{"spec": one.spec, "given": one.given} for one in functions]
         setup = {"functions": wanted, "timeout": timeout, "separator": separator}
         self._workers = [Worker(setup) for _ in range(workers)]
@@ -60,8 +70,8 @@ class Pool:
                 yield function, name
 
     def score(self, samples: Sequence[Sample], on_result: Callable[[int, int, Result], None]) -> None:
-        """Calls on_result(sample, function, result), by number, for each pair, as they come. It may raise: what is
-        under way then ends with it."""
+        """Calls on_result(sample, function, result), by number, for each pair, as they come. It may raise, and so may
+        check_interrupt: what is under way then ends with it."""
         jobs = deque(self._jobs(samples))
         under_way: dict[Worker, Job] = {}
         failed_starts = dict.fromkeys(self._workers, 0)
@@ -75,7 +85,7 @@ class Pool:
                 if not under_way:
                     _fail(jobs.popleft(), reason, on_result)
                     continue
-                _wait(under_way)
+                self._wait(under_way)
                 for worker, job in list(under_way.items()):
                     was_starting = worker.is_starting
                     reply = worker.advance()
@@ -122,7 +132,7 @@ class Pool:
 
     def _wait_until_ready(self) -> None:
         while starting := [worker for worker in self._workers if worker.is_starting]:
-            _wait(starting)
+            self._wait(starting)
             for worker in starting:
                 reply = worker.advance()
                 if reply is not None and "error" in reply:
@@ -130,13 +140,14 @@ class Pool:
                     spec = specs[reply["function"]] if "function" in reply else ", ".join(specs)
                     raise ConfigError(f"reward.functions = {spec!r}: {reply['error']}")
 
-
-def _wait(workers: Iterable[Worker]) -> None:
-    """Until one of them has something to say, or the first deadline is over."""
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            worker.watch(selector)
-        selector.select(max(min(worker.deadline for worker in workers) - time.monotonic(), 0.0))
+    def _wait(self, workers: Iterable[Worker]) -> None:
+        """Until one of them has something to say, the first deadline is over, or it is time to look for signals."""
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                worker.watch(selector)
+            left = min(worker.deadline for worker in workers) - time.monotonic()
+            selector.select(min(max(left, 0.0), TICK_SECONDS))
+        self._check_interrupt()
 
 
 def _fail(job: Job, reason: str, on_result: Callable[[int, int, Result], None]) -> None:

@@ -39,8 +39,8 @@ class Worker:
         self._seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0  # of the request under way; the reply must carry it
-        self._outgoing = b""
-        self._received = b""
+        self._outgoing = memoryview(b"")  # cut without a copy: a request may be many megabytes
+        self._received = bytearray()
 
     @property
     def is_running(self) -> bool:
@@ -80,7 +80,7 @@ class Worker:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._outgoing = b""  # dead or dying; what it said before is still to be read
+            self._outgoing = memoryview(b"")  # dead or dying; what it said before is still to be read
         try:
             while chunk := os.read(stdout.fileno(), 65536):
                 self._received += chunk
@@ -103,7 +103,7 @@ class Worker:
             self._process.wait()
             for stream in self._streams():
                 stream.close()
-        self._process, self._outgoing, self._received = None, b"", b""
+        self._process, self._outgoing, self._received = None, memoryview(b""), bytearray()
         self.is_starting = False
 
     def _streams(self) -> tuple[Any, Any]:
@@ -111,7 +111,7 @@ class Worker:
         return self._process.stdin, self._process.stdout
 
     def _send(self, message: Mapping[str, Any], seconds: float) -> None:
-        self._outgoing = json.dumps(message).encode() + b"\n"
+        self._outgoing = memoryview(json.dumps(message).encode() + b"\n")
         self._seconds = seconds
         self.deadline = time.monotonic() + seconds
 

@@ -55,12 +55,13 @@ def start(config: Config, path: Path) -> int:
             policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
             heldout_prompts(task, policy, config)
+            reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
         except Interrupted as stop:
             display.say(f"stopped by {stop} before training began; there is nothing to save")
             return stop.exit_code
         except PromptRefused as error:  # refused before anything is written
             raise ConfigError(str(error)) from error
-        with closing(open_rewards(config, task, policy.codec.decode)) as reward:
+        with closing(reward):
             text = configuration.to_toml(config, meanings=False)
             directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
             with _only_writer(directory.path):
@@ -94,15 +95,16 @@ def resume(path: Path, steps: int | None = None) -> int:
                     directory.append_event("reward changed", reason=sentence)
             try:
                 policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+                reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
             except Interrupted as stop:
                 display.say(f"stopped by {stop} before training went on; the run is as it was")
                 return stop.exit_code
-            if steps is not None:
-                try:
-                    durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
-                except OSError as error:
-                    raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
-            with closing(open_rewards(config, task, policy.codec.decode)) as reward:
+            with closing(reward):
+                if steps is not None:
+                    try:
+                        durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
+                    except OSError as error:
+                        raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, saved)
 
 

@@ -76,3 +76,15 @@ def test_signal_is_what_the_task_itself_says_component_by_component_under_gdpo()
     only_added = scored({"exact": 0.0, "reference_kl": 0.1, "overlong": -1.0}, {"exact": 0.0, "reference_kl": 0.2})
     assert not has_signal(only_added, plain)
     assert not has_signal(only_added, gdpo)
+
+
+def test_a_component_that_weighs_nothing_is_no_signal():
+    rollouts = tuple(Rollout("p0", (1,), (-1.0,), StopReason.EOS, 0, "") for _ in range(2))
+    scores = (Score.of({"style": 1.0, "exact": 1.0}), Score.of({"style": 0.0, "exact": 1.0}))
+    two = Group(prompt(0, (5,)), rollouts, scores)
+    functions = 'reward.functions=["a.py:style", "exact"]'
+    assert has_signal(two, load(None, [functions, "reward.weights=[0.5, 1.0]"]))
+    assert not has_signal(two, load(None, [functions, "reward.weights=[0.0, 1.0]"]))
+    opposed = Group(prompt(0, (5,)), rollouts, (Score.of({"style": 1.0, "exact": 0.0}), scores[1]))
+    assert not has_signal(opposed, load(None, [functions]))
+    assert has_signal(opposed, load(None, [functions, "reward.weights=[2.0, 1.0]"]))
