@@ -122,9 +122,7 @@ def _checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def _open_pool(
-    functions: Sequence[Function], config: Config, task: Task, check_interrupt: Callable[[], None]
-) -> Pool:
+def _open_pool(functions: Sequence[Function], config: Config, task: Task, check_interrupt: Callable[[], None]) -> Pool:
     reward = config.reward
     pool = Pool(
         functions,

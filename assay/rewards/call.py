@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from assay.config.secrets import without_secrets
 from assay.grpo import REWARD_LIMIT
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 NAMES = ("prompt", "completion", "answer", "tokens", "id", "truncated", "fields")
 PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer", "ids": "id"}
 POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name are given
-REASON_LENGTH = 20_000  # far more than is kept: cut before secrets are taken out, half of one could stay
+REASON_LENGTH = 500
 REPLY_LENGTH = 1_000_000  # characters a completion; a longer reply would only fill the records
 
 Sample = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
@@ -137,17 +138,18 @@ class WrongUse(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """
+    """What is recorded of an error. Secrets are taken out before it is cut: half of a key would not be recognised.
+
     >>> reason_of(ValueError("no digits"))
     'raised ValueError: no digits'
     """
     if isinstance(error, WrongUse):
-        return str(error)[:REASON_LENGTH]
+        return without_secrets(str(error))[:REASON_LENGTH]
     try:
         text = str(error)
     except Exception:  # a user's exception may fail at anything
         text = "(its text cannot be made)"
-    return f"raised {type(error).__name__}: {text}"[:REASON_LENGTH]
+    return without_secrets(f"raised {type(error).__name__}: {text}")[:REASON_LENGTH]
 
 
 def read_signature(function: Callable[..., object], given: Mapping[str, Any]) -> RewardFunction:
@@ -210,7 +212,8 @@ def _numbers(values: Mapping[Any, Any], *, named: bool) -> dict[str, float] | st
         if number is None:
             return f"returned None{where}"
         if isinstance(number, str | bytes | bytearray):
-            return f"returned the text {number[:40]!r}{where}, not a number"
+            quoted = repr(without_secrets(number)[:40]) if isinstance(number, str) else without_secrets(repr(number))
+            return f"returned the text {quoted[:60]}{where}, not a number"
         try:
             numbers[str(name)] = float(number)
         except (TypeError, ValueError):

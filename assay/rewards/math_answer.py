@@ -13,41 +13,62 @@ import importlib
 import re
 from typing import Any
 
-from assay.rewards.builtin import MINUS, NUMBER
+from assay.tasks.last_number import MINUS, NUMBER
 
 # at the start: in the first call it would be counted as time that the first completion took
 _math_verify: Any = importlib.import_module("math_verify")
 
 ALARM_SECONDS = 3  # of each parse and each comparison; they take milliseconds unless the text is a bomb
 LONGEST = 1000  # characters of an answer; beyond it nothing is a formula
+DEEPEST = 40  # brackets inside brackets
 
 _TAGGED = re.compile(r"(?is:<answer>(.*?)</answer>)|####[ \t]*([^\n]+)")  # the second as in GSM8K
 _AFTER_ANSWER = re.compile(r"answer(?:\s+is\b|\s*[:=])\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|log|exp|frac|max|min)\b)[A-Za-z]{3,}")
-_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s*\{([^{}]*)\}")
+_NAMES = r"(?:sqrt|sin|cos|tan|log|exp|frac|max|min)\b"  # words of mathematics
+_WORD = re.compile(rf"(?<![\\A-Za-z])(?!{_NAMES})[A-Za-z]{{3,}}")
+_GOES_ON = re.compile(  # where a sentence goes on after its answer; "or" and "and" are part of an answer
+    rf"(?<![\\A-Za-z])(?!{_NAMES}|and\b)(?:[A-Za-z]{{3,}}|(?:as|at|by|in|on|of|so|is|if|to|we|it)\b)"
+)
+_WORD_ARGUMENT = re.compile(r"\\[A-Za-z]+\s*\{[A-Za-z]+\*?\}")  # \begin{pmatrix}, \overline{ABCD}
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit|mbox)\s*\{([^{}]*)\}")
+_SPACE = r"(?:\s|~|\\[ ,;:!])*"
+_UNIT = re.compile(  # words at the end of a formula: \text{ cm}^2, or apples
+    rf"{_SPACE}\\(?:text|textit|mathrm|mbox)\s*\{{[^{{}}]*[A-Za-z][^{{}}]*\}}(?:\s*\^\s*\{{?[0-9]\}}?)?[.\s]*$"
+    rf"|(?<=[0-9}})\]])\s+(?!{_NAMES}|or\b|and\b)[A-Za-z]{{3,}}(?:\s+[A-Za-z]{{3,}})*\.?\s*$"
+)
+_LABEL = re.compile(r"^\s*\\text\s*\{[^{}]*\}\s*[=:]\s*")  # \text{Area} =
 _CHOICE = re.compile(r"\(?([A-Za-z])[).:]+\s")  # B) twelve
 _SCIENTIFIC = re.compile(r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})(?![A-Za-z0-9])")
+# powers and factorials that no alarm ends, because they are one multiplication of long numbers
+_BOMB = re.compile(
+    r"(?:\^|\*\*)[\s{(+-]*(?:[0-9][0-9,]{4,}|[0-9]+[\s)}]*(?:\^|\*\*|!))|[0-9]{4,}[\s)}]*!|![\s)}]*(?:!|\^|\*\*)"
+)
 
 
 def equal(completion: str, answer: str) -> float:
-    """1 if the completion's answer equals `answer`, else 0. A reference answer that is no formula is an error."""
-    gold = bare(_marked(answer) or answer)
+    """1 if the completion's answer equals `answer`, else 0: also if it cannot be read as a formula, or not in time.
+
+    A reference answer that is no formula is an error, unless the completion's is the same text.
+    """
+    gold = formula(_marked(answer) or answer)
     if not gold:
         raise ValueError(f"the reference answer {answer[:80]!r} is empty")
+    marked = _marked(completion) or _after_answer(completion) or completion
     if _is_word(gold) or (len(gold) == 1 and gold.isalpha()):
-        marked = _marked(completion) or _after_answer(completion) or completion
         return float(_letters(marked) == _letters(gold))
-    parsed_gold = _parsed(gold)
+    found = extracted(completion)
+    wanted = {_squeezed(gold), _squeezed(bare(_marked(answer) or answer))}
+    if not wanted.isdisjoint({_squeezed(found), _squeezed(formula(marked)), _squeezed(bare(marked))}):
+        return 1.0
+    parsed_gold = [] if _is_bomb(gold) else _parsed(gold, raise_on_error=True)
     if not parsed_gold:
         raise ValueError(f"the reference answer {answer[:80]!r} is not a formula that math-verify can read")
-    found = extracted(completion)
-    if not found or len(found) > max(LONGEST, 2 * len(gold)):
+    if not found or len(found) > max(LONGEST, 2 * len(gold)) or _is_bomb(found):
         return 0.0
-    if found == gold:
-        return 1.0
-    return float(_math_verify.verify(parsed_gold, _parsed(found), timeout_seconds=ALARM_SECONDS, raise_on_error=True))
+    parsed = _parsed(found, raise_on_error=False)
+    return float(_math_verify.verify(parsed_gold, parsed, timeout_seconds=ALARM_SECONDS, raise_on_error=False))
 
 
 def extracted(completion: str) -> str:
@@ -58,18 +79,30 @@ def extracted(completion: str) -> str:
     """
     marked = _marked(completion)
     if marked:
-        return bare(marked) if not _has_prose(bare(marked)) else _expression(marked)
+        in_box = marked == _last_boxed(completion)[0]
+        return formula(marked) if in_box or not _has_prose(formula(marked)) else _expression(marked)
     after = _after_answer(completion)
     if after:
-        leading = bare(_WORD.split(after, maxsplit=1)[0])
+        leading = formula(_GOES_ON.split(_UNIT.sub("", bare(after, words=True)), maxsplit=1)[0]).rstrip(" (,;:-")
         return leading if re.search(r"[0-9A-Za-z]", leading) else _expression(after)
-    whole = bare(completion)
+    whole = formula(completion)
     return whole if not _has_prose(whole) and "\n" not in whole else _expression(completion)
 
 
-def bare(text: str) -> str:
-    """The formula without what stands around it: dollars, bold, a full stop, a space after the sign."""
-    text = _TEXT_COMMAND.sub(r"\1", text.replace(MINUS, "-"))
+def formula(text: str) -> str:
+    r"""What stands in a box, bare and without its unit. What is words alone stays.
+
+    >>> formula(r"\frac{3}{4} \text{ miles}"), formula("12 apples"), formula(r"\text{Yes}")
+    ('\\frac{3}{4}', '12', 'Yes')
+    """
+    rest = _LABEL.sub("", _UNIT.sub("", bare(text, words=True)))
+    return bare(rest if re.search(r"[0-9A-Za-z]", rest) else text)
+
+
+def bare(text: str, *, words: bool = False) -> str:
+    r"""The formula without what stands around it: dollars, bold, a full stop; \text{} only if not `words`."""
+    text = text.replace(MINUS, "-")
+    text = text if words else _TEXT_COMMAND.sub(r"\1", text)
     text = re.sub(r"\\[()\[\]]|(?<!\\)\$|\*\*(?=\s|$)|(?:^|(?<=\s))\*\*|`", "", text).strip()
     return text.rstrip(".,;:").strip()
 
@@ -110,19 +143,32 @@ def _expression(text: str) -> str:
     """The formula or number that ends last; a number inside a formula is part of it."""
     formulas, numbers = list(_FORMULA.finditer(text)), list(NUMBER.finditer(text.replace(MINUS, "-")))
     if formulas and (not numbers or formulas[-1].end() > numbers[-1].start()):
-        return bare(formulas[-1].group())
+        return formula(formulas[-1].group())
     return numbers[-1].group() if numbers else ""
 
 
-def _parsed(formula: str) -> list[object]:
+def _parsed(text: str, *, raise_on_error: bool) -> list[object]:
     """What math-verify makes of a formula; empty if it is none."""
-    latex = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula.replace("**", "^"))
+    latex = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", text.replace("**", "^"))
     latex = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi", latex)
     return list(
         _math_verify.parse(
-            f"${latex}$", fallback_mode="no_fallback", parsing_timeout=ALARM_SECONDS, raise_on_error=True
+            f"${latex}$", fallback_mode="no_fallback", parsing_timeout=ALARM_SECONDS, raise_on_error=raise_on_error
         )
     )
+
+
+def _is_bomb(text: str) -> bool:
+    """Whether it would take long to read, or to write out as a number."""
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        deepest = max(deepest, depth)
+    return deepest > DEEPEST or _BOMB.search(text) is not None
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def _is_word(text: str) -> bool:
@@ -130,7 +176,8 @@ def _is_word(text: str) -> bool:
 
 
 def _has_prose(text: str) -> bool:
-    return _WORD.search(text) is not None
+    text = _WORD_ARGUMENT.sub("", text)
+    return _WORD.search(text) is not None or _GOES_ON.search(text) is not None
 
 
 def _letters(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
@@ -59,4 +58,8 @@ def _lengths(text_of: Decode, tokens: Sequence[int], whole: str) -> list[int]:
 
 
 def _shared(one: str, other: str) -> int:
-    return len(os.path.commonprefix([one, other]))
+    """How many characters both begin with."""
+    if one == other:
+        return len(one)
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -210,8 +210,8 @@ class RowReader:
         answer = _text(row, self.answer) if self.answer else ""
         if self.needs_answer and not answer.strip():
             raise ConfigError(
-                f"{row.where}: field {self.answer!r} is empty, so that saying nothing would be right; fill it in, leave "
-                "the row out, or score without an answer by setting reward.functions"
+                f"{row.where}: field {self.answer!r} is empty, so that saying nothing would be right; fill it in, "
+                "leave the row out, or score without an answer by setting reward.functions"
             )
         others = {
             _unicode(row.where, name): _jsonable(f"{row.where}: field {name!r}", value)

@@ -20,6 +20,7 @@ import torch
 from assay.config import Config
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
+from assay.policy.codec import PromptTooLong
 from assay.record.evaluations import HeldoutAnswers
 from assay.rewards import Reward
 from assay.tasks import Task
@@ -58,7 +59,16 @@ def heldout_prompts(task: Task, policy: CausalPolicy, config: Config) -> list[Pr
         if content not in found:
             found[content] = problem
             last_new = number
-    return [policy.prompt(problem, config.rollout.max_tokens) for problem in found.values()]
+    prompts = []
+    for problem in found.values():
+        try:
+            prompts.append(policy.prompt(problem, config.rollout.max_tokens))
+        except PromptTooLong:
+            if config.task.long_prompts == "fail":
+                raise
+    if found and not prompts:
+        raise PromptTooLong("every held-out prompt leaves no room for an answer; lower rollout.max_tokens")
+    return prompts
 
 
 def _content(problem: Problem, task: Task) -> str:

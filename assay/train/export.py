@@ -32,6 +32,9 @@ def export_weights(
     """
     if os.path.lexists(target) and not replace:
         raise ConfigError(_occupied(target))
+    mask = os.umask(0)
+    os.umask(mask)
+    readable = 0o666 & ~mask
     aside = target.with_name(f"{durable.ASIDE}{uuid.uuid4().hex}")
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
@@ -43,12 +46,14 @@ def export_weights(
         else:
             _save_adapter(policy, aside, source)
         _tokenizer(policy).save_pretrained(aside)
+        (aside / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         for file in aside.iterdir():
+            file.chmod(readable)  # safetensors writes for the owner alone
             durable.sync_file(file)
         durable.sync_directory(aside)
         _publish(aside, target)
-    except (OSError, SafetensorError) as error:
-        why = durable.reason(error) if isinstance(error, OSError) else f"{error}; is the disk full?"
+    except (OSError, ValueError, SafetensorError) as error:
+        why = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise RunError(f"{target} could not be written: {why}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # renamed by now, unless something failed
@@ -69,7 +74,9 @@ def export_run(
     RunDirectory.open(run)
     target = _settled(target)
     if target.is_relative_to(run.resolve()):
-        raise ConfigError(f"{target} lies inside the run {run}, which an export only reads; give a directory outside it")
+        raise ConfigError(
+            f"{target} lies inside the run {run}, which an export only reads; give a directory outside it"
+        )
     config = configuration.load(run / "config.toml")
     saved = open_saved(run, config, name, on_warm_step, report)
     export_weights(saved.policy, target, merge=merge, source=config.model.path)
@@ -77,7 +84,7 @@ def export_run(
 
 def _settled(target: Path) -> Path:
     """Where `target` is once its links and dots are followed: missing/.. is a place that exists."""
-    settled = target.resolve()
+    settled = Path(os.path.realpath(target))
     if os.path.lexists(settled):
         raise ConfigError(_occupied(settled))
     return settled

@@ -5,6 +5,8 @@ from rewards.asking import asked, score_all
 
 from assay.config import ConfigError
 from assay.rewards.builtin import exact, last_number, whole_match
+from assay.tasks import last_number as numbers
+from assay.tasks.last_number import plain
 
 
 def test_exact_forgives_space_around_the_text_and_nothing_else():
@@ -55,8 +57,26 @@ def test_another_last_number_or_none_is_worth_nothing(completion, answer):
 
 
 def test_a_reference_without_a_number_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match="the answer 'twelve' holds no number"):
+    with pytest.raises(ValueError, match="the answer 'twelve' is not one number; use math"):
         last_number("12", "twelve")
+
+
+@pytest.mark.parametrize("answer", ["3/4", "1 1/2", r"2\pi", "3, 4", "12 apples", "", "1,234567"])
+def test_an_answer_that_is_not_one_number_is_an_error(answer):
+    with pytest.raises(ValueError, match="is not one number; use math"):
+        last_number("1/4", answer)
+
+
+def test_a_fraction_is_not_paid_for_its_last_number_but_a_failure_that_names_it(rewards):
+    (score,) = score_all(rewards(functions=["last_number"]), asked("1/4", answer="3/4"))
+    assert score.error == "last_number: raised ValueError: the answer '3/4' is not one number; use math"
+
+
+def test_the_task_and_the_reward_read_the_same_last_number():
+    texts = {".5": "0.5", "x 5e3": "5000", "1,234567": "234567", "(3)-4": "4", "+7": "7", "-0.0": "0", "1.2.3": "3"}
+    for text, number in texts.items():
+        assert plain(numbers.last_number(text)) == number
+        assert last_number(text, number) == 1.0
 
 
 def test_the_whole_text_must_match_the_format():

@@ -6,7 +6,7 @@ import math
 import numpy
 import pytest
 
-from assay.rewards.call import checked, read_signature
+from assay.rewards.call import WrongUse, checked, read_signature, reason_of
 
 SAMPLE = {
     "prompt": "31>",
@@ -148,3 +148,18 @@ def test_a_list_is_one_reward_a_step_of_the_completion():
 
     assert result(score, sample, separator=";") == [{"components": {"": 2.0}, "steps": [1.0, 1.0, 0.0]}]
     assert result(score, sample) == [{"error": "returned 3 step rewards for an answer of 1 steps"}]
+
+
+def test_two_names_that_read_alike_are_refused():
+    assert checked({1: 3.0, "1": 4.0}, ["a"]) == {"error": "returned two numbers that are both named '1'"}
+
+
+@pytest.mark.parametrize("position", [0, 470, 490, 3000])
+def test_no_part_of_a_secret_is_left_by_the_cut(monkeypatch, position):
+    key = "sk-0123456789abcdef"
+    monkeypatch.setenv("SOME_API_KEY", key)
+    for reason in (reason_of(ValueError("x" * position + key)), reason_of(WrongUse("x" * position + key))):
+        assert len(reason) <= 500
+        assert "sk-0" not in reason
+    assert "sk-" not in checked("x" * 36 + key, ["a"])["error"]
+    assert "sk-" not in checked(b"x" * 36 + key.encode(), ["a"])["error"]

@@ -329,8 +329,22 @@ def test_a_problem_whose_answer_is_all_there_is_has_no_wrong_answer():
 
 def test_the_extended_number_is_wrong_beyond_any_tolerance():
     numbers = [Problem("a", "?", "12"), Problem("b", "?", "0.25"), Problem("c", "?", "-0.5"), Problem("d", "?", "yes")]
-    extended = {probe.problem: probe.text for probe in probes_of(numbers) if probe.role is Role.EXTENDED}
-    assert extended == {0: "127", 1: "70.25"}
+    extended = [(probe.problem, probe.text) for probe in probes_of(numbers) if probe.role is Role.EXTENDED]
+    assert extended == [(0, "127"), (0, "712"), (1, "70.25"), (3, "xyes")]
+
+
+def test_a_shortcut_is_never_the_right_answer():
+    def shortcuts(text, answer):
+        problems = [Problem("a", text, answer), Problem("b", text, "8")]
+        return [probe.text for probe in probes_of(problems) if probe.role is Role.SHORTCUT and probe.problem == 0]
+
+    guesses = ["yes", "true", "1", "final answer"]
+    assert shortcuts("6+7=", "13") == [*guesses, "6+7=", "6+7= 8", "31"]
+    assert shortcuts("6-30=", "-24") == [*guesses, "6-30=", "6-30= 8", "-42"]
+    assert shortcuts("0+5=", "5") == guesses  # the last number of the question is right
+    assert shortcuts("Is it so?", "True") == ["Is it so?", "Is it so? 8", "eurT"]
+    assert shortcuts("2/2=", "1.0") == ["2/2=", "2/2= 8"]
+    assert shortcuts("x+y", "2+x") == [*guesses, "x+y", "x+y 8"]  # backwards it would be as right
 
 
 def test_what_is_asked_decodes_to_its_text():

@@ -32,6 +32,11 @@ BROKEN = {
     "swapped": ("REW05", Severity.FATAL),
     "any_number": ("REW06", Severity.FATAL),
     "contains": ("REW07", Severity.HARMFUL),
+    "ends_with": ("REW07", Severity.HARMFUL),
+    "any_tags": ("REW17", Severity.HARMFUL),
+    "says_yes": ("REW17", Severity.HARMFUL),
+    "echoes": ("REW17", Severity.HARMFUL),
+    "anagram": ("REW17", Severity.HARMFUL),
     "in_millions": ("REW11", Severity.HARMFUL),
     "hairline": ("ADV04", Severity.HARMFUL),
     "longer_is_better": ("REW13", Severity.FATAL),
@@ -85,7 +90,7 @@ def test_a_broken_reward_is_caught_by_its_name(name):
     assert found[code].fix
 
 
-@pytest.mark.parametrize("name", ["partial_credit", "brief", "tagged"])
+@pytest.mark.parametrize("name", ["partial_credit", "brief", "tagged", "format_share", "exact_and_tags"])
 def test_a_sound_reward_is_left_alone(name):
     found, _ = judged(name)
     assert not found

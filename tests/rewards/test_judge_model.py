@@ -359,3 +359,18 @@ def test_weights_that_would_be_unpickled_and_code_that_would_be_run_are_refused(
     (tmp_path / "mine.py").write_text("open('ran', 'w')\n")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         JudgeModel(settings)
+
+
+def test_a_signal_is_heard_between_batches(judge, tmp_path):
+    judge(llama())
+    stops = iter([None, InterruptedError("stop here")])
+
+    def check():
+        if (stop := next(stops)) is not None:
+            raise stop
+
+    opened = JudgeModel(JudgeConfig(path=str(tmp_path), template=TEXT, batch_size=2), "cpu", check)
+    heard = []
+    with pytest.raises(InterruptedError):
+        opened.score(asked(*ANSWERS), heard.append)
+    assert len(heard) == 2

@@ -1,11 +1,15 @@
 """Many completions over several worker processes: in order, in time, and each failure alone."""
 
+import contextlib
 import os
 import signal
 import time
 
 import pytest
 from rewards.asking import asked, body, score_all
+
+from assay.rewards.pool import Function, Pool
+from assay.types import Rollout, StopReason
 
 HANGS = body("if completion.endswith('!'): time.sleep(600)\n    return float(completion)", "completion")
 
@@ -121,3 +125,76 @@ def test_a_request_larger_than_a_pipe_holds_is_sent_while_others_are_answered(re
     reward = rewards(body("return len(completion)", "completion"), workers=2)
     lengths = [1_000_000, 10, 300_000, 0]
     assert [score.reward for score in score_all(reward, asked(*("x" * length for length in lengths)))] == lengths
+
+
+class Stopped(Exception):
+    """What a signal raises while rewards are waited for."""
+
+
+def test_a_signal_is_heard_while_a_reward_hangs_and_the_pool_is_usable_afterwards(tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text("import os, time\n" + HANGS)
+    stopping = False
+
+    def check():
+        if stopping:
+            raise Stopped
+
+    functions = [Function("score", f"{file}:score")]
+    pool = Pool(functions, workers=2, timeout=60.0, separator="\n", check_interrupt=check)
+    with contextlib.closing(pool):
+        stopping = True
+        began = time.monotonic()
+        with pytest.raises(Stopped):
+            pool.score([sample("1!"), sample("2!")], lambda *result: None)
+        assert time.monotonic() - began < 2.0
+        stopping = False
+        results = []
+        pool.score([sample("3"), sample("4")], lambda index, function, result: results.append((index, result)))
+        assert sorted(results) == [(0, {"components": {"": 3.0}}), (1, {"components": {"": 4.0}})]
+
+
+def test_a_signal_is_heard_while_a_reward_file_is_loaded(tmp_path):
+    seen = tmp_path / "seen"
+    file = tmp_path / "reward.py"
+    file.write_text(f"import os, time\nopen({str(seen)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+
+    def check():
+        if seen.exists() and seen.read_text():
+            raise Stopped
+
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        Pool([Function("score", f"{file}:score")], workers=1, timeout=60.0, separator="\n", check_interrupt=check)
+    assert time.monotonic() - began < 10.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(seen.read_text()), 0)
+
+
+def sample(text):
+    return {"completion": text, "fields": {}, "id": "a", "prompt": "", "answer": "", "tokens": [], "truncated": False}
+
+
+def test_a_batch_of_64_megabytes_is_sent_and_answered_in_seconds(rewards):
+    reward = rewards("def score(completions):\n    return [len(text) for text in completions]\n")
+    prompt, _ = asked("1")[0]
+    rollout = Rollout("a", (1,), (0.0,), StopReason.EOS, 0, "x" * 1_000_000)
+    began = time.monotonic()
+    scores = score_all(reward, [(prompt, rollout)] * 64)
+    seconds = time.monotonic() - began
+    assert [score.reward for score in scores] == [1e6] * 64
+    assert seconds < 3.0
+
+
+def test_an_async_call_that_is_late_is_cancelled(rewards, tmp_path):
+    cancelled = str(tmp_path / "cancelled")
+    reward = rewards(
+        "async def score(completion):\n"
+        "    if completion == 'next': await asyncio.sleep(0.2); return 1.0\n"
+        "    try: await asyncio.sleep(600)\n"
+        f"    except asyncio.CancelledError: open({cancelled!r}, 'w').close(); raise\n",
+        timeout=0.5,
+    )
+    assert score_all(reward, asked("late", "next"))[0].error == "score: took longer than 0.5 s"
+    assert score_all(reward, asked("next"))[0].reward == 1.0
+    assert os.path.exists(cancelled)

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -195,3 +197,30 @@ def test_a_module_is_found_by_its_dotted_name(rewards):
     assert dict(score.components) == {"exact": 1.0}
     with pytest.raises(ConfigError, match=r"reward.functions = 'no.such:score': .* No module named 'no'"):
         rewards(functions=["no.such:score"])
+
+
+def test_a_ctrl_c_does_not_end_a_call(rewards):
+    reward = rewards(body("os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1); return 1.0"))
+    assert score_all(reward, asked("1"))[0].reward == 1.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_trainer_that_is_killed_takes_a_hanging_worker_with_it(tmp_path):
+    seen = tmp_path / "seen"
+    (tmp_path / "reward.py").write_text(
+        f"import os, time\nopen({str(seen)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    code = (
+        "from assay.rewards.pool import Function, Pool\n"
+        f"Pool([Function('score', {str(tmp_path / 'reward.py')!r} + ':score')], workers=1, timeout=60, separator='x')\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        for _ in range(400):
+            if seen.exists() and seen.read_text():
+                break
+            time.sleep(0.05)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    assert ends_soon(int(seen.read_text()))

@@ -40,7 +40,7 @@ def test_a_prompt_becomes_a_user_message_and_the_answer_its_answer(tmp_path):
 def test_question_is_the_prompt_when_there_is_no_prompt_and_numbers_become_text(tmp_path):
     assert only_problem(tmp_path, {"question": 7, "answer": 0.5}).text == "7"
     assert only_problem(tmp_path, {"question": 7, "answer": 0.5}).answer == "0.5"
-    assert only_problem(tmp_path, {"question": "no", "prompt": "yes", "answer": ""}).text == "yes"
+    assert only_problem(tmp_path, {"question": "no", "prompt": "yes", "answer": "a"}).text == "yes"
 
 
 def test_a_template_is_filled_by_name_and_braces_in_the_data_are_data(tmp_path):
@@ -51,7 +51,7 @@ def test_a_template_is_filled_by_name_and_braces_in_the_data_are_data(tmp_path):
 
 
 def test_raw_text_has_no_messages_and_a_system_text_comes_first(tmp_path):
-    row = {"prompt": "Go on", "answer": ""}
+    row = {"prompt": "Go on", "answer": "a"}
     assert only_problem(tmp_path, row, chat=False).messages == ()
     first, second = only_problem(tmp_path, row, system="Be brief.").messages
     assert (first, second) == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go on"})
@@ -64,7 +64,7 @@ def test_a_conversation_is_posed_as_it_stands(tmp_path):
     assert problem.text == "Why?"
     assert problem.messages == ({"role": "system", "content": "Be brief."}, *messages)
     own = [{"role": "system", "content": "Own."}, *messages]
-    assert only_problem(tmp_path, {"prompt": own, "answer": ""}, system="Be brief.").messages == tuple(own)
+    assert only_problem(tmp_path, {"prompt": own, "answer": "a"}, system="Be brief.").messages == tuple(own)
 
 
 def test_other_fields_travel_along(tmp_path):
@@ -99,6 +99,14 @@ def test_every_epoch_has_all_rows_in_a_new_order_that_the_index_alone_decides(tm
     assert [again.training_problem(index).text for index in (size + 3, 5, size + 3)] == [second[3], first[5], second[3]]
 
 
+def test_the_heldout_rows_are_in_a_random_order_that_the_seed_decides(tmp_path):
+    tasks = [open_rows(tmp_path, COLORS, seed=seed, heldout=0.3) for seed in (1, 1, 2)]
+    orders = [[int(task.heldout_problem(i).id.rpartition("-")[2]) for i in range(task.sizes[1])] for task in tasks]
+    assert len(orders[0]) > 30
+    assert orders[0] == orders[1]
+    assert orders[0] not in (sorted(orders[0]), orders[2])
+
+
 def test_heldout_numbers_begin_anew_after_the_last(tmp_path):
     task = open_rows(tmp_path, COLORS)
     count = task.sizes[1]
@@ -117,6 +125,54 @@ def test_a_prompt_in_both_files_is_refused_by_line(tmp_path):
     other = write_lines(tmp_path / "test.jsonl", [COLORS[4], COLORS[7]])
     with pytest.raises(ConfigError, match=r"data\.jsonl: line 5: this prompt is in .*test\.jsonl too \(2 in all are\)"):
         open_rows(tmp_path, COLORS, heldout_file=str(other))
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+ALIKE = {
+    "as a message": lambda text: user(text),
+    "with the common system message": lambda text: [{"role": "system", "content": "Be  brief.\n"}, *user(text)],
+    "with white space": lambda text: f"\n {text.replace(' ', '   ')} ",
+    "with white space in a message": lambda text: user(f"{text}\n"),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_a_prompt_posed_in_another_form_is_on_the_same_side(tmp_path, kind):
+    rows = [*COLORS, *({**row, "prompt": ALIKE[kind](row["prompt"])} for row in COLORS)]
+    task = open_rows(tmp_path, rows, heldout=0.5, system=" Be brief.")
+
+    def posed(draw, count):
+        return {int(draw(index).text.split()[1].rstrip("?")) for index in range(count)}
+
+    training = posed(task.training_problem, task.sizes[0])
+    heldout = posed(task.heldout_problem, task.sizes[1])
+    assert len(training) + len(heldout) == 200
+    assert not training & heldout
+    other = write_lines(tmp_path / "test.jsonl", [{**COLORS[4], "prompt": ALIKE[kind](COLORS[4]["prompt"])}])
+    with pytest.raises(ConfigError, match=r"data\.jsonl: line 5: this prompt is in .*test\.jsonl too"):
+        open_rows(tmp_path, COLORS, heldout_file=str(other), system="Be brief.")
+
+
+def test_prompts_that_differ_in_case_or_in_a_system_message_or_a_role_differ(tmp_path):
+    def first(word, role="system"):
+        return [{"role": role, "content": word}, *user("Why?")]
+
+    developer = first("Be brief.", "developer")
+    other = write_lines(tmp_path / "test.jsonl", [{"prompt": first("Be brief."), "answer": "x"}])
+    rows = [{"prompt": prompt, "answer": "x"} for prompt in ("why?", first("Be long."), first("be brief."), developer)]
+    assert open_rows(tmp_path, rows, heldout_file=str(other)).sizes == (4, 1)
+    assert open_rows(tmp_path, [GOOD], heldout_file=str(other)).sizes == (1, 1)
+    with pytest.raises(ConfigError, match="this prompt is in"):
+        open_rows(tmp_path, [GOOD], heldout_file=str(other), system="Be brief.")
+
+
+def test_the_side_of_a_row_does_not_depend_on_the_system_message_or_the_chat(tmp_path):
+    settings = ({}, {"system": "Be brief."}, {"system": " Be  long."}, {"chat": False})
+    sides = {frozenset(training_texts(open_rows(tmp_path, COLORS, **one))) for one in settings}
+    assert len(sides) == 1
 
 
 def test_only_the_first_rows_are_read_when_there_is_a_limit(tmp_path):
@@ -155,6 +211,24 @@ def test_rows_without_an_answer_need_a_reward_function(tmp_path):
 GOOD = {"prompt": "Why?", "answer": "So."}
 
 
+def nested(levels):
+    """An array in an array in an object in an array ..."""
+    value = 1
+    for level in range(levels):
+        value = {"a": value} if level % 3 == 0 else [value]
+    return value
+
+
+def test_what_is_nearly_too_deep_or_too_long_is_read(tmp_path):
+    problem = only_problem(tmp_path, {"prompt": "Why?", "answer": -(10**300) + 1, "more": nested(64)})
+    assert problem.answer == "-" + "9" * 300
+    assert problem.fields["more"] == nested(64)
+
+
+def test_an_empty_answer_will_do_where_no_answer_is_needed(tmp_path):
+    assert only_problem(tmp_path, {"prompt": "Why?", "answer": ""}, needs_answer=False).answer == ""
+
+
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
@@ -177,6 +251,18 @@ GOOD = {"prompt": "Why?", "answer": "So."}
             {"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}], "answer": "x"},
             r"line 2: field 'prompt': a message holds 'tool_calls'",
         ),
+        (
+            {"prompt": [{"role": "User", "content": "a"}], "answer": "x"},
+            r"line 2: field 'prompt': the role 'User' is not one of system, developer, user, assistant, tool",
+        ),
+        ({"prompt": "x", "answer": " \n"}, r"line 2: field 'answer' is empty, so that saying nothing would be right"),
+        ({"prompt": "x", "answer": 10**399}, r"line 2: field 'answer' is a number of more than 300 digits; write"),
+        ({"prompt": -(10**399), "answer": "x"}, r"line 2: field 'prompt' is a number of more than 300 digits; write"),
+        ({"prompt": "x", "answer": "y", "more": nested(65)}, r"line 2: field 'more': is nested more than 64 levels"),
+        ({"prompt": "x", "answer": "y", "more": nested(900)}, r"line 2: field 'more': is nested more than 64 levels"),
+        ({"prompt": [nested(900)], "answer": "y"}, r"line 2: field 'prompt': is nested more than 64 levels"),
+        ({"prompt": "x", "answer": "y", "more": {"\ud800": 1}}, r"line 2: field 'more': holds half of a surrogate"),
+        ({"prompt": "x", "answer": "y", "\ud800": 1}, r"line 2: holds half of a surrogate"),
         ({"prompt": [{"role": "assistant", "content": "a"}], "answer": "x"}, r"the last message is the assistant's"),
     ],
 )
@@ -190,6 +276,8 @@ def test_a_bad_row_is_refused_by_line_and_field(tmp_path, row, sentence):
     [
         ([], {}, r"data\.jsonl: holds no rows"),
         ([GOOD], {"prompt": "{promt}"}, r"names \{promt\}, but .*line 1 has no field 'promt'; did you mean 'prompt'\?"),
+        ([GOOD], {"prompt": "{prompt} {answer}"}, r"the prompt template shows the answer.*take \{answer\} out of it"),
+        ([GOOD], {"answer": "prompt"}, r"prompt = '\{prompt\}': the prompt template shows the answer"),
         ([GOOD], {"prompt": "always"}, r"names no field, so that all prompts would be the same"),
         ([{"q": "x", "answer": "y"}], {}, r"line 1: has no field 'prompt' and no 'question'.*prompt = '\{q\}'"),
         ([GOOD], {}, r"with 1 row and task\.options\.heldout = 0\.1 no row is held out; add rows"),

@@ -72,7 +72,7 @@ def test_a_path_is_a_task_and_its_answer_may_be_absent_only_with_a_reward_of_one
     assert isinstance(opened(str(tmp_path)), FileTask)
     questions.write_text("\n".join(json.dumps({"question": f"Write {n}"}) for n in range(50)))
     assert opened(str(questions), {"functions": ["mine.py:score"]}).training_problem(0).answer == ""
-    for functions in ([], ["mine.py:score", "task"]):
+    for functions in ([], ["mine.py:score", "task"], ["exact"], ["last_number"], ["math", "mine.py:score"]):
         with pytest.raises(ConfigError, match="has no field 'answer'"):
             opened(str(questions), {"functions": functions})
 
@@ -123,6 +123,27 @@ def test_a_file_is_shown_as_it_would_be_read_without_its_control_characters(ques
     assert "\x1b" not in shown.stdout
     assert "\x07" not in shown.stdout
     assert "            second line" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ('{"prompt": "a", "answer": 1' + "0" * 399 + "}", "line 1: field 'answer' is a number of more than 300 digits"),
+        ('{"prompt": "a", "answer": 1' + "0" * 4999 + "}", "line 1: not valid JSON"),
+        ('{"prompt": "a", "answer": 1, "b": ' + "[" * 900 + "]" * 900 + "}", "line 1: field 'b': is nested more"),
+    ],
+    ids=["400 digits", "5000 digits", "900 levels"],
+)
+def test_a_row_that_is_too_much_is_refused_in_one_sentence(tmp_path, row, sentence):
+    (tmp_path / "bad.jsonl").write_text(row)
+    shown = run(str(tmp_path / "bad.jsonl"))
+    assert shown.exit_code == 2
+    assert f"bad.jsonl: {sentence}" in shown.output
+
+
+def test_the_last_number_is_shown_as_the_default_of_gsm_symbolic():
+    assert 'answer = "last_number"' in run("reasoning_gym/gsm_symbolic").stdout
+    assert 'answer = "whole"' in run("reasoning_gym/chain_sum").stdout
 
 
 def test_bad_input_ends_with_one_sentence_and_code_two(tmp_path):

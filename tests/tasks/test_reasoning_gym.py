@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,14 @@ def test_the_librarys_scorer_decides_on_the_part_asked_for():
     assert score(f"Let me see.\n{line.answer}\n", line.fields) == 1.0
 
 
+def test_of_gsm_symbolic_the_last_number_counts_unless_asked_for_otherwise():
+    problem = ReasoningGym("gsm_symbolic", {}, seed=1).training_problem(0)
+    assert score(f"There are 987654 days, so it is {problem.answer}.", problem.fields) == 1.0
+    assert score(f"{problem.answer} or 987654", problem.fields) < 0.5
+    whole = ReasoningGym("gsm_symbolic", {"answer": "whole"}, seed=1).training_problem(0)
+    assert score(f"{whole.answer} or 987654", whole.fields) == 1.0
+
+
 def test_the_score_is_not_asked_of_the_task_itself():
     task = chain_sum()
     module, _, function = task.own_reward.partition(":")
@@ -144,6 +153,12 @@ def test_the_other_refused_scorers_are_as_described():
     flips = [unsafe("coin_flip").training_problem(n) for n in range(40)]
     assert sum(score("0", problem.fields) == 1.0 for problem in flips) > 30
     assert score("nan", unsafe("complex_arithmetic").training_problem(0).fields) == 1.0
+    junk = {"letter_jumble": " banana", "sokoban": " banana", "spell_backward": "banana", "word_sorting": ", banana"}
+    for family, behind in junk.items():
+        problems = [unsafe(family).training_problem(n) for n in range(12)]
+        assert max(score(one.answer + behind, one.fields) for one in problems) > 1 - 1e-12
+    backward = [unsafe("spell_backward").training_problem(n) for n in range(40)]
+    assert max(score(f"{one.answer}7", one.fields) for one in backward) > 1.0
     for family in ("graph_color", "propositional_logic", "rubiks_cube", "rush_hour", "boxnet"):
         assert unsafe(family).training_problem(0).answer == ""
     for family, answer in (("prime_factorization", "I do not know"), ("boxnet", "5")):
@@ -164,6 +179,8 @@ def test_the_other_refused_scorers_are_as_described():
         ("basic_arithmetic", {"whitespace": "double"}, r"whitespace = 'double' is not one of no_space, single, random"),
         ("basic_arithmetic", {"operators": "+"}, r"operators = '\+' must be a list, not str"),
         ("basic_arithmetic", {"operators": [1]}, r"operators = 1 must be a text"),
+        ("time_intervals", {"min_date": date(2020, 1, 1)}, r"min_date cannot be set in a config"),
+        ("chain_sum", {"max_terms": date(2020, 1, 1)}, r"^task\.options\.max_terms = .* must be a whole number"),
         ("time_intervals", {"min_date": "2020-01-01"}, r"min_date cannot be set in a config"),
     ],
 )

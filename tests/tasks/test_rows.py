@@ -38,6 +38,13 @@ def test_every_kind_of_file_holds_the_same_rows(tmp_path, name):
     assert values(write(tmp_path / name)) == ROWS
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_a_mark_of_the_byte_order_at_the_start_is_not_part_of_the_rows(tmp_path, name):
+    text = write(tmp_path / name).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text)
+    assert values(tmp_path / name) == ROWS
+
+
 def test_a_directory_is_read_file_by_file_in_the_order_of_names(tmp_path):
     for name, row in (("2.jsonl", ROWS[1]), ("1.parquet", ROWS[0])):
         write(tmp_path / name, [row])
@@ -80,6 +87,9 @@ def test_rows_are_numbered_as_an_editor_numbers_lines(tmp_path):
         ),
         ("a.jsonl", '{"a": NaN}', r"line 1: not valid JSON \(NaN is not JSON\)"),
         ("a.jsonl", "[" * 20_000, r"line 1: not valid JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": 2, "b": 1, "b": 1}', r"line 2: an object holds the key 'b' twice; keep one"),
+        ("a.jsonl", '{"a": [{"c": 1, "c": 2}]}', r"line 1: an object holds the key 'c' twice"),
+        ("a.json", '[{"a": 1, "a": 2}]', r"a\.json: an object holds the key 'a' twice"),
         ("a.jsonl", "[1]", r"line 1: is an array, not an object"),
         ("a.jsonl", b"\xff\xfe", r"a\.jsonl: not UTF-8 text .* save it as UTF-8"),
         ("a.json", '{"a": 1}\n{"a": 2}', r"a\.json: not valid JSON \(Extra data.* is a \.jsonl file"),

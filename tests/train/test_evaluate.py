@@ -119,10 +119,11 @@ def test_without_a_single_score_there_is_no_mean_reward_and_nothing_has_passed()
 
 
 def test_the_summary_tells_pass_at_k_from_the_first_evaluation_to_the_last():
-    common = {"k": 4, "reward_greedy": 0.5, "reward_sampled": 0.25}
+    common = {"k": 4, "reward_greedy": 0.5, "reward_sampled": 0.25, "pass_greedy": 0.5, "pass_at_1": 0.25}
     rows = [{**common, "step": step, "pass_at_k": value} for step, value in ((0, 0.375), (5, 0.1), (9, 0.875))]
-    wanted = "greedy 0.500 -> 0.500, sampled 0.250 -> 0.250, pass@4 0.375 -> 0.875"
-    assert summary_facts([], rows)["held-out"] == wanted
+    facts = summary_facts([], rows)
+    assert facts["held-out"] == "greedy 0.500 -> 0.500, sampled 0.250 -> 0.250"
+    assert facts["passed"] == "greedy 0.500 -> 0.500, pass@1 0.250 -> 0.250, pass@4 0.375 -> 0.875"
 
 
 # ---------------------------------------------------------------- with the engine
@@ -220,7 +221,7 @@ class Two:
     own_reward = ""
 
     def heldout_problem(self, index):
-        return Problem(f"two-{index % 2}", ("21>", "31>")[index % 2], ("12", "13")[index % 2])
+        return Problem(f"two-{index}", ("21>", "31>")[index % 2], ("12", "13")[index % 2])
 
 
 def test_a_task_with_few_heldout_problems_is_asked_each_of_them_once(policy):
@@ -233,7 +234,9 @@ def test_only_the_first_answers_are_kept_in_words(policy):
     many = replace(SMALL, evaluate=replace(SMALL.evaluate, prompts=WORDS + 2, samples=1))
     result = evaluated(policy, many)
     assert result.row["prompts"] == WORDS + 2
-    assert [one.id for one in result.answers] == [f"sort-heldout-{index}" for index in range(WORDS)]
+    assert [one.id for one in result.answers] == [one.id for one in heldout_prompts(open_task(many), policy, many)][
+        :WORDS
+    ]
 
 
 # ---------------------------------------------------------------- answers in words
@@ -279,7 +282,8 @@ def run(policy, tmp_path_factory):
     row = evaluate(policy, task, reward, SMALL, 0, quiet, quiet).row
     directory.append_evaluation(row)
     tensors = {"weights": policy.model.state_dict()}
-    checkpoint.save(directory.path / "checkpoints", "update-00000006", tensors, {"place": {"step": 3}}, keep=1)
+    state = {"place": {"step": 3}, "frozen": ""}
+    checkpoint.save(directory.path / "checkpoints", "update-00000006", tensors, state, keep=1)
     return directory.path
 
 

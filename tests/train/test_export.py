@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
+from tiny import tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from assay import config as configuration
@@ -16,7 +17,7 @@ from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError
 from assay.train import checkpoint
 from assay.train.export import export_run, export_weights
-from assay.train.saved_policy import open_saved, put_weights
+from assay.train.saved_policy import fingerprint_of_frozen, open_saved, put_weights
 
 IDS = torch.tensor([[2, 3, 4, 12, 5, 6], [7, 7, 12, 2, 1, 0]])
 
@@ -180,7 +181,7 @@ def a_run(path, config, *policies):
         if policy.adapter is not None:
             weights = {name: weight for name, weight in weights.items() if "lora_" in name}
         name = f"update-{2 * number:08d}"
-        state = {"place": {"step": number}}
+        state = {"place": {"step": number}, "frozen": fingerprint_of_frozen(policy.model)}
         checkpoint.save(run.path / "checkpoints", name, {"weights": weights}, state, keep=9)
     return path
 
@@ -264,9 +265,36 @@ def test_a_run_is_exported_from_its_checkpoint(tmp_path):
         export_run(tmp_path / "deep/out", tmp_path / "other", **how)
 
 
+@pytest.mark.parametrize("inside", ["inside", "deep/er", "../link/inside", "checkpoints/../inside"])
+def test_an_export_into_the_run_it_reads_is_refused(tmp_path, inside):
+    run = a_run(tmp_path / "run", config_of(), load_policy(config_of(), quiet))
+    (tmp_path / "link").symlink_to(run)
+    before = everything_in(tmp_path)
+    with pytest.raises(ConfigError, match=r"(inside|er) lies inside the run .*give a directory outside it"):
+        export_run(run, run / inside, merge=False, name=None, on_warm_step=quiet, report=pytest.fail)
+    assert everything_in(tmp_path) == before
+
+
+def test_a_target_that_is_an_existing_directory_by_a_detour_is_refused(tmp_path):
+    run = a_run(tmp_path / "run", config_of(), load_policy(config_of(), quiet))
+    with pytest.raises(ConfigError, match=rf"^{tmp_path} exists already; give a directory that does not exist yet"):
+        export_run(run, tmp_path / "sub/..", merge=False, name=None, on_warm_step=quiet, report=pytest.fail)
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
 def test_the_config_of_an_export_is_that_of_the_run(tmp_path):
     config = config_of(lora_rank=4)
     run = a_run(tmp_path / "run", config, shaken(load_policy(config, quiet)))
     plain = replace(config, model=replace(config.model, lora_rank=0))
-    with pytest.raises(RunError, match="do not fit the model of the run's config"):
+    with pytest.raises(RunError, match="is not the one that update-00000002 was trained on"):
         open_saved(run, plain, None, quiet, pytest.fail)
+
+
+def test_exported_files_are_as_readable_as_any_other(tmp_path):
+    policy = tiny_policy()
+    export_weights(policy, tmp_path / "out", merge=False, source="somewhere")
+    (tmp_path / "other").write_text("")
+    wanted = (tmp_path / "other").stat().st_mode
+    assert {file.name: file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {
+        file.name: wanted for file in (tmp_path / "out").iterdir()
+    }

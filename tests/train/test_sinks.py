@@ -191,6 +191,20 @@ def test_a_sink_never_moves_a_random_state_not_even_when_it_breaks():
     assert generators() == before
 
 
+def test_a_sink_that_would_end_the_process_is_left_too():
+    class Exiting(Breaking):
+        def write(self, step, numbers):
+            sys.exit("no more quota")
+
+    working, failures = Working(), []
+    sinks = Sinks([Exiting(), working], failures.append)
+    for step in (1, 2):
+        sinks.step({"step": step, "loss": 0.5})
+    (told,) = failures
+    assert told.startswith("log.breaking failed and is left out from here on: SystemExit: no more quota;")
+    assert [step for step, _ in working.rows] == [1, 2]
+
+
 def test_an_interrupt_passes_through_a_sink():
     class Interrupted(Breaking):
         def write(self, step, numbers):

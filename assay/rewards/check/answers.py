@@ -159,6 +159,37 @@ def pays_substring(measured: Measured) -> Verdict:
     )
 
 
+def pays_shortcut(measured: Measured) -> Verdict:
+    """Full marks without solving: a guess, the question repeated, a wrong answer in a form that is paid for itself."""
+    pairs = [*rivals(measured, Role.SHORTCUT), *_wrong_in_other_forms(measured)]
+    if (excuse := _excuse(measured, pairs)) is not None:
+        return excuse
+    bad = [pair for pair in pairs if lead(*pair) <= 0]
+    if not bad:
+        return healthy(f"the right answer gets more than {len(pairs)} texts that took no solving")
+    return _fault(
+        bad,
+        pairs,
+        "a text that took no solving gets full marks",
+        "Compare what stands in the answer's place, whole and in order; pay a form a small share, never all.",
+        severity=Severity.HARMFUL,
+    )
+
+
+def _wrong_in_other_forms(measured: Measured) -> list[tuple[Answer, Answer]]:
+    """(the right answer at its best, a wrong one in a form in which it gets no less than the right one does)."""
+    form = best_form(measured)
+    rights = {(one.probe.problem, one.probe.name): one for one in measured.answers if one.probe.role is Role.RIGHT}
+    pairs = []
+    for one in measured.answers:
+        best, same = (rights.get((one.probe.problem, name)) for name in (form, one.probe.name))
+        if one.probe.role is not Role.WRONG or one.probe.name == form or best is None or same is None:
+            continue
+        if None not in (one.reward, best.reward, same.reward) and lead(same, one) <= 0:
+            pairs.append((best, one))
+    return pairs
+
+
 def ignores_question(measured: Measured) -> Verdict:
     """The same text under different problems, answers included: does its reward ever differ?"""
     if set(measured.functions) <= ANSWERLESS:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from assay.tasks.last_number import last_number, plain
 from assay.types import Problem, Prompt, Rollout, StopReason
 
 END = 0x110000  # the token after the last character: no character has this number
@@ -27,7 +28,8 @@ class Role(StrEnum):
     EMPTY = "empty answer"
     NONSENSE = "nonsense"
     LISTED = "list of answers"  # the right answer is in it, neither first nor last
-    EXTENDED = "right number with a digit more"
+    EXTENDED = "right answer with a character more"
+    SHORTCUT = "text that took no solving"
     LONG = "wrong answer after so much talk"
     HOSTILE = "hostile text"
 
@@ -78,6 +80,9 @@ HOSTILE: Mapping[str, str] = {
     "open tags": "<answer><answer></think>",
     "half a boxed": "\\boxed{\\frac{1}{",
 }
+# what a policy can say without a look at the question
+GUESSES = ("yes", "true", "1", "final answer")
+_TRUTHS = {"yes", "no", "true", "false", "0", "1"}  # answers that may be meant by one of the guesses
 _TALK_WORDS = (2, 8, 32, 128, 512)
 
 
@@ -87,9 +92,11 @@ def probes_of(problems: Sequence[Problem]) -> list[Probe]:
     nonsense = [Probe(Role.NONSENSE, name, 0, text) for name, text in NONSENSE.items() if text != problems[0].answer]
     hostile = [Probe(Role.HOSTILE, name, 0, text) for name, text in HOSTILE.items()]
     hostile.append(Probe(Role.HOSTILE, "the prompt repeated", 0, problems[0].text * 3))
+    truth = plain(last_number(problems[0].answer)) == "1" or problems[0].answer.strip().lower() in _TRUTHS
+    guesses = [Probe(Role.SHORTCUT, "a guess", 0, text) for text in GUESSES if not truth]
     tricks = [probe for number in range(len(problems)) for probe in _tricks(problems, number)]
     wrapped = [probe for number in range(min(len(problems), WRAPPED_PROBLEMS)) for probe in _wrapped(problems, number)]
-    others = [probe for probe in (*nonsense, *hostile, *wrapped, *tricks) if probe not in set(ordinary)]
+    others = [probe for probe in (*nonsense, *guesses, *hostile, *wrapped, *tricks) if probe not in set(ordinary)]
     return [*ordinary, *others]
 
 
@@ -144,10 +151,29 @@ def _tricks(problems: Sequence[Problem], number: int) -> list[Probe]:
         return []
     found = [Probe(Role.LISTED, "wrong, right, wrong", number, f"{wrong} {right} {wrong}")]
     if _WHOLE.fullmatch(right):
-        found.append(Probe(Role.EXTENDED, "plain", number, f"{right}7"))
-    elif _DECIMAL.fullmatch(right):  # in front: one more decimal may be within a reward's tolerance
-        found.append(Probe(Role.EXTENDED, "plain", number, f"7{right}"))
+        found.append(Probe(Role.EXTENDED, "behind", number, f"{right}7"))
+    if _WHOLE.fullmatch(right) or _DECIMAL.fullmatch(right):  # one more decimal may be within a reward's tolerance
+        found.append(Probe(Role.EXTENDED, "in front", number, f"7{right}"))
+    elif right.isalpha():
+        found.append(Probe(Role.EXTENDED, "in front", number, f"x{right}"))
+    if number < WRAPPED_PROBLEMS:
+        found += _shortcuts(problems, number, wrong)
     if number < 2:
         talk = [(words, "well " * words + wrong) for words in _TALK_WORDS]
         found += [Probe(Role.LONG, f"{words} words", number, text) for words, text in talk]
+    return found
+
+
+def _shortcuts(problems: Sequence[Problem], number: int, wrong: str) -> list[Probe]:
+    """The question said again, unless it holds the answer; and the right characters in another order."""
+    question, right = problems[number].text, problems[number].answer.strip()
+    found = []
+    if question.strip() and right not in question:
+        found += [
+            Probe(Role.SHORTCUT, "the prompt", number, question),
+            Probe(Role.SHORTCUT, "the prompt and a wrong answer", number, f"{question} {wrong}"),
+        ]
+    sign, letters = (right[0], right[1:]) if right[0] in "+-" else ("", right)
+    if (letters.isdecimal() or right.isalpha()) and letters[::-1] != letters:
+        found.append(Probe(Role.SHORTCUT, "the right answer backwards", number, f"{sign}{letters[::-1]}"))
     return found
