@@ -116,6 +116,11 @@ def contains(prompt: str, completion: str, answer: str) -> float:
     return float(answer in completion)
 
 
+def contains_briefly(prompt: str, completion: str, answer: str) -> float:
+    """REW07: the same, at a price for length that no policy minds."""
+    return float(answer in completion) - 1e-6 * len(completion)
+
+
 def ends_with(prompt: str, completion: str, answer: str) -> float:
     """REW07: 113 ends with 13."""
     return float(completion.strip().endswith(answer))

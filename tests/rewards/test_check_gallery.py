@@ -32,6 +32,7 @@ BROKEN = {
     "swapped": ("REW05", Severity.FATAL),
     "any_number": ("REW06", Severity.FATAL),
     "contains": ("REW07", Severity.HARMFUL),
+    "contains_briefly": ("REW07", Severity.HARMFUL),
     "ends_with": ("REW07", Severity.HARMFUL),
     "any_tags": ("REW17", Severity.HARMFUL),
     "says_yes": ("REW17", Severity.HARMFUL),

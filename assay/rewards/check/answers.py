@@ -145,9 +145,11 @@ def pays_substring(measured: Measured) -> Verdict:
     pairs = rivals(measured, Role.LISTED, Role.EXTENDED)
     if (excuse := _excuse(measured, pairs)) is not None:
         return excuse
-    if all(lead(*pair) <= 0 for pair in rivals(measured, Role.WRONG)):
+    leads = [ahead for pair in rivals(measured, Role.WRONG) if (ahead := lead(*pair)) > 0]
+    if not leads:
         return not_applicable("the right answer gets no more than a wrong one in the first place")
-    bad = [pair for pair in pairs if lead(*pair) <= 0]
+    # a small price for length beside it does not make a text that contains the answer a wrong one
+    bad = [pair for pair in pairs if lead(*pair) <= BIAS_SHARE * statistics.median(leads)]
     if not bad:
         return healthy(f"the right answer gets more than {len(pairs)} texts that merely contain it")
     return _fault(
