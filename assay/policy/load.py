@@ -144,7 +144,7 @@ def _read(directory: Path, settings: ModelConfig) -> tuple[Any, Any]:
         if not any((directory / name).is_file() for name in TOKENIZER_FILES):
             raise ConfigError(f"the model in {directory} has no tokenizer: {TOKENIZER_FILES[0]} is missing") from error
         raise ConfigError(f"the model in {directory} cannot be loaded: {type(error).__name__}: {reason}") from error
-    suggested = model.generation_config
+    suggested = getattr(model, "generation_config", None)
     if suggested is not None and not suggested.do_sample and suggested_sampling(model):
         suggested.do_sample = True  # transformers saves no file that names a temperature and does not sample
     if loading["missing_keys"]:

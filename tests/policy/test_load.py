@@ -48,7 +48,7 @@ def test_directories_with_something_missing_or_damaged_are_refused_in_a_sentence
     assert "is no directory on this machine" in refused("Qwen/Qwen2.5-0.5B")
     assert "cannot be loaded" in refused(without("model.safetensors"))
     shutil.rmtree(tmp_path / "copy")
-    assert "cannot be loaded" in refused(without("tokenizer.json"))
+    assert "tokenizer.json is missing" in refused(without("tokenizer.json"))
     shutil.rmtree(tmp_path / "copy")
     weights = without() / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])

@@ -62,7 +62,7 @@ def refused(path, *overrides):
     ("missing", "sentence"),
     [
         ("config.json", "is not a Hugging Face model directory: no config.json in it"),
-        ("tokenizer.json", "cannot be loaded"),
+        ("tokenizer.json", "tokenizer.json is missing"),
         ("model.safetensors", "cannot be loaded"),
     ],
 )
