@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -83,9 +82,9 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
 def prepared(config: Config, steps: int) -> Config:
     """What both contenders are given: everything that the machine decides is decided, once for all seeds."""
     from assay.policy.load import resolved
+    from assay.train.machine import allowed_cores
 
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = config.run.threads or (1 if config.model.path == "embedded" else allowed)
+    threads = config.run.threads or (1 if config.model.path == "embedded" else allowed_cores())
     config = resolved(config)
     refuse_unlike(config)
     return replace(

@@ -13,12 +13,17 @@ from assay.policy.causal import Abilities, CausalPolicy, branch_mask
 
 def examined(policy: CausalPolicy) -> CausalPolicy:
     """The policy with the abilities that its model showed; a model that cannot be a policy raises ValueError."""
-    vocabulary_of(policy)
-    _check_padding(policy)
+    vocabulary = vocabulary_of(policy)
+    _check_padding(policy, vocabulary)
     with torch.no_grad():
-        head = _has_plain_head(policy)
+        head = _has_plain_head(policy, vocabulary)
         policy = replace(policy, abilities=Abilities(head=head))
-        return replace(policy, abilities=Abilities(cache=_caches(policy), head=head, sharing=_shares_prompts(policy)))
+        return replace(
+            policy,
+            abilities=Abilities(
+                cache=_caches(policy, vocabulary), head=head, sharing=_shares_prompts(policy, vocabulary)
+            ),
+        )
 
 
 def vocabulary_of(policy: CausalPolicy) -> int:
@@ -46,9 +51,9 @@ def vocabulary_of(policy: CausalPolicy) -> int:
     return vocabulary
 
 
-def _check_padding(policy: CausalPolicy) -> None:
+def _check_padding(policy: CausalPolicy, vocabulary: int) -> None:
     """A row must not change when it is padded on the right: its last outputs are what it is trained by."""
-    short, padded = (torch.tensor([row], device=policy.device) % _tokens(policy) for row in ([2, 3], [2, 3, 0, 0]))
+    short, padded = (torch.tensor([row], device=policy.device) % vocabulary for row in ([2, 3], [2, 3, 0, 0]))
     with torch.no_grad():
         if not _close(policy.logits(short)[0], policy.logits(padded)[0, :2]):
             raise ValueError(
@@ -66,32 +71,28 @@ def _is_hugging_face(model: Any) -> bool:
     return hasattr(model, "config") and hasattr(model, "get_output_embeddings") and hasattr(model, "base_model")
 
 
-def _has_plain_head(policy: CausalPolicy) -> bool:
+def _has_plain_head(policy: CausalPolicy, vocabulary: int) -> bool:
     """Models that scale or cap their logits after the output embedding must be asked for the logits themselves."""
     model: Any = policy.model
     if not _is_hugging_face(model) or model.get_output_embeddings() is None or model.base_model is model:
         return False
-    ids_24 = torch.tensor([[0, 1, 2, 1], [1, 2, 0, 0]], device=policy.device) % _tokens(policy)
+    ids_24 = torch.tensor([[0, 1, 2, 1], [1, 2, 0, 0]], device=policy.device) % vocabulary
     states = getattr(model.base_model(ids_24, use_cache=False), "last_hidden_state", None)
     if states is None:
         return False
     return torch.equal(model.get_output_embeddings()(states), model(ids_24, use_cache=False).logits)
 
 
-def _tokens(policy: CausalPolicy) -> int:
-    return int(policy.logits(torch.zeros(1, 1, dtype=torch.long, device=policy.device)).shape[2])
-
-
-def _caches(policy: CausalPolicy) -> bool:
+def _caches(policy: CausalPolicy, vocabulary: int) -> bool:
     """Two prompts of different lengths, padded on the left, repeated and continued: as if they were computed alone?"""
     model: Any = policy.model
     if not (_is_hugging_face(model) and hasattr(model.config, "use_cache")):
         return False
-    size, device = _tokens(policy), policy.device
-    ids_24 = torch.tensor([[0, 0, 1, 2], [3, 1, 2, 4]], device=device) % size
+    device = policy.device
+    ids_24 = torch.tensor([[0, 0, 1, 2], [3, 1, 2, 4]], device=device) % vocabulary
     visible_24 = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]], device=device)
     positions_24 = torch.tensor([[0, 0, 0, 1], [0, 1, 2, 3]], device=device)
-    next_4 = torch.tensor([5, 6, 7, 8], device=device) % size
+    next_4 = torch.tensor([5, 6, 7, 8], device=device) % vocabulary
     try:
         _, cache = policy.next_logits(ids_24, attention_mask=visible_24, position_ids=positions_24)
         cache.batch_repeat_interleave(2)
@@ -112,15 +113,15 @@ def _caches(policy: CausalPolicy) -> bool:
     return _close(torch.stack(alone), continued_4V)
 
 
-def _shares_prompts(policy: CausalPolicy) -> bool:
+def _shares_prompts(policy: CausalPolicy, vocabulary: int) -> bool:
     """One prompt with two completions behind it, under a mask: as if each stood alone?"""
     model: Any = policy.model
     if not _is_hugging_face(model) or _looks_locally(model.config):
         return False
-    size, device = _tokens(policy), policy.device
+    device = policy.device
     # not from 0 on: a model that counts positions by what is not padding would seem to count them as we do
     prompt, left, right = [2, 3, 4], [5, 6], [7, 8, 9]
-    ids_18 = torch.tensor([[*prompt, *left, *right]], device=device) % size
+    ids_18 = torch.tensor([[*prompt, *left, *right]], device=device) % vocabulary
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     try:
         shared_8V = policy.logits(
@@ -131,7 +132,8 @@ def _shares_prompts(policy: CausalPolicy) -> bool:
     except (TypeError, ValueError, RuntimeError, IndexError):  # takes no such mask
         return False
     first, second = (
-        policy.logits(torch.tensor([[*prompt, *completion]], device=device) % size)[0] for completion in (left, right)
+        policy.logits(torch.tensor([[*prompt, *completion]], device=device) % vocabulary)[0]
+        for completion in (left, right)
     )
     return _close(torch.cat([first, second[3:]]), shared_8V)
 

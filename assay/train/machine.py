@@ -25,9 +25,11 @@ def settled(config: Config) -> Config:
 
 def free_threads() -> int:
     """Cores that this process may use and nobody else is using: two threads on one free core are slower than one."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    busy = os.getloadavg()[0]
-    return max(1, allowed - round(busy))
+    return max(1, allowed_cores() - round(os.getloadavg()[0]))
+
+
+def allowed_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_up(config: Config) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from assay.config import Config
 from assay.policy.causal import CausalPolicy
+from assay.policy.probe import vocabulary_of
 from assay.train.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Prompt, Rollout, Sample, StopReason, Totals
 
@@ -48,12 +49,11 @@ def with_confirmed_sharing(policy: CausalPolicy, prompt: Prompt, max_tokens: int
     if not policy.abilities.sharing:
         return policy
     with torch.no_grad():
-        vocabulary = policy.logits(torch.zeros(1, 1, dtype=torch.long, device=policy.device)).shape[2]
         length = max(min(max_tokens, (ROW_TOKENS - len(prompt.tokens)) // 2), 1)
         source = torch.Generator().manual_seed(0)
         samples = [
             Sample(prompt, Rollout(prompt.id, tuple(row), (0.0,) * length, StopReason.LENGTH, 0, ""), 0.0, in_loss=True)
-            for row in torch.randint(vocabulary, (2, length), generator=source).tolist()
+            for row in torch.randint(vocabulary_of(policy), (2, length), generator=source).tolist()
         ]
         alone_BT, shared_BT = (
             policy.logprobs(_tensors(samples, range(2), policy.device, share_prompts=shared))[0]

@@ -1,6 +1,7 @@
 """What the machine decides is written into the config as numbers; a starved run is told so."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from assay.config import load
 from assay.train import machine
+from assay.train.clock import StageClock
 from assay.train.machine import NOTICEABLE, STARVED, free_threads, settled, starvation
 
 
@@ -71,3 +73,19 @@ def test_setting_up_fixes_threads_and_kernels(monkeypatch):
         torch.use_deterministic_algorithms(before[1])
         for name in ("ONEDNN_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG"):
             os.environ.pop(name, None)
+
+
+def test_a_step_counts_the_cpu_time_of_its_own_work_and_not_that_of_the_rewards():
+    def compute(seconds):
+        began = time.process_time()
+        while time.process_time() - began < seconds:
+            pass
+
+    clock = StageClock(torch.device("cpu"), None)
+    clock.begin(1)
+    for stage, seconds in (("generated", 0.05), ("scored", 0.3), ("loss", 0.05)):
+        with clock.timed(stage):
+            compute(seconds)
+    assert 0.1 <= clock.cpu_seconds < 0.3
+    clock.begin(2)
+    assert clock.cpu_seconds == 0.0
