@@ -1,0 +1,1 @@
+"""The doctor: evidence --> findings, by a catalogue in which one illness is one file."""

@@ -1,0 +1,69 @@
+"""The catalogue: one illness is one file in illnesses/, and says there how it is found, explained, fixed, planted.
+
+A file defines one `ILLNESS`. Its docstring is the explanation, with the fixed headings of HEADINGS; `sick` and `well`
+are neighbours: evidence that differs by the smallest change that matters.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.verdict import Severity, Verdict
+
+HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
+
+BatchCheck = Callable[[Batch], Verdict]
+CurvesCheck = Callable[[Curves], Verdict]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How the illness is given to a real run of the real trainer.
+
+    `replaces` maps the dotted name of a function or method of assay to a wrapper: original -> replacement. `edits`
+    changes a batch between the trainer and the doctor, for what this trainer has no stage for (a critic, a tool).
+    """
+
+    settings: tuple[str, ...] = ()  # as for --set: "rollout.temperature=0.7"
+    replaces: Mapping[str, Callable[[Callable[..., object]], Callable[..., object]]] = field(default_factory=dict)
+    edits: Callable[[Batch], Batch] | None = None
+    steps: int = 3
+
+
+@dataclass(frozen=True)
+class Illness:
+    code: str
+    name: str  # the illness in words, after "this run has": temperature_mismatch
+    severity: Severity
+    summary: str  # one line: what is wrong
+    fix: str  # one or two sentences: what to change
+    explanation: str  # the file's __doc__
+    sick: Callable[[], Evidence]
+    well: Callable[[], Evidence]
+    plant: Plant | None
+    batch: BatchCheck | None = None
+    curves: CurvesCheck | None = None
+    explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
+
+
+@cache
+def catalogue() -> tuple[Illness, ...]:
+    """All illnesses by code."""
+    from assay.doctor import illnesses
+
+    modules = [
+        importlib.import_module(f"{illnesses.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(illnesses.__path__)
+    ]
+    return tuple(sorted((module.ILLNESS for module in modules), key=lambda illness: illness.code))
+
+
+def by_code(code: str) -> Illness | None:
+    """An illness by its code or its name, whatever the case: RAT01, rat01, ratio_not_one, ratio-not-one."""
+    wanted = code.strip().lower().replace("-", "_")
+    return next((one for one in catalogue() if wanted in (one.code.lower(), one.name)), None)

@@ -1,0 +1,136 @@
+"""Evidence --> Diagnosis: every illness of the catalogue gives its word; one root cause stands first.
+
+Each check looks at each piece of evidence of its kind. Of several verdicts on one illness the gravest counts; a check
+that breaks is reported as crashed, never as healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.evidence import Evidence
+from assay.verdict import Confidence, Missing, Severity, State, Verdict, not_enough_data
+
+_SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
+_GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
+# of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
+_LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
+# what a check of ours can raise when it is wrong
+_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the doctor says of one illness: the verdict that counts, and on what it was given."""
+
+    illness: Illness
+    verdict: Verdict
+    source: str = ""  # of the batch; "" for curves
+    batches: int = 0  # pieces of evidence with a finding
+
+    @property
+    def code(self) -> str:
+        return self.illness.code
+
+    @property
+    def severity(self) -> Severity:
+        return self.verdict.severity or self.illness.severity
+
+    @property
+    def confidence(self) -> Confidence:
+        return self.verdict.confidence
+
+    @property
+    def fix(self) -> str:
+        return self.verdict.fix or self.illness.fix
+
+    @property
+    def level(self) -> str:
+        """error: proven and more than waste, all that fails a CI job by default; note: merely possible."""
+        if self.confidence is Confidence.POSSIBLE:
+            return "note"
+        if self.confidence is Confidence.PROVEN and self.severity is not Severity.WASTEFUL:
+            return "error"
+        return "warning"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`findings` with root causes first; `causes` maps the code of a consequence to the code of its root cause."""
+
+    words: tuple[Word, ...]
+    causes: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def of(self, state: State) -> list[Word]:
+        return [word for word in self.words if word.verdict.state is state]
+
+    @property
+    def findings(self) -> list[Word]:
+        """By how sure, then how grave; what follows from another finding comes after all that do not."""
+        found = self.of(State.FINDING)
+        return sorted(found, key=lambda word: (word.code in self.causes, *_rank(word), word.code))
+
+    def consequences(self, code: str) -> list[Word]:
+        return [word for word in self.findings if self.causes.get(word.code) == code]
+
+
+def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
+    words = tuple(_word(illness, evidence) for illness in (catalogue() if illnesses is None else illnesses))
+    return Diagnosis(words, root_causes(words), evidence.notes)
+
+
+def root_causes(words: Sequence[Word]) -> dict[str, str]:
+    """Code of each finding that follows from another -> code of the finding at the end of that chain.
+
+    A cause explains what it lists, if it is as sure as its consequence or at least likely.
+    """
+    found = sorted((word for word in words if word.verdict.state is State.FINDING), key=lambda word: _rank(word))
+    causes: dict[str, str] = {}
+    for word in found:
+        for other in found:
+            sure = _SURE[other.confidence] >= min(_SURE[word.confidence], _SURE[Confidence.LIKELY])
+            if other is not word and word.code in other.illness.explains and sure:
+                mutual = other.code in word.illness.explains
+                if not (mutual and (_rank(word), word.code) <= (_rank(other), other.code)):
+                    causes.setdefault(word.code, other.code)
+    return {code: _root(code, causes) for code in causes if _root(code, causes) != code}
+
+
+def _root(code: str, causes: Mapping[str, str]) -> str:
+    seen = {code}
+    while code in causes and causes[code] not in seen:
+        code = causes[code]
+        seen.add(code)
+    return code
+
+
+def _rank(word: Word) -> tuple[int, int]:
+    return -_SURE[word.confidence], -_GRAVE[word.severity]
+
+
+def _word(illness: Illness, evidence: Evidence) -> Word:
+    words: list[Word] = []
+    if illness.batch is not None:
+        for batch in evidence.batches:
+            words.append(Word(illness, _ask(illness.batch, batch), batch.source))
+    if illness.curves is not None and evidence.curves is not None:
+        words.append(Word(illness, _ask(illness.curves, evidence.curves)))
+    if not words:
+        kinds = [kind for kind in ("batch", "curves") if getattr(illness, kind) is not None]
+        return Word(illness, not_enough_data(" or ".join({"batch": "a recorded batch"}.get(one, one) for one in kinds)))
+    loudest = max(words, key=lambda word: (_LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
+    found = sum(word.verdict.state is State.FINDING for word in words)
+    return Word(illness, loudest.verdict, loudest.source, found)
+
+
+def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
+    try:
+        return check(piece)
+    except Missing as missing:
+        return not_enough_data(str(missing))
+    except _BUGS as error:
+        return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

@@ -1,0 +1,19 @@
+"""What the doctor looks at: recorded batches and the curves of a run; each part may be absent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assay.doctor.evidence.curves import Curves
+from assay.record.batch import Batch
+
+__all__ = ["Batch", "Curves", "Evidence"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One patient. `notes` are sentences about the evidence itself: a torn line, a damaged file."""
+
+    batches: tuple[Batch, ...] = ()
+    curves: Curves | None = None
+    notes: tuple[str, ...] = ()

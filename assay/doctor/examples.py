@@ -1,0 +1,292 @@
+"""Healthy evidence, made up and whole: the illnesses' `sick` and `well` examples are small edits of it.
+
+Every number agrees with every other: advantages with rewards, log-probs with each other, the loss with both.
+Shape legend: B completions (4 groups of 4), T completion tokens, P prompt tokens, S = P + T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.record.batch import Array
+
+GROUPS, SIZE, P, T = 4, 4, 6, 12
+B = GROUPS * SIZE
+EOS, PAD = 1, 0
+EPSILON = 1e-4  # of the advantages
+KL_COEF = 0.05
+ROUNDING = 2e-6  # what float32 leaves between two ways to compute the same log-prob
+
+
+def healthy_batch(*, update: int = 0, seed: int = 0, **changes: Any) -> Batch:
+    """A whole, sound batch. `changes` replace fields, numbers or settings by name; None takes one away."""
+    random = np.random.default_rng(seed)
+    values = {**_settings(), **_sampled(random)}
+    values |= _logprobs(values, random, update)
+    values |= _advantages(values["rewards"])
+    values |= _loss(values)
+    values |= {"step": 5, "update": update, "policy_version": 7 + update, **_MEASURED}
+    values |= {name: value for name, value in changes.items() if name != "texts"}
+    rows = range(B)
+    texts = {
+        "prompt": [f"question {row // SIZE}" for row in rows],
+        "completion": [f"answer {row}" for row in rows],
+        "prompt_id": [f"q{row // SIZE}" for row in rows],
+    }
+    return Batch.of(values, texts=changes.get("texts", texts), source="example")
+
+
+def edited(batch: Batch, **changes: Any) -> Batch:
+    """The batch with some fields, numbers or settings replaced by name; None takes one away."""
+    values = {**batch.arrays, **batch.numbers, **batch.settings, **changes}
+    return replace(Batch.of(values, texts=batch.texts), source=batch.source)
+
+
+def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:
+    """A run that learns. `columns` replace metrics by name, by one number or one a step; None takes one away."""
+    random = np.random.default_rng(1)
+    step = np.arange(1, steps + 1)
+    progress = (step - 1) / max(steps - 1, 1)
+
+    def noisy(level: Any, spread: float) -> Array:
+        return np.asarray(level + spread * random.standard_normal(steps), dtype=np.float64)
+
+    metrics: dict[str, Any] = {
+        "step": step,
+        "policy_version": 2 * step,
+        "groups": 16,
+        "groups_without_signal": 3,
+        "zero_variance_share": 3 / 16,
+        "refill_rounds": 0,
+        "rollouts_scored": 128,
+        "rollouts_unscored": 0,
+        "reward_mean": noisy(0.3 + 0.5 * progress, 0.02),
+        "reward_std": noisy(0.45, 0.01),
+        "reward_min": 0.0,
+        "reward_max": 1.0,
+        "length_mean": noisy(40.0, 1.0),
+        "length_max": 64,
+        "truncated_share": np.clip(noisy(0.05, 0.01), 0.0, 1.0),
+        "tokens_generated": 5120,
+        "tokens_in_loss": 5120,
+        "tokens_trained": 10240,
+        "updates_applied": 2,
+        "updates_without_signal": 0,
+        "updates_skipped": 0,
+        "loss": noisy(-0.01, 0.005),
+        "policy_loss": noisy(-0.01, 0.005),
+        "kl_loss": 0.0,
+        "entropy_loss": 0.0,
+        "learning_rate": 1e-5,
+        "gradient_norm": np.abs(noisy(0.5, 0.05)),
+        "gradient_norm_max": np.abs(noisy(0.6, 0.05)),
+        "update_norm": 0.01,
+        "tensors_changed_share": 1.0,
+        "ratio_mean": noisy(1.0, 0.001),
+        "ratio_std": np.abs(noisy(0.05, 0.005)),
+        "ratio_min": noisy(0.7, 0.02),
+        "ratio_max": noisy(1.4, 0.03),
+        "first_ratio_max_deviation": 0.0,
+        "clipped_share": np.abs(noisy(0.02, 0.003)),
+        "old_kl": np.abs(noisy(0.001, 0.0001)),
+        "ref_kl": None,
+        "entropy": noisy(1.0 - 0.3 * progress, 0.01),
+        "mismatch_mean": 1e-6,
+        "mismatch_max": 2e-5,
+        "correction_mean": 1.0,
+        "correction_ess": 1.0,
+    }
+    metrics |= columns
+    rows = [
+        {name: None if column is None else _at(column, index) for name, column in metrics.items()}
+        for index in range(steps)
+    ]
+    seconds = {"start": 0.01, "generated": 1.0, "scored": 0.2, "loss": 0.9, "updated": 0.1}
+    timings = [
+        {
+            "step": int(number),
+            "seconds": sum(seconds.values()),
+            "tokens_per_second": 5120 / sum(seconds.values()),
+            **{f"seconds_{stage}": value for stage, value in seconds.items()},
+        }
+        for number in step
+    ]
+    evaluations = [
+        {
+            "step": int(at * steps),
+            "pass_at_1": 0.3 + 0.5 * at,
+            "reward_sampled": 0.3 + 0.5 * at,
+            "pass_greedy": 0.8 * at,
+        }
+        for at in (0.0, 0.5, 1.0)
+    ]
+    return Curves(rows, timings, evaluations, (), {**_settings(), **(settings or {})})
+
+
+def of_batch(batch: Batch) -> Evidence:
+    return Evidence(batches=(batch,))
+
+
+def of_curves(curves: Curves) -> Evidence:
+    return Evidence(curves=curves)
+
+
+def _at(column: Any, index: int) -> Any:
+    return column if np.ndim(column) == 0 else np.asarray(column)[index].item()
+
+
+_MEASURED = {
+    "gradient_norm": 0.5,
+    "update_norm": 0.01,
+    "tensors": 20,
+    "tensors_changed": 20,
+    "tensors_without_gradient": 0,
+    "numbers_changed_share": 0.98,
+    "dropout_modules": 0,
+}
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "objective": "dapo",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": 0.0,
+        "delta": 0.0,
+        "kl_coef": KL_COEF,
+        "kl_placement": "loss",
+        "kl_estimator": "k3",
+        "kl_gradient": "naive",
+        "reference_every": 0,
+        "entropy_coef": 0.0,
+        "correction": "off",
+        "baseline": "mean",
+        "std": "sample",
+        "scale": "group",
+        "combine": "sum",
+        "advantage_epsilon": EPSILON,
+        "group_size": SIZE,
+        "prompts": GROUPS,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "support_kept": False,
+        "max_tokens": T,
+        "mask_truncated": False,
+        "zero_variance": "keep",
+        "eos_ids": (EOS,),
+        "pad_id": PAD,
+        "updates_per_rollout": 2,
+        "minibatches": 1,
+        "microbatches": 1,
+        "learning_rate": 1e-5,
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "dtype": "float32",
+        "lora_rank": 0,
+        "process_rewards": False,
+        "max_reward": 1.0,
+        "min_reward": 0.0,
+        "steps": 100,
+    }
+
+
+def _sampled(random: np.random.Generator) -> dict[str, Any]:
+    lengths_B = random.integers(4, T, size=B)
+    lengths_B[[3, 9]] = T  # the token limit cut these off
+    finished_B = lengths_B < T
+    inside_BT = np.arange(T) < lengths_B[:, None]
+    tokens_BT = np.where(inside_BT, random.integers(3, 50, size=(B, T)), PAD)
+    tokens_BT[finished_B, lengths_B[finished_B] - 1] = EOS
+    prompt_lengths_B = np.repeat(random.integers(3, P + 1, size=GROUPS), SIZE)
+    prompt_mask_BP = np.arange(P) >= P - prompt_lengths_B[:, None]  # padded on the left
+    prompts_BP = np.where(prompt_mask_BP, np.repeat(random.integers(3, 50, size=(GROUPS, P)), SIZE, axis=0), PAD)
+    attention_BS = np.concatenate([prompt_mask_BP, inside_BT], axis=1)
+    rewards_B = np.tile([1.0, 0.0, 0.0, 1.0], GROUPS)
+    rewards_B[SIZE : 2 * SIZE] = 0.0  # one group without signal
+    rewards_B[-1] = 0.0
+    return {
+        "tokens": tokens_BT,
+        "mask": inside_BT,
+        "sampled_tokens": tokens_BT,
+        "prompt_tokens": prompts_BP,
+        "prompt_mask": prompt_mask_BP,
+        "lengths": lengths_B,
+        "finished": finished_B,
+        "sampler_versions": np.full(B, 7),
+        "input_ids": np.concatenate([prompts_BP, tokens_BT], axis=1),
+        "attention_mask": attention_BS,
+        "position_ids": np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
+        "rewards": rewards_B,
+        "group_ids": np.repeat(np.arange(GROUPS), SIZE),
+    }
+
+
+def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: int) -> dict[str, Any]:
+    mask_BT = values["mask"]
+
+    def near(logprobs_BT: Array, spread: float) -> Array:
+        return np.where(mask_BT, np.minimum(logprobs_BT + spread * random.standard_normal((B, T)), -1e-4), 0.0)
+
+    old_BT = near(-random.exponential(1.2, size=(B, T)) - 0.01, 0.0)
+    new_BT = near(old_BT, 0.08) if update else old_BT
+    again = {name: near(old_BT, ROUNDING) for name in ("sampler_logprobs", "plain_logprobs", "plain_raw_logprobs")}
+    scored = {f"scored_{how}": near(new_BT, ROUNDING) for how in ("again", "padded", "permuted", "alone")}
+    ref_BT = near(old_BT, 0.05)
+    return {
+        "old_logprobs": old_BT,
+        "new_logprobs": new_BT,
+        "ref_logprobs": ref_BT,
+        "plain_ref_logprobs": near(ref_BT, ROUNDING),
+        "entropy": np.where(mask_BT, random.uniform(0.3, 1.5, size=(B, T)), 0.0),
+        **again,
+        **scored,
+    }
+
+
+def _advantages(rewards_B: Array) -> dict[str, Any]:
+    rewards_GS = rewards_B.reshape(GROUPS, SIZE)
+    centred_GS = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
+    advantages_GS = centred_GS / (rewards_GS.std(axis=1, ddof=1, keepdims=True) + EPSILON)
+    return {"advantages": advantages_GS.reshape(B), "reward_mean": float(rewards_B.mean())}
+
+
+def _loss(values: Mapping[str, Any]) -> dict[str, Any]:
+    """dapo: -min(r A, clip(r) A) and k3, as means over all loss tokens."""
+    mask_BT, new_BT, old_BT, ref_BT = (
+        values[name] for name in ("mask", "new_logprobs", "old_logprobs", "ref_logprobs")
+    )
+    advantages_BT = np.broadcast_to(values["advantages"][:, None], mask_BT.shape)
+    tokens = mask_BT.sum()
+    ratio_BT = np.where(mask_BT, np.exp(new_BT - old_BT), 1.0)
+    surrogate_BT = np.minimum(ratio_BT * advantages_BT, ratio_BT.clip(0.8, 1.2) * advantages_BT)
+    clipped_BT = mask_BT & (((ratio_BT < 0.8) & (advantages_BT < 0)) | ((ratio_BT > 1.2) & (advantages_BT > 0)))
+    difference_BT = new_BT - ref_BT
+    kl_BT = np.where(mask_BT, np.expm1(-difference_BT) + difference_BT, 0.0)
+    policy_gradients_BT = -advantages_BT * ratio_BT * ~clipped_BT
+    kl_gradients_BT = KL_COEF * (1.0 - np.exp(-difference_BT))
+    gradients_BT = np.where(mask_BT, policy_gradients_BT + kl_gradients_BT, 0.0) / tokens
+    policy_loss = float(-(surrogate_BT * mask_BT).sum() / tokens)
+    kl_loss = float(KL_COEF * kl_BT.sum() / tokens)
+    loss = policy_loss + kl_loss
+    return {
+        "ratio": ratio_BT,
+        "clipped": clipped_BT,
+        "kl": kl_BT,
+        "token_loss": np.where(mask_BT, -surrogate_BT + KL_COEF * kl_BT, 0.0),
+        "gradients": gradients_BT,
+        "gradients_split": gradients_BT,
+        "gradients_perturbed": gradients_BT,
+        "policy_loss": policy_loss,
+        "kl_loss": kl_loss,
+        "kl_mean": float(kl_BT.sum() / tokens),
+        "clipped_share": float(clipped_BT.sum() / tokens),
+        "loss": loss,
+        **{f"loss_{how}": loss for how in ("again", "padded", "permuted", "split", "perturbed")},
+    }

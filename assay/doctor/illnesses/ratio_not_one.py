@@ -1,0 +1,122 @@
+"""
+## What it checks
+In the first update after a rollout the policy being trained is still the policy that sampled. The ratio new / old of
+every token must then be 1: the check recomputes exp(new - old) on the loss tokens of such an update.
+
+## Why it hurts
+Whatever moves the ratio away from 1 before anything was learned (dropout, another precision, another temperature, rows
+in another order, padding that leaks into attention) is noise or bias in every later ratio too. Clipping then cuts
+tokens for no reason, and the gradient is not that of the sampled data.
+
+## How to fix it
+Compute old and new log-probs by the same code: same mode, precision, temperature, padding, micro-batches.
+
+    # before: dropout is active in one pass and not in the other
+    old = logprobs(model.eval(), batch)
+    new = logprobs(model.train(), batch)
+    # after
+    model.eval()  # gradients flow in eval mode as well
+    with torch.no_grad():
+        old = logprobs(model, batch)
+    new = logprobs(model, batch)
+
+## When it is wrong
+If `old_logprobs` hold the sampling engine's numbers instead of the trainer's, the two differ by the engine's
+arithmetic: that is engine_mismatch, and a correction by importance weights may be meant. In bfloat16 a deviation of a
+few hundredths can be rounding; the limit is wider there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+LIMIT = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}  # of |new - old|: 100 times what rounding leaves
+SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
+
+
+def check_batch(batch: Batch) -> Verdict:
+    mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
+    if not batch.is_on_policy:
+        return not_applicable("a later update of its rollout batch: the policy may have moved")
+    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    distance_BT = np.where(mask_BT, np.abs(new_BT - old_BT), 0.0)
+    off_BT = ~(distance_BT <= limit)  # NaN is off too
+    row, token = np.unravel_index(np.argmax(np.nan_to_num(distance_BT, nan=np.inf)), distance_BT.shape)
+    largest, share = float(distance_BT[row, token]), float(off_BT.sum() / max(mask_BT.sum(), 1))
+    fact = Fact("largest |new - old|", largest, limit, batch.step, int(row), int(token))
+    if not off_BT.any():
+        return healthy("the first update has ratio 1", fact)
+    return finding(
+        f"the ratio is not 1 before any update: {share:.0%} of the loss tokens are off, by up to {largest:.2g} in "
+        "log-prob",
+        fact,
+        Fact("share of loss tokens off", share),
+        confidence=Confidence.PROVEN if share > SHARE else Confidence.LIKELY,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (deviation_N,) = curves.need("first_ratio_max_deviation")
+    limit = LIMIT.get(curves.settings.get("dtype", "float32"), LIMIT["float32"])
+    worst = int(np.nanargmax(deviation_N))
+    largest = float(deviation_N[worst])
+    fact = Fact("largest |ratio - 1| in a first update", largest, limit, int(curves.steps[worst]))
+    if not largest > limit:
+        return healthy("the ratio of every first update is 1", fact)
+    return finding(
+        f"the first ratio of a step is off by up to {largest:.2g} in {np.sum(deviation_N > limit)} of {len(curves)} "
+        "steps",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    noise_BT = np.random.default_rng(2).normal(0.0, 0.02, size=batch.arrays["mask"].shape)
+    new_BT = batch.arrays["new_logprobs"] + noise_BT
+    return Evidence((edited(batch, new_logprobs=new_BT),), healthy_curves(first_ratio_max_deviation=0.02))
+
+
+def well() -> Evidence:
+    batch = healthy_batch()
+    noise_BT = np.random.default_rng(2).normal(0.0, 0.0001, size=batch.arrays["mask"].shape)
+    new_BT = batch.arrays["new_logprobs"] + noise_BT
+    return Evidence((edited(batch, new_logprobs=new_BT),), healthy_curves(first_ratio_max_deviation=0.0001))
+
+
+def _dropout_in_the_first_pass(original):  # type: ignore[no-untyped-def]
+    """The pass under no_grad, which computes old, sees noise in its hidden states."""
+
+    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
+        import torch
+
+        values_BT, entropy_BT = original(policy, batch, **how)
+        if not torch.is_grad_enabled():
+            values_BT = values_BT + 0.05 * torch.randn_like(values_BT)
+        return values_BT, entropy_BT
+
+    return logprobs
+
+
+ILLNESS = Illness(
+    code="RAT01",
+    name="ratio_not_one",
+    severity=Severity.HARMFUL,
+    summary="the ratio new / old is not 1 in the first update after a rollout",
+    fix="Compute old and new log-probs by the same code, in the same mode, precision, temperature and padding.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=2",),
+        replaces={"assay.policy.causal.CausalPolicy.logprobs": _dropout_in_the_first_pass},
+    ),
+    batch=check_batch,
+    curves=check_curves,
+)

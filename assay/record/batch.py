@@ -1,0 +1,314 @@
+"""One batch as a trainer saw it: arrays, numbers, settings, texts; every one of them optional.
+
+It is the doctor's evidence and the record of an examined update, of this trainer or of any other: docs/batch-file.md
+describes the file (safetensors, scalars as JSON in its metadata). Nothing here imports torch.
+
+Shape legend: B completions, T completion tokens, P prompt tokens, S tokens given to the model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.verdict import Missing
+
+Array = NDArray[Any]
+Scalar = float | int | str | bool | Sequence[int]
+
+
+class Field(NamedTuple):
+    shapes: tuple[str, ...]
+    kind: str  # "int", "float" or "bool"
+    meaning: str
+
+
+FIELDS: dict[str, Field] = {
+    # what was sampled
+    "tokens": Field(("BT",), "int", "Ids of the completion tokens that the loss is computed on; padded on the right."),
+    "mask": Field(("BT",), "bool", "Which of them are in the loss."),
+    "sampled_tokens": Field(("BT",), "int", "Ids as the sampler returned them; they must be those in `tokens`."),
+    "prompt_tokens": Field(("BP",), "int", "Ids of each row's prompt, padded on either side."),
+    "prompt_mask": Field(("BP",), "bool", "Which of `prompt_tokens` are not padding."),
+    "lengths": Field(("B",), "int", "Tokens that were sampled for each row, EOS included, padding not."),
+    "finished": Field(("B",), "bool", "Whether the row ended by itself (EOS, stop string), not by the token limit."),
+    "forced": Field(("BT",), "bool", "Tokens the policy did not sample: tool output, template text, an added EOS."),
+    "sampler_versions": Field(("B",), "int", "Version of the weights that sampled each row."),
+    # what the scoring pass was given
+    "input_ids": Field(("BS",), "int", "What the model was given when `new_logprobs` were computed."),
+    "attention_mask": Field(("BS",), "bool", "The attention mask of that pass."),
+    "position_ids": Field(("BS",), "int", "The positions of that pass."),
+    # log-probs of `tokens`
+    "new_logprobs": Field(("BT",), "float", "Under the policy being trained, as the loss saw them."),
+    "old_logprobs": Field(("BT",), "float", "Under the policy that sampled, as the trainer computed them."),
+    "ref_logprobs": Field(("BT",), "float", "Under the frozen reference."),
+    "sampler_logprobs": Field(("BT",), "float", "As the sampling engine reported them; NaN where it did not."),
+    # rewards and advantages
+    "rewards": Field(("B",), "float", "Reward of each row; NaN where scoring failed."),
+    "group_ids": Field(("B",), "int", "Which rows the trainer compares with each other; integers or strings."),
+    "advantages": Field(("B", "BT"), "float", "One number a row, or one a token."),
+    "raw_advantages": Field(("BT",), "float", "PPO: advantages before whitening."),
+    "values": Field(("BT",), "float", "PPO: what the critic predicted."),
+    "returns": Field(("BT",), "float", "PPO: what the critic is trained towards."),
+    "token_rewards": Field(("BT",), "float", "Rewards as they were laid on tokens, KL penalty included."),
+    # what the loss made of it
+    "ratio": Field(("BT", "B"), "float", "new / old as the trainer computed it; one a row for sequence ratios."),
+    "clipped": Field(("BT",), "bool", "Tokens that the trainer counts as clipped."),
+    "kl": Field(("BT",), "float", "KL estimate of each token as the trainer computed it, without coefficient."),
+    "token_loss": Field(("BT",), "float", "Loss of each token before aggregation, to be minimised."),
+    "entropy": Field(("BT",), "float", "Entropy of the policy at each token, in nats."),
+    "gradients": Field(("BT",), "float", "d loss / d new_logprobs: how the loss pulls at each token."),
+    # what came out when it was computed again; see docs/batch-file.md
+    "plain_logprobs": Field(
+        ("BT",),
+        "float",
+        "The model asked plainly: prompt + tokens, one row, no padding, eval mode, float32 log-softmax.",
+    ),
+    "plain_raw_logprobs": Field(("BT",), "float", "The same at temperature 1, whatever the sampler's."),
+    "plain_ref_logprobs": Field(("BT",), "float", "The reference asked plainly."),
+    "scored_again": Field(("BT",), "float", "The trainer's own scoring repeated on the same weights and inputs."),
+    "scored_padded": Field(("BT",), "float", "The trainer's own scoring with padding added."),
+    "scored_permuted": Field(("BT",), "float", "The trainer's own scoring with the rows in another order, put back."),
+    "scored_alone": Field(("BT",), "float", "The trainer's own scoring, one row at a time."),
+    "gradients_split": Field(("BT",), "float", "`gradients` when the batch is cut into two micro-batches."),
+    "gradients_perturbed": Field(("BT",), "float", "`gradients` when the values under the mask are replaced."),
+}
+
+NUMBERS: dict[str, str] = {
+    "step": "Training step, from 1.",
+    "update": "Optimizer update within the rollout batch, from 0: at 0 the policy is still the one that sampled.",
+    "policy_version": "Version of the weights being trained.",
+    "loss": "The loss of the update, as it was differentiated.",
+    "policy_loss": "Its policy part.",
+    "kl_loss": "Its KL part, coefficient included.",
+    "kl_mean": "The KL that the trainer logs.",
+    "clipped_share": "The share of clipped tokens that the trainer logs.",
+    "reward_mean": "The mean reward that the trainer logs.",
+    "gradient_norm": "Norm of the gradient before clipping.",
+    "update_norm": "Length of the change of the weights.",
+    "tensors": "Trainable tensors.",
+    "tensors_changed": "Trainable tensors in which the update changed a number.",
+    "tensors_without_gradient": "Trainable tensors that got no gradient, or one of zeros.",
+    "numbers_changed_share": "Share of the trainable numbers that the update changed.",
+    "loss_again": "The loss computed again from the same tensors.",
+    "loss_padded": "The loss with columns of padding added.",
+    "loss_permuted": "The loss with the rows in another order.",
+    "loss_split": "The loss summed over two micro-batches.",
+    "loss_perturbed": "The loss with the values under the mask replaced.",
+    "dropout_modules": "Dropout modules that were active in the scoring pass.",
+}
+
+SETTINGS: dict[str, str] = {
+    "objective": "grpo bnpo dr_grpo dapo gspo cispo sapo",
+    "aggregation": "sequence_mean token_mean rollout_token_mean constant; by default the objective's",
+    "clip_low": "The ratio is clipped below 1 - clip_low.",
+    "clip_high": "The ratio is clipped above 1 + clip_high.",
+    "dual_clip": "Bound on -ratio * A where A < 0; 0 = off.",
+    "delta": "Cap of the unclipped ratio; 0 = off.",
+    "cispo_max": "cispo: cap of the detached ratio.",
+    "sapo_positive": "sapo: gate temperature where A > 0.",
+    "sapo_negative": "sapo: gate temperature where A <= 0.",
+    "kl_coef": "Weight of the KL to the reference; 0 = none.",
+    "kl_placement": "loss or reward.",
+    "kl_estimator": "k1 k2 k3",
+    "kl_gradient": "unbiased (times the ratio) or naive.",
+    "reference_every": "Steps after which the policy becomes the new reference; 0 = never.",
+    "entropy_coef": "Weight of the entropy bonus.",
+    "correction": "off token sequence geometric: importance weight old / sampler.",
+    "correction_mode": "truncate or mask.",
+    "correction_low": "Lower bound of that weight.",
+    "correction_high": "Upper bound of that weight.",
+    "baseline": "mean or leave_one_out.",
+    "std": "sample population none: what advantages are divided by.",
+    "scale": "group or batch: whose std.",
+    "combine": "sum or gdpo: several rewards.",
+    "advantage_epsilon": "Added to the std.",
+    "group_size": "Rollouts a prompt.",
+    "prompts": "Prompts a step.",
+    "temperature": "Of sampling.",
+    "top_k": "Of sampling; 0 = off.",
+    "top_p": "Of sampling; 1 = off.",
+    "min_p": "Of sampling; 0 = off.",
+    "support_kept": "Whether training renormalises over the same truncated distribution as sampling.",
+    "max_tokens": "Limit of a completion, EOS included.",
+    "mask_truncated": "Whether completions cut off by the limit are left out of the loss.",
+    "zero_variance": "keep skip refill: groups whose rewards are all equal.",
+    "eos_ids": "Ids that end a completion.",
+    "pad_id": "Id of padding.",
+    "updates_per_rollout": "Optimizer updates made of one rollout batch.",
+    "minibatches": "Optimizer updates a pass over the rollout batch.",
+    "microbatches": "Passes an update is cut into.",
+    "sequences": "Rows of the whole update, where this batch is only a part of it.",
+    "loss_tokens": "Loss tokens of the whole update, where this batch is only a part of it.",
+    "learning_rate": "Of the update.",
+    "weight_decay": "Of the optimizer.",
+    "clip_norm": "The gradient norm is clipped to this; 0 = off.",
+    "dtype": "Compute dtype: float32 bfloat16 float16.",
+    "lora_rank": "Rank of adapters; 0 = all weights are trained.",
+    "process_rewards": "Whether rewards come per step, so that advantages differ between the tokens of a row.",
+    "max_reward": "The best reward an answer can get.",
+    "min_reward": "The worst.",
+    "steps": "Steps the run is meant to make.",
+    "trainer": "Who recorded the batch.",
+}
+
+TEXTS = ("prompt", "completion", "prompt_id")
+
+
+class BatchError(ValueError):
+    """A batch that cannot be one. The message is one sentence with the field and the fix."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Build it with `Batch.of`, which checks shapes and kinds. Asked for what it does not hold, it raises Missing.
+
+    >>> batch = Batch.of({"tokens": [[5, 2]], "mask": [[1, 1]], "step": 3, "temperature": 0.7})
+    >>> batch.need("mask")[0].tolist(), batch.number("step"), batch.setting("temperature")
+    ([[True, True]], 3, 0.7)
+    """
+
+    arrays: Mapping[str, Array]
+    numbers: Mapping[str, float | int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    source: str = ""  # where it came from: a file, a step of a run
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], texts: Mapping[str, Sequence[str]] | None = None, source: str = "") -> Batch:
+        """Sorts values by name into arrays, numbers and settings; None is the same as absent."""
+        arrays: dict[str, Array] = {}
+        numbers: dict[str, float | int] = {}
+        settings: dict[str, Any] = {}
+        for name, value in values.items():
+            if value is None:
+                continue
+            if name in FIELDS:
+                arrays[name] = _as_array(name, value)
+            elif name in NUMBERS:
+                numbers[name] = _as_number(name, value)
+            elif name in SETTINGS:
+                settings[name] = value
+            else:
+                raise BatchError(f"{name!r} is not a field of a batch{_nearest(name)}")
+        _align_shifted(arrays)
+        _check_shapes(arrays, texts or {})
+        return cls(arrays, numbers, settings, texts or {}, source)
+
+    def need(self, *names: str) -> tuple[Array, ...]:
+        absent = [name for name in names if name not in self.arrays]
+        if absent:
+            raise Missing(*absent)
+        return tuple(self.arrays[name] for name in names)
+
+    def get(self, name: str) -> Array | None:
+        return self.arrays.get(name)
+
+    def number(self, name: str) -> float | int:
+        if name not in self.numbers:
+            raise Missing(name)
+        return self.numbers[name]
+
+    def setting(self, name: str) -> Any:
+        if name not in self.settings:
+            raise Missing(name)
+        return self.settings[name]
+
+    @property
+    def step(self) -> int | None:
+        step = self.numbers.get("step")
+        return None if step is None else int(step)
+
+    @property
+    def token_advantages(self) -> Array:
+        """One a token, whichever way they were given."""
+        advantages, tokens_BT = self.need("advantages", "tokens")
+        return advantages if advantages.ndim == 2 else np.broadcast_to(advantages[:, None], tokens_BT.shape)
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether `new` must still equal `old`: the first update of a rollout batch."""
+        return self.number("update") == 0
+
+
+def _as_array(name: str, value: Any) -> Array:
+    if hasattr(value, "detach"):  # a torch tensor; bfloat16 has no numpy dtype
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    wanted = FIELDS[name].kind
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise BatchError(f"{name} is ragged; pad its rows to one length and leave the padding out of `mask`") from None
+    if name == "group_ids" and array.dtype.kind in "USO":
+        array = np.unique(array.astype(str), return_inverse=True)[1].reshape(array.shape)
+    if array.dtype.kind not in "biuf":
+        raise BatchError(f"{name} holds {array.dtype}, not numbers")
+    if wanted == "float":
+        return array.astype(np.float64)
+    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.floor(array)).all()):
+        raise BatchError(
+            f"{name} holds fractions or NaN; it must be {'0 or 1' if wanted == 'bool' else 'whole numbers'}"
+        )
+    if wanted == "bool":
+        if not np.isin(array, (0, 1)).all():
+            raise BatchError(f"{name} holds {array[~np.isin(array, (0, 1))].flat[0]}; it must be 0 or 1")
+        return array.astype(bool)
+    return array.astype(np.int64)
+
+
+def _as_number(name: str, value: Any) -> float | int:
+    if hasattr(value, "detach"):
+        value = value.detach()
+    if hasattr(value, "item") and np.prod(value.shape) == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BatchError(f"{name} is {value!r}; it must be a number")
+    return value
+
+
+def _align_shifted(arrays: dict[str, Array]) -> None:
+    """Log-probs one column shorter than the tokens are those of tokens[:, 1:]: the first token has no predictor."""
+    widths = {array.shape[1] for name, array in arrays.items() if name.endswith("_logprobs") and array.ndim == 2}
+    tokens = arrays.get("tokens")
+    if tokens is None or tokens.ndim != 2 or widths != {tokens.shape[1] - 1}:
+        return
+    width = tokens.shape[1]
+    for name, array in arrays.items():
+        if "BT" in FIELDS[name].shapes and array.ndim == 2 and array.shape[1] == width:
+            arrays[name] = array[:, 1:]
+
+
+def _check_shapes(arrays: Mapping[str, Array], texts: Mapping[str, Sequence[str]]) -> None:
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, array in arrays.items():
+        shapes = [shape for shape in FIELDS[name].shapes if len(shape) == array.ndim]
+        if not shapes:
+            wanted = " or ".join(f"[{', '.join(shape)}]" for shape in FIELDS[name].shapes)
+            raise BatchError(f"{name} has {array.ndim} dimensions; it must be {wanted}")
+        for letter, size in zip(shapes[0], array.shape, strict=True):
+            known, first = sizes.setdefault(letter, (size, name))
+            if known != size:
+                raise BatchError(
+                    f"{name} has {size} {_LETTERS[letter]} but {first} has {known}; all of them must agree"
+                )
+    for name, rows in texts.items():
+        if name not in TEXTS:
+            raise BatchError(f"{name!r} is not a text of a batch; {', '.join(TEXTS)} are")
+        known, first = sizes.setdefault("B", (len(rows), name))
+        if known != len(rows):
+            raise BatchError(f"{name} has {len(rows)} rows but {first} has {known}; all of them must agree")
+
+
+_LETTERS = {"B": "rows", "T": "token columns", "P": "prompt columns", "S": "input columns"}
+
+
+def _nearest(name: str) -> str:
+    known = [*FIELDS, *NUMBERS, *SETTINGS]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; the fields are {', '.join(FIELDS)}"

@@ -1,0 +1,109 @@
+"""The doctor's word: what a check may say, how grave it is, how sure. Shared by the doctor and by reward-check.
+
+Nothing is silently healthy: a check that lacks its data says which, and a check that breaks is counted as crashed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+_LONGEST_TEXT = 60
+
+
+class State(StrEnum):
+    FINDING = "finding"
+    HEALTHY = "healthy"
+    NOT_APPLICABLE = "not applicable"
+    NOT_ENOUGH_DATA = "not enough data"
+    CRASHED = "crashed"
+
+
+class Severity(StrEnum):
+    FATAL = "fatal"  # cannot learn what it is meant to
+    HARMFUL = "harmful"  # learns worse
+    WASTEFUL = "wasteful"  # pays more
+
+
+class Confidence(StrEnum):
+    PROVEN = "proven"  # an invariant was recomputed and failed
+    LIKELY = "likely"  # a pattern that has one usual cause
+    POSSIBLE = "possible"  # may be meant so; all that curves alone can say
+
+
+class Missing(Exception):
+    """Raised by evidence that is asked for what it does not hold; the check then has not enough data."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One number of the evidence: what, how much, against which limit, and where it stands.
+
+    >>> str(Fact("largest |new - old|", 0.31, limit=0.001, step=1, row=3, token=7))
+    'largest |new - old| = 0.31 (limit 0.001) at step 1, row 3, token 7'
+    """
+
+    what: str
+    value: float | int | str
+    limit: float | int | None = None
+    step: int | None = None
+    row: int | None = None
+    token: int | None = None
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f" (limit {_number(self.limit)})"
+        places = [f"{name} {place}" for name in ("step", "row", "token") if (place := getattr(self, name)) is not None]
+        where = f" at {', '.join(places)}" if places else ""
+        return f"{self.what} = {_number(self.value)}{limit}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one check says of one piece of evidence. Of a finding: a sentence with numbers, facts, how sure."""
+
+    state: State
+    message: str
+    facts: tuple[Fact, ...] = ()
+    confidence: Confidence = Confidence.PROVEN
+    severity: Severity | None = None  # None: the illness's own
+    fix: str = ""  # "": the illness's own
+
+
+def finding(
+    message: str,
+    *facts: Fact,
+    confidence: Confidence = Confidence.PROVEN,
+    severity: Severity | None = None,
+    fix: str = "",
+) -> Verdict:
+    return Verdict(State.FINDING, message, facts, confidence, severity, fix)
+
+
+def healthy(message: str, *facts: Fact) -> Verdict:
+    return Verdict(State.HEALTHY, message, facts)
+
+
+def not_applicable(reason: str) -> Verdict:
+    return Verdict(State.NOT_APPLICABLE, reason)
+
+
+def not_enough_data(missing: str) -> Verdict:
+    """`missing` names the field, or how much of it would be enough: "old_logprobs", "metrics of 20 steps"."""
+    return Verdict(State.NOT_ENOUGH_DATA, missing)
+
+
+def shown(text: str) -> str:
+    r"""A text of unknown origin, quoted, short, and with every character that is not printable escaped.
+
+    >>> shown("a\x1b[2J"), shown("x" * 70)[-6:]
+    ("'a\\x1b[2J'", "xxx'..")
+    """
+    return repr(text) if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 2]!r}.."
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

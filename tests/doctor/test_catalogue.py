@@ -1,0 +1,122 @@
+"""The catalogue proves itself: these tests hold for every illness file and are not edited when one is added."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.doctor import illnesses
+from assay.doctor.catalogue import HEADINGS, by_code, catalogue
+from assay.doctor.diagnosis import _GRAVE, diagnose
+from assay.doctor.evidence import Evidence
+from assay.doctor.examples import healthy_batch, healthy_curves
+from assay.verdict import Confidence, Severity, State
+
+ILLNESSES = catalogue()
+KINDS = [(one, kind) for one in ILLNESSES for kind in ("batch", "curves") if getattr(one, kind) is not None]
+
+
+def evidence_of(kind: str, whole: Evidence) -> Evidence:
+    return Evidence(batches=whole.batches) if kind == "batch" else Evidence(curves=whole.curves)
+
+
+def name_of(value):
+    return value if isinstance(value, str) else value.code
+
+
+@pytest.mark.parametrize(("illness", "kind"), KINDS, ids=name_of)
+def test_it_fires_on_its_sick_example(illness, kind):
+    (word,) = diagnose(evidence_of(kind, illness.sick()), [illness]).words
+    assert word.verdict.state is State.FINDING, word.verdict.message
+    assert any(character.isdigit() for character in word.verdict.message + "".join(map(str, word.verdict.facts)))
+    assert word.verdict.facts, "a finding shows its numbers"
+
+
+@pytest.mark.parametrize(("illness", "kind"), KINDS, ids=name_of)
+def test_it_is_silent_on_its_well_example(illness, kind):
+    (word,) = diagnose(evidence_of(kind, illness.well()), [illness]).words
+    assert word.verdict.state is State.HEALTHY, word.verdict.message
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_nothing_else_as_grave_fires_on_its_sick_example(illness):
+    diagnosis = diagnose(illness.sick())
+    (own,) = [word for word in diagnosis.findings if word.code == illness.code]
+    others = [
+        f"{word.code}: {word.verdict.message}"
+        for word in diagnosis.findings
+        if word is not own and _GRAVE[word.severity] >= _GRAVE[own.severity] and word.code not in illness.explains
+    ]
+    assert not others
+    assert diagnosis.findings[0].code == illness.code
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_no_check_crashes_on_a_neighbour(illness):
+    for whole in (illness.sick(), illness.well()):
+        crashed = diagnose(whole).of(State.CRASHED)
+        assert not crashed, [(word.code, word.verdict.message) for word in crashed]
+
+
+@pytest.mark.parametrize("update", [0, 1])
+def test_the_healthy_example_has_no_finding(update):
+    diagnosis = diagnose(Evidence((healthy_batch(update=update),), healthy_curves()))
+    assert not [f"{word.code}: {word.verdict.message}" for word in diagnosis.findings]
+    assert not [f"{word.code}: {word.verdict.message}" for word in diagnosis.of(State.CRASHED)]
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_curves_alone_are_never_more_than_possible(illness):
+    if illness.curves is not None:
+        (word,) = diagnose(evidence_of("curves", illness.sick()), [illness]).words
+        assert word.confidence is Confidence.POSSIBLE
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_missing_data_is_named_and_never_healthy(illness):
+    for empty in (Evidence(), Evidence(batches=(healthy_batch().of({}),), curves=healthy_curves().__class__([]))):
+        (word,) = diagnose(empty, [illness]).words
+        assert word.verdict.state in (State.NOT_ENOUGH_DATA, State.NOT_APPLICABLE), word.verdict.message
+        assert word.verdict.message
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_the_explanation_has_the_fixed_headings_in_order(illness):
+    assert tuple(re.findall(r"^## (.+)$", illness.explanation, re.MULTILINE)) == HEADINGS
+    parts = re.split(r"^## .+$", illness.explanation, flags=re.MULTILINE)[1:]
+    assert all(len(part.split()) >= 8 for part in parts)
+    if illness.severity is not Severity.WASTEFUL:
+        assert re.search(r"^    # (before|after)", parts[2], re.MULTILINE), "the fix shows code, before and after"
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_code_in_the_explanation_is_python(illness):
+    for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", illness.explanation, re.MULTILINE):
+        ast.parse("\n".join(line[4:] for line in block.splitlines()))
+
+
+def test_codes_and_names_are_unique_and_well_formed():
+    assert len({one.code for one in ILLNESSES}) == len({one.name for one in ILLNESSES}) == len(ILLNESSES)
+    for one in ILLNESSES:
+        assert re.fullmatch(r"[A-Z]{2,4}\d\d", one.code)
+        assert re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", one.name)
+        assert one.explains <= {other.code for other in ILLNESSES} - {one.code}, one.code
+
+
+def test_a_file_is_named_after_its_illness():
+    files = {path.stem for path in Path(illnesses.__path__[0]).glob("*.py")} - {"__init__"}
+    assert files == {one.name for one in ILLNESSES}
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
+def test_it_is_found_by_code_and_by_name(illness):
+    assert by_code(illness.code.lower()) is by_code(illness.name.replace("_", "-")) is illness
+
+
+def test_the_catalogue_is_read_without_torch():
+    code = "import sys; from assay.doctor.catalogue import catalogue; catalogue(); print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
