@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay.observation import observe
     from assay.trainer import GRPOTrainer
 
-__all__ = ["GRPOTrainer", "__version__"]
+__all__ = ["GRPOTrainer", "__version__", "observe"]
 
 try:
     __version__ = version("assay")
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from assay.trainer import GRPOTrainer
 
         return GRPOTrainer
+    if name == "observe":
+        from assay.observation import observe
+
+        return observe
     raise AttributeError(f"module 'assay' has no attribute {name!r}")
 
 

@@ -1,0 +1,83 @@
+"""`assay.observe(...)`: the doctor inside any training loop. Tensors of one update --> Diagnosis.
+
+    assay.observe(step=step, update=0, tokens=tokens, mask=mask, new_logprobs=new, old_logprobs=old,
+                  advantages=advantages, rewards=rewards, group_ids=prompt_numbers, loss=loss, temperature=0.7)
+
+Every field is optional; what is missing is named in the diagnosis. docs/batch-file.md lists the fields.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.doctor.diagnosis import Diagnosis, Word, diagnose
+from assay.doctor.evidence import Evidence
+from assay.record.batch import TEXTS, Batch, BatchError
+from assay.record.batch_file import write_batch
+from assay.verdict import Confidence
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_told: set[str] = set()  # codes that were printed in this process
+
+
+def observe(*, write: str | Path | None = None, model: nn.Module | None = None, **fields: Any) -> Diagnosis:
+    """Checks one batch where it is and prints what is found to stderr, each illness once in a process.
+
+    `fields` are arrays, numbers, settings and texts of a batch, by name. `write` also keeps them as a batch file, for
+    `assay doctor FILE`. With a `model` (a Hugging Face causal LM) its log-probs of prompt_tokens + tokens are computed
+    again, plainly: that proves shifts, temperatures and masks right or wrong; it costs a forward pass a row.
+    Nothing is changed: no tensor, no mode, no random state.
+    """
+    texts = {name: list(fields.pop(name)) for name in TEXTS if fields.get(name) is not None}
+    batch = Batch.of(fields, texts, source=f"step {fields['step']}" if "step" in fields else "the observed batch")
+    if model is not None:
+        batch = _asked_plainly(batch, model)
+    if write is not None:
+        Path(write).parent.mkdir(parents=True, exist_ok=True)
+        write_batch(Path(write), batch)
+    diagnosis = diagnose(Evidence(batches=(batch,)))
+    for word in diagnosis.findings:
+        if word.code not in diagnosis.causes and word.code not in _told and word.confidence is not Confidence.POSSIBLE:
+            _told.add(word.code)
+            print(_told_as(word, diagnosis), file=sys.stderr)
+    return diagnosis
+
+
+def _told_as(word: Word, diagnosis: Diagnosis) -> str:
+    where = "" if word.source in ("", "the observed batch") else f" ({word.source})"
+    lines = [
+        f"assay: {word.severity} {word.code} {word.illness.name}{where}: {word.verdict.message} [{word.confidence}]"
+    ]
+    lines += [f"    {fact}" for fact in word.verdict.facts]
+    lines += [f"    follows from it: {other.code} {other.illness.name}" for other in diagnosis.consequences(word.code)]
+    lines += [f"    fix: {word.fix}", f"    more: assay explain {word.code}"]
+    return "\n".join(lines)
+
+
+def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:
+    import numpy as np
+
+    from assay.policy.plain import plain_logprobs
+
+    needed = ("tokens", "mask", "prompt_tokens", "prompt_mask")
+    absent = [name for name in needed if name not in batch.arrays]
+    absent += [name for name in ("temperature",) if name not in batch.settings]
+    if absent:
+        raise BatchError(f"model= computes log-probs again, which needs {', '.join(absent)} too")
+    tokens_BT, mask_BT, prompts_BP, prompt_mask_BP = batch.need(*needed)
+    temperature = float(batch.setting("temperature"))
+    lengths_B = batch.get("lengths")
+    if lengths_B is None:  # up to the last trained token
+        lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    plain_BT, raw_BT = np.zeros(tokens_BT.shape), np.zeros(tokens_BT.shape)
+    for row, length in enumerate(lengths_B):
+        prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, :length].tolist()
+        if tokens:
+            plain_BT[row, :length] = plain_logprobs(model, prompt, tokens, temperature=temperature)
+            raw_BT[row, :length] = plain_logprobs(model, prompt, tokens, temperature=1.0)
+    arrays = {**batch.arrays, "plain_logprobs": plain_BT, "plain_raw_logprobs": raw_BT}
+    return Batch(arrays, batch.numbers, batch.settings, batch.texts, batch.source)

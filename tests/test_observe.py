@@ -1,0 +1,140 @@
+"""assay.observe in a loop: it tells a finding once, keeps the batch if asked, and leaves everything as it was."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import assay
+from assay import observation
+from assay.doctor.examples import healthy_batch
+from assay.record.batch import BatchError
+from assay.record.batch_file import read_batch
+from assay.verdict import State
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told_yet():
+    observation._told.clear()
+
+
+def fields(**changes):
+    batch = healthy_batch()
+    return {**batch.arrays, **batch.numbers, **batch.settings, **changes}
+
+
+def off_by(size):
+    return healthy_batch().arrays["new_logprobs"] + size * np.random.default_rng(0).standard_normal((16, 12))
+
+
+def test_a_finding_is_told_once(capsys):
+    for step in (1, 2):
+        diagnosis = assay.observe(**fields(step=step, new_logprobs=off_by(0.05)))
+        assert "RAT01" in [word.code for word in diagnosis.findings]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(re.findall(r"^assay: \w+ RAT01 ratio_not_one \(step 1\)", told.err, re.MULTILINE)) == 1
+    assert "step 2" not in told.err
+    assert "assay explain RAT01" in told.err
+
+
+def test_a_healthy_batch_is_silent(capsys):
+    assert assay.observe(**fields()).findings == []
+    assert capsys.readouterr().err == ""
+
+
+def test_missing_fields_are_named_not_passed():
+    diagnosis = assay.observe(mask=[[1]], update=0)
+    words = {word.code: word.verdict for word in diagnosis.words}
+    assert words["RAT01"].state is State.NOT_ENOUGH_DATA
+    assert "new_logprobs" in words["RAT01"].message
+
+
+def test_an_unknown_field_is_an_error_with_the_nearest():
+    with pytest.raises(BatchError, match="did you mean old_logprobs"):
+        assay.observe(old_logprob=[[0.0]])
+
+
+def test_the_batch_is_kept_if_asked(tmp_path):
+    path = tmp_path / "new" / "b.safetensors"
+    assay.observe(**fields(completion=["x"] * 16), write=path)
+    kept = read_batch(path)
+    assert kept.texts == {"completion": ["x"] * 16}
+    np.testing.assert_array_equal(kept.arrays["tokens"], healthy_batch().arrays["tokens"])
+
+
+class Bigrams(torch.nn.Module):
+    """A model whose log-probs are known: the logits of the next token depend on the last one alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 5)
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, ids):
+        return self.dropout(self.table(ids))
+
+
+def test_with_a_model_logprobs_are_computed_again_and_nothing_is_disturbed():
+    torch.manual_seed(0)
+    model = Bigrams().train()
+    state = torch.get_rng_state()
+    tokens, mask = [[3, 1, 0], [2, 4, 4]], [[1, 1, 0], [1, 1, 1]]
+    given = {"tokens": tokens, "mask": mask, "prompt_tokens": [[0, 2], [1, 2]], "prompt_mask": [[0, 1], [1, 1]]}
+    asked = observation._asked_plainly(observation.Batch.of({**given, "temperature": 0.5}), model)
+    table = model.table.weight.detach()
+
+    def by_hand(temperature):
+        steps = [[(2, 3), (3, 1)], [(2, 2), (2, 4), (4, 4)]]
+        return [[(table[last] / temperature).log_softmax(0)[token].item() for last, token in row] for row in steps]
+
+    for name, temperature in (("plain_logprobs", 0.5), ("plain_raw_logprobs", 1.0)):
+        for row, expected in enumerate(by_hand(temperature)):
+            np.testing.assert_allclose(asked.arrays[name][row, : len(expected)], expected, atol=1e-6)
+    assert model.training
+    assert model.dropout.training
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(BatchError, match="needs prompt_tokens, prompt_mask, temperature too"):
+        assay.observe(tokens=tokens, mask=mask, model=model)
+
+
+def test_a_million_tokens_are_checked():
+    random = np.random.default_rng(0)
+    shape = (1000, 1000)
+    logprobs = -random.exponential(1.0, shape)
+    diagnosis = assay.observe(
+        step=1, update=0, tokens=random.integers(0, 1000, shape), mask=np.ones(shape), new_logprobs=logprobs,
+        old_logprobs=logprobs, sampler_logprobs=logprobs, advantages=np.tile([1.0, -1.0], 500),
+        rewards=np.tile([1.0, 0.0], 500), group_ids=np.arange(1000) // 4,
+    )  # fmt: skip
+    assert not diagnosis.of(State.CRASHED)
+    assert not [word for word in diagnosis.findings if word.level == "error"]
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_the_example_runs_and_the_doctor_sees_its_bug(bug):
+    command = [sys.executable, str(ROOT / "examples/observe.py"), *(["--plant-a-bug"] if bug else [])]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(re.search(r"reward of the last step: ([\d.]+)", shown.stdout)[1]) > 0.8
+    if bug:
+        assert re.search(r"^assay: \w+ SAMP01 temperature_mismatch .*\[proven\]", shown.stderr, re.MULTILINE)
+    else:
+        assert shown.stderr == ""
+
+
+def test_the_call_on_the_page_is_short_and_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/batch-file.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    assert len(code.strip().splitlines()) < 10
+    batch = healthy_batch()
+    names = {"completions": "tokens", "new": "new_logprobs", "old": "old_logprobs", "prompt_numbers": "group_ids"}
+    known = {name: batch.arrays[names.get(name, name)] for name in (*names, "mask", "advantages", "rewards")}
+    exec(code, {**known, "step": 1, "update": 0, "loss": batch.numbers["loss"]})
+    assert read_batch(tmp_path / "batches/step-1.safetensors").numbers["step"] == 1
