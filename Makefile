@@ -7,7 +7,7 @@ run = .venv/bin/
 train: .venv/ready     ; $(run)assay train
 test: .venv/ready      ; $(run)python -m pytest
 check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
-proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py
+proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py && $(run)python -m assay.proof --healthy
 bench: .venv/ready     ; $(run)assay bench
 format: .venv/ready    ; $(run)ruff check --fix . && $(run)ruff format .
 clean:                 ; rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,18 +1,23 @@
 """The command line: parsing only. Each verb calls one function; heavy imports wait until a verb needs them.
 
-Exit codes: 0 done, 1 the run failed, 2 bad usage or input, 130/143 stopped by SIGINT/SIGTERM after saving.
+Exit codes: 0 done, 1 the run failed or there are findings, 2 bad usage or input, 3 a check of ours crashed,
+130/143 stopped by SIGINT/SIGTERM after saving.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from assay import __version__
 from assay import config as configuration
+
+if TYPE_CHECKING:
+    from assay.train.watch import Watcher
 
 app = typer.Typer(
     name="assay",
@@ -50,22 +55,27 @@ def train(
         Path | None, typer.Option(metavar="RUN", help="Goes on with a run; --set run.steps=N alone may change.")
     ] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Prints all settings and ends.")] = False,
+    doctor: Annotated[
+        str, typer.Option(metavar="off|warn|strict", help="Watches the run; strict stops it on a proven fatal fault.")
+    ] = "warn",
 ) -> None:
     """Trains a policy with GRPO, offline, and leaves a run directory."""
     from assay.record import RunError
     from assay.train.failure import RunFailed
 
     try:
+        if doctor not in ("off", "warn", "strict"):
+            raise configuration.ConfigError(f"--doctor {doctor} is not one of off, warn, strict")
         if resume is not None:
             if print_config:
                 raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
-            code = _resume(resume, config, out, overrides or [])
+            code = _resume(resume, config, out, overrides or [], doctor)
         else:
             settings = configuration.load(config, overrides or [])
             if print_config:
                 typer.echo(configuration.to_toml(settings, meanings=True))
                 return
-            code = _start(settings, out)
+            code = _start(settings, out, doctor)
     except (configuration.ConfigError, RunError) as error:
         _fail(str(error), 2)
     except RunFailed as error:
@@ -211,7 +221,7 @@ def tasks(
 
 @app.command(
     epilog="Examples: assay bench  |  assay bench --steps 40 --repeats 4 --json bench.json  |  "
-    "assay bench --learning --json parity.json --plot parity.svg"
+    "assay bench --learning --json parity.json --plot parity.svg  |  assay bench --doctor"
 )
 def bench(
     steps: Annotated[
@@ -227,13 +237,23 @@ def bench(
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Learning: runs of each contender, by default 5.")] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Learning: what to train; by default the embedded model.")
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Learning, doctor: what to train; by default the embedded model."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Learning: draws the curves.")] = None,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Times what the doctor costs a run.")] = False,
 ) -> None:
     """Times the embedded default, and the same task in TRL 1.16 where it is installed; or compares what they learn."""
     try:
-        if learning:
+        if doctor:
+            if learning or (seeds, plot) != (None, None):
+                raise configuration.ConfigError(
+                    "--learning, --seeds and --plot do not go with --doctor; leave them out"
+                )
+            from assay.bench.doctor_overhead import doctor_overhead
+
+            code = doctor_overhead(config, steps, repeats or 3, json_path)
+        elif learning:
             if repeats is not None:
                 raise configuration.ConfigError("--repeats is for speed; --learning repeats with --seeds")
             from assay.bench.learning import learning as compare
@@ -250,13 +270,14 @@ def bench(
     raise typer.Exit(code)
 
 
-def _start(settings: configuration.Config, out: Path | None) -> int:
+def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
     from assay.train import run
 
-    return run.start(settings, out or _free_directory(settings.run.name))
+    path = out or _free_directory(settings.run.name)
+    return run.start(settings, path, _watcher(doctor, path))
 
 
-def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: list[str]) -> int:
+def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: list[str], doctor: str) -> int:
     if config is not None or out is not None:
         raise configuration.ConfigError("--resume takes config and directory from the run; leave CONFIG and --out away")
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
@@ -264,7 +285,15 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
         raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
     from assay.train import run
 
-    return run.resume(run_path, configuration.load(None, overrides).run.steps if overrides else None)
+    steps = configuration.load(None, overrides).run.steps if overrides else None
+    return run.resume(run_path, steps, _watcher(doctor, run_path))
+
+
+def _watcher(doctor: str, path: Path) -> Watcher | None:
+    from assay.doctor.live import LiveDoctor
+    from assay.train.watch import DoctorStop
+
+    return None if doctor == "off" else LiveDoctor(doctor, _say, path, stop=DoctorStop)
 
 
 def _free_directory(name: str) -> Path:
@@ -286,6 +315,85 @@ def _fail(sentence: str, code: int) -> NoReturn:
 
     typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
     raise typer.Exit(code)
+
+
+class Format(StrEnum):
+    FULL = "full"
+    CONCISE = "concise"
+    JSON = "json"
+    SARIF = "sarif"
+    GITHUB = "github"
+    MD = "md"
+
+
+class FailOn(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+    NEVER = "never"
+
+
+@app.command(
+    epilog="Examples: assay doctor runs/sort  |  assay doctor runs/sort --select ADV,RAT --explain-all-passes  |  "
+    "assay doctor batch.safetensors --format sarif --out doctor.sarif"
+)
+def doctor(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Run directories and batch files.")],
+    how: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.FULL,
+    chosen: Annotated[
+        list[str] | None,
+        typer.Option("--select", metavar="CODES", help="Looks for these alone: codes, names or families, by commas."),
+    ] = None,
+    ignored: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="CODES", help="Does not look for these.")
+    ] = None,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="Ends with 1 on findings of this level or above; errors are proven.")
+    ] = FailOn.ERROR,
+    all_passes: Annotated[
+        bool, typer.Option("--explain-all-passes", help="Lists the healthy checks, and what each looked at.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.")] = None,
+) -> None:
+    """Says what is wrong with a training run, with the numbers and the fix, and what was found healthy."""
+    from assay.doctor import command
+    from assay.doctor.report.select import UnknownCode
+    from assay.record import RunError
+    from assay.record.batch import BatchError
+
+    try:
+        code = command.run(
+            paths,
+            how=how,
+            chosen=chosen or [],
+            ignored=ignored or [],
+            fail_on=fail_on,
+            all_passes=all_passes,
+            out=out,
+        )
+    except (UnknownCode, RunError, BatchError, command.OutError) as error:
+        _fail(str(error), 2)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Examples: assay explain  |  assay explain RAT01  |  assay explain ratio-not-one --json")
+def explain(
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A code or a name; without one, all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.")] = False,
+) -> None:
+    """Explains an illness: what is checked, why it hurts, how to fix it, when the finding is wrong."""
+    from assay.doctor import command
+    from assay.doctor.explain import Entry
+    from assay.doctor.report.select import UnknownCode
+    from assay.rewards.check import CHECKS
+
+    of_rewards = [
+        Entry(one.code, one.name, one.severity, one.summary, one.explanation, looks_at=("reward",)) for one in CHECKS
+    ]
+    try:
+        raise typer.Exit(command.explain(code, of_rewards, json=as_json))
+    except UnknownCode as error:
+        _fail(str(error), 2)
 
 
 if __name__ == "__main__":

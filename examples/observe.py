@@ -68,6 +68,7 @@ for step in range(1, 41):
             sampler_logprobs=sampler, advantages=advantages, rewards=rewards, group_ids=groups, ratio=ratio, loss=loss,
             prompt_tokens=prompts, prompt_mask=torch.ones_like(prompts), temperature=TEMPERATURE, eos_ids=[END],
             objective="bnpo", clip_low=0.2, clip_high=0.2, std="sample", advantage_epsilon=1e-4, dtype="float32",
+            max_reward=1.0,
             model=model if step == 1 else None,
         )  # fmt: skip
         optimizer.zero_grad()

@@ -11,10 +11,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "assay").rglob("*.py"))
 
-# what each part may import of the others; everything may import types, config, grpo and durable
+# what each part may import of the others; everything may import types, config, grpo, durable and verdict
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "durable": set(),
+    "verdict": set(),
     "grpo": set(),
     "config": set(),
     "record": set(),
@@ -25,15 +26,19 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"engine", "policy", "tasks", "rewards", "record"},
     "trainer": {"train", "policy"},
     "bench": {"train", "policy", "tasks", "rewards", "engine", "record"},
-    "cli": {"train", "record", "bench", "tasks", "rewards"},
-    "__init__": {"trainer"},
+    "doctor": {"record"},
+    "observation": {"record", "doctor", "policy"},
+    "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine"},
+    "cli": {"train", "record", "bench", "tasks", "rewards", "doctor", "observation", "proof"},
+    "__init__": {"trainer", "observation"},
     "__main__": {"cli"},
 }
-COMMON = {"types", "config", "grpo", "durable"}
+COMMON = {"types", "config", "grpo", "durable", "verdict"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is
 BOUNDARIES = {"call.py", "process.py", "sinks.py", "turn.py"}
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",
+    "assay.verdict", "assay.doctor.catalogue", "assay.doctor.diagnosis", "assay.doctor.command",
 ]  # fmt: skip
 
 

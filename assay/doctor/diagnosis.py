@@ -6,9 +6,12 @@ that breaks is reported as crashed, never as healthy.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.evidence import Evidence
@@ -79,7 +82,11 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
-    words = tuple(_word(illness, evidence) for illness in (catalogue() if illnesses is None else illnesses))
+    asked = catalogue() if illnesses is None else illnesses
+    # a check judges by the NaN or Inf that came out; a warning on the way would only litter a training log
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        words = tuple(_word(illness, evidence) for illness in asked)
     return Diagnosis(words, root_causes(words), evidence.notes)
 
 

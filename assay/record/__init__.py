@@ -2,11 +2,13 @@
 
     config.toml  environment.json  run.json     what was run, where, in which version of this schema
     metrics.jsonl  timings.jsonl  evaluations.jsonl  events.jsonl     one line a step, an evaluation, an event
+    findings.jsonl                              one line for what the doctor found while the run was made
     rollouts/step-000001.parquet                one row a rollout
-    checkpoints/  dumps/                        owned by train
+    checkpoints/  dumps/  examined/             owned by train
 
-Everything that differs between two equal runs stands in timings.jsonl, events.jsonl, environment.json and run.json;
-the bytes of all other files are equal. docs/run-directory.md explains each file. Nothing here imports torch.
+Everything that differs between two equal runs stands in timings.jsonl, events.jsonl, findings.jsonl, environment.json,
+run.json, and in which updates were examined; the bytes of all other files are equal. docs/run-directory.md explains
+each file. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ __all__ = [
     "metrics_row",
     "read_evaluations",
     "read_events",
+    "read_findings",
     "read_metrics",
     "read_rollouts",
     "read_timings",
@@ -50,7 +53,7 @@ __all__ = [
 ]
 
 METRICS_FILE, TIMINGS_FILE = "metrics.jsonl", "timings.jsonl"
-EVALUATIONS_FILE, EVENTS_FILE = "evaluations.jsonl", "events.jsonl"
+EVALUATIONS_FILE, EVENTS_FILE, FINDINGS_FILE = "evaluations.jsonl", "events.jsonl", "findings.jsonl"
 _BY_STEP = (METRICS_FILE, TIMINGS_FILE, EVALUATIONS_FILE)
 _DIRECTORIES = ("rollouts", "checkpoints", "dumps")
 _MARK = "run.json"  # written last: a directory without it was never finished
@@ -163,6 +166,14 @@ class RunDirectory:
         """Something that happened now. Events are history: a resumed run does not rewind them."""
         self._append(EVENTS_FILE, {"time": _now(), "kind": kind, **facts})
 
+    def append_finding(self, row: Mapping[str, Any]) -> None:
+        """What the doctor found now. Findings are history too; a run of an older Assay has no file for them yet."""
+        path = self.path / FINDINGS_FILE
+        if not path.exists():
+            with _writing(path):
+                durable.replace_file(path, b"")
+        self._append(FINDINGS_FILE, {"time": _now(), **row})
+
     def rewind(self, step: int) -> None:
         """Forgets all steps after this one, and whatever a killed writer left torn. Safe to kill and to repeat."""
         with _writing(self.path):
@@ -214,6 +225,11 @@ def read_evaluations(path: Path) -> Rows:
 
 def read_events(path: Path) -> Rows:
     return _read_rows(path, EVENTS_FILE)
+
+
+def read_findings(path: Path) -> Rows:
+    """None at all where no doctor watched."""
+    return _read_rows(path, FINDINGS_FILE) if (path / FINDINGS_FILE).exists() else Rows((), "")
 
 
 def read_rollouts(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:

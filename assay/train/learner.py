@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,18 @@ class Learned:
     new_logprobs: tuple[Tensor, ...]
     loss_seconds: float
     step_seconds: float
+
+
+class Observer(Protocol):
+    """Looks on while an update is computed, and changes nothing in it; see examine.py."""
+
+    def differentiating(
+        self, batch: Microbatch, old_BT: Tensor, ref_BT: Tensor | None, new_BT: Tensor, entropy_BT: Tensor, loss: Loss
+    ) -> None:
+        """The loss of a micro-batch is about to be differentiated; the graph behind `new_BT` is still whole."""
+
+    def stepping(self, masters: Sequence[nn.Parameter]) -> None:
+        """All gradients are there; nothing has moved yet."""
 
 
 def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
@@ -140,7 +153,9 @@ class Learner:
         ref_BT = self._fixed_logprobs(self.reference, batch)
         return sequence_kl(old_BT, ref_BT, batch.mask_BT, self.loss.kl_estimator).tolist()
 
-    def update(self, minibatch: Minibatch, scored: Sequence[Scored], number: int) -> Learned:
+    def update(
+        self, minibatch: Minibatch, scored: Sequence[Scored], number: int, observer: Observer | None = None
+    ) -> Learned:
         """Takes optimizer step `number` (from 0, over the whole run), unless there is no signal or a NaN."""
         begun = time.perf_counter()
         self._drop_gradients()
@@ -162,11 +177,15 @@ class Learner:
                 totals=minibatch.totals,
                 settings=self.loss,
             )
+            if observer is not None:
+                observer.differentiating(batch, old_BT, fixed.ref_BT, new_BT, entropy_BT, loss)
             loss.total.backward()  # type: ignore[no-untyped-call]
             self._fold_gradients()
             sums.add(loss, batch, new_BT.detach(), old_BT, fixed.ref_BT, entropy_BT.detach())
             new_logprobs.append(new_BT.detach())
             broken = broken or _first_nonfinite(batch, new_BT, old_BT, fixed.ref_BT)
+        if observer is not None:
+            observer.stepping(self.masters)
         rate = self.optimizer.param_groups[0]["lr"]
         if self.scheduled:
             rate = learning_rate(self.settings, number, self.total_updates)

@@ -40,12 +40,13 @@ from assay.train.score import RewardFailed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, check_rows, draw
+from assay.train.watch import DoctorStop, Watch, Watcher
 
 FILE_OPTIONS = ("heldout_file",)  # options of tasks that name files
 
 
-def start(config: Config, path: Path) -> int:
-    """Trains a new run in `path`. Returns the exit code."""
+def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
+    """Trains a new run in `path`. Returns the exit code. Without a watcher nothing is examined."""
     config = settled(_with_absolute_paths(config))
     require_packages(config.log)
     set_up(config)
@@ -65,10 +66,10 @@ def start(config: Config, path: Path) -> int:
             text = configuration.to_toml(config, meanings=False)
             directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
             with _only_writer(directory.path):
-                return _carry_out(config, task, reward, policy, directory, display, interrupt, None)
+                return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
 
-def resume(path: Path, steps: int | None = None) -> int:
+def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None) -> int:
     """Goes on with the run in `path` from its newest good checkpoint, up to `steps` if given."""
     directory = RunDirectory.open(path)
     with _only_writer(directory.path):
@@ -105,7 +106,7 @@ def resume(path: Path, steps: int | None = None) -> int:
                         durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
                     except OSError as error:
                         raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
-                return _carry_out(config, task, reward, policy, directory, display, interrupt, saved)
+                return _carry_out(config, task, reward, policy, directory, display, interrupt, saved, watcher)
 
 
 def _carry_out(
@@ -117,6 +118,7 @@ def _carry_out(
     display: Display,
     interrupt: Interrupt,
     saved: checkpoint.Checkpoint | None,
+    watcher: Watcher | None,
 ) -> int:
     began = time.perf_counter()
     if config.optimizer.share_prompts:
@@ -133,7 +135,8 @@ def _carry_out(
         after_step=-1 if saved is None else saved.state["place"]["step"],
         on_failure=lambda sentence: _sink_failed(sentence, directory, display),
     )
-    verbs = Verbs(config, task, reward, learner, directory, display, interrupt, sinks)
+    watch = Watch(watcher, config, learner, directory, display.say)
+    verbs = Verbs(config, task, reward, learner, directory, display, interrupt, sinks, watch)
     seed_global_generators(derived_seed(config.run.seed, "global"))
     saver = Saver(config, learner, interrupt, directory, sources_of(config, task))
     place, work = Place(), None
@@ -151,6 +154,11 @@ def _carry_out(
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
             verbs.clock.begin(place.step + 1)
+
+    def safe_point(place: Place, work: Work | None) -> None:
+        saver.safe_point(place, work)
+        watch.stop_if_asked()
+
     stages = Stages(
         draw=verbs.draw,
         generate=verbs.generate,
@@ -160,7 +168,7 @@ def _carry_out(
         pack=verbs.pack,
         learn=verbs.learn,
         record=verbs.record,
-        safe_point=saver.safe_point,
+        safe_point=safe_point,
     )
     failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy)
     try:
@@ -177,8 +185,10 @@ def _carry_out(
         display.say(f"stopped by {stopped} and saved; go on with: assay train --resume {directory.path}")
         return stopped.exit_code
     seconds = time.perf_counter() - began
-    directory.append_event("finished", seconds=seconds)
+    watched = {"doctor_seconds": watch.seconds} if watch else {}
+    directory.append_event("finished", seconds=seconds, **watched)
     display.summary(directory.path, read_metrics(directory.path).rows, read_evaluations(directory.path).rows, seconds)
+    watch.finished()
     return 0
 
 
@@ -195,7 +205,7 @@ def _train_and_evaluate(
     except Interrupted as stop:
         saver.save()
         return stop
-    except (RewardFailed, NoSignal, PromptRefused):
+    except (RewardFailed, NoSignal, PromptRefused, DoctorStop):
         saver.save()
         raise
     return None

@@ -37,6 +37,7 @@ from assay.train.place import Gathered, Place, Work
 from assay.train.randomness import derived_seed
 from assay.train.score import reward_weights, score
 from assay.train.sinks import Sinks
+from assay.train.watch import Watch
 from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
 
 # of |old - sampler|: the largest in float32, where sound models show 3e-5; the mean in bfloat16, where single tokens
@@ -93,6 +94,7 @@ class Verbs:
         display: Display,
         interrupt: Interrupt,
         sinks: Sinks,
+        watch: Watch,
     ) -> None:
         self.config = config
         self.task = task
@@ -103,6 +105,7 @@ class Verbs:
         self.display = display
         self.interrupt = interrupt
         self.sinks = sinks
+        self.watch = watch
         self._alarmed = False
         self._starved = False
         self._silent_steps = 0
@@ -160,8 +163,12 @@ class Verbs:
     def learn(self, work: Work, place: Place) -> Learned:
         current = work.current(place)
         number = place.step * self.config.updates_a_step + place.update
-        learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
+        minibatch, scored = work.batch.minibatches[current], work.batch.scored[current]
+        with self.watch.examination(work, place) as look:
+            learned = self.learner.update(minibatch, scored, number, observer=look)
         self.clock.note_update(learned)
+        if look is not None:
+            self.watch.examined(look, learned.update)
         skipped = learned.update.skipped
         if skipped and skipped != NO_SIGNAL:
             self._dump(work, place, skipped)
@@ -189,16 +196,19 @@ class Verbs:
             memory_bytes=self.clock.memory,
         )
         self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
-        row = metrics_row(step)
+        row, timings = metrics_row(step), timings_row(step)
         self.sinks.step(row)
-        self._check(row)
+        if self.watch:
+            self.watch.step(step, row, timings)
+        else:
+            self._check(row)
         every = self.config.loss.reference_every
         if every and step.step % every == 0:
             self.learner.renew_reference()
             self.directory.append_event("reference renewed", step=step.step)
         self._look_at_the_cpu()
         self._look_for_a_signal(row)
-        self.display.finish_step(row, timings_row(step))
+        self.display.finish_step(row, timings)
         if self.config.evaluate.every and step.step % self.config.evaluate.every == 0:
             self.evaluate(step.step)
 
@@ -221,7 +231,8 @@ class Verbs:
         self.sinks.evaluation(evaluation.row)
 
     def _check(self, row: Row) -> None:
-        """Says once, aloud, if the arithmetic is off: sampler against trainer, or new against old before any update."""
+        """Says once, aloud, if the arithmetic is off: sampler against trainer, or new against old before any update.
+        A run that is watched has this, and more, from its watcher."""
         name, limit = MISMATCH_LIMIT[self.config.model.dtype]
         mismatch, deviation = row[name], row["first_ratio_max_deviation"]
         if self._alarmed or not ((mismatch or 0.0) > limit or (deviation or 0.0) > RATIO_LIMIT):

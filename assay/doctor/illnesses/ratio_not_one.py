@@ -77,17 +77,23 @@ def check_curves(curves: Curves) -> Verdict:
 
 
 def sick() -> Evidence:
-    batch = healthy_batch()
-    noise_BT = np.random.default_rng(2).normal(0.0, 0.02, size=batch.arrays["mask"].shape)
-    new_BT = batch.arrays["new_logprobs"] + noise_BT
-    return Evidence((edited(batch, new_logprobs=new_BT),), healthy_curves(first_ratio_max_deviation=0.02))
+    return _evidence(0.02)
 
 
 def well() -> Evidence:
+    return _evidence(0.0001)
+
+
+def _evidence(spread: float) -> Evidence:
+    """New differs from old by noise; what was computed of new is taken away, and the ratio is as it must then be."""
     batch = healthy_batch()
-    noise_BT = np.random.default_rng(2).normal(0.0, 0.0001, size=batch.arrays["mask"].shape)
-    new_BT = batch.arrays["new_logprobs"] + noise_BT
-    return Evidence((edited(batch, new_logprobs=new_BT),), healthy_curves(first_ratio_max_deviation=0.0001))
+    mask_BT, old_BT = batch.need("mask", "old_logprobs")
+    noise_BT = np.where(mask_BT, np.random.default_rng(2).normal(0.0, spread, size=mask_BT.shape), 0.0)
+    derived = {name: None for name in (*batch.arrays, *batch.numbers) if name.startswith(("kl", "loss", "gradients"))}
+    derived |= dict.fromkeys(("token_loss", "policy_loss", "scored_again", "scored_padded"))
+    derived |= dict.fromkeys(("scored_permuted", "scored_alone"))
+    off = edited(batch, **derived, new_logprobs=old_BT + noise_BT, ratio=np.exp(noise_BT))
+    return Evidence((off,), healthy_curves(first_ratio_max_deviation=spread))
 
 
 def _dropout_in_the_first_pass(original):  # type: ignore[no-untyped-def]

@@ -17,17 +17,19 @@ from assay.rewards.check import answers, behaviour
 from assay.rewards.check.bench import Open, measure
 from assay.rewards.check.completions import read_completions
 from assay.rewards.check.probes import decode
-from assay.rewards.check.types import Check, Measured, Report, State, Verdict, reason
+from assay.rewards.check.types import Check, Measured, Report, Verdict, reason
 from assay.tasks import Task, open_task
+from assay.verdict import Severity, State
 
 # in the order of causes: what stands above may explain what stands below
 CHECKS: tuple[Check, ...] = (
-    Check("REW02", "reward_fails", behaviour.fails),
+    Check("REW02", "reward_fails", behaviour.fails, severity=Severity.FATAL),
     Check(
         "REW01",
         "reward_constant",
         behaviour.is_constant,
         frozenset({"REW04", "REW05", "REW06", "REW07", "REW12", "REW14", "REW16", "REW17", "ADV09"}),
+        severity=Severity.FATAL,
     ),
     Check(
         "REW08",
@@ -49,30 +51,39 @@ CHECKS: tuple[Check, ...] = (
         "right_answer_unrecognised",
         answers.unrecognised,
         frozenset({"REW04", "REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
+        severity=Severity.FATAL,
     ),
     Check(
         "REW03",
         "wrong_beats_right",
         answers.wrong_beats_right,
         frozenset({"REW04", "REW05", "REW06", "REW07", "REW17"}),
+        severity=Severity.FATAL,
     ),
     Check(
         "REW04",
         "full_marks_for_nonsense",
         answers.pays_nonsense,
         frozenset({"REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
+        severity=Severity.FATAL,
     ),
-    Check("REW06", "answer_ignored", answers.answer_blind, frozenset({"REW05", "REW07", "REW14", "REW17", "ADV09"})),
-    Check("REW05", "empty_answer_pays", answers.pays_empty, frozenset({"REW17"})),
+    Check(
+        "REW06",
+        "answer_ignored",
+        answers.answer_blind,
+        frozenset({"REW05", "REW07", "REW14", "REW17", "ADV09"}),
+        severity=Severity.FATAL,
+    ),
+    Check("REW05", "empty_answer_pays", answers.pays_empty, frozenset({"REW17"}), severity=Severity.FATAL),
     Check("REW07", "substring_pays", answers.pays_substring, frozenset({"REW17"})),
     Check("REW17", "shortcut_pays", answers.pays_shortcut),
     Check("REW11", "reward_too_large", behaviour.too_large),
     Check("ADV04", "degenerate_std", behaviour.degenerate_std),
-    Check("ADV09", "zero_signal", behaviour.zero_signal, frozenset({"REW12"})),
-    Check("REW12", "reward_saturated", behaviour.saturated),
-    Check("REW13", "length_pays", answers.length_bias),
+    Check("ADV09", "zero_signal", behaviour.zero_signal, frozenset({"REW12"}), severity=Severity.FATAL),
+    Check("REW12", "reward_saturated", behaviour.saturated, severity=Severity.WASTEFUL),
+    Check("REW13", "length_pays", answers.length_bias, severity=Severity.FATAL),
     Check("REW14", "question_ignored", answers.ignores_question),
-    Check("REW15", "reward_slow", behaviour.is_slow),
+    Check("REW15", "reward_slow", behaviour.is_slow, severity=Severity.WASTEFUL),
 )
 # what a check of ours can raise when it is wrong; it is then reported as crashed, never as healthy
 _BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)

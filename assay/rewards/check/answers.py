@@ -13,18 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from assay.rewards.check.probes import FORMS, WRAPPED_PROBLEMS, Role
-from assay.rewards.check.types import (
-    Answer,
-    Confidence,
-    Measured,
-    Severity,
-    State,
-    Verdict,
-    example,
-    healthy,
-    not_applicable,
-    not_enough_data,
-)
+from assay.rewards.check.types import Answer, Measured, Verdict, example, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Severity, State
 
 ANSWERLESS = {"format"}  # built-in rewards that do not read the answer, and are not meant to
 TOLERANCE = 1e-9  # two rewards closer than this are equal: a sum of weights may round
@@ -72,7 +62,14 @@ def lead(right: Answer, other: Answer) -> float:
 
 
 def unrecognised(measured: Measured) -> Verdict:
-    """A right answer that gets what a wrong one, nonsense and nothing get, although others get more or that is 0."""
+    """The right answer gets what nothing gets, in every form.
+
+    What a wrong answer, nonsense and nothing get, the right one gets too, although other problems pay more or that
+    is 0. Nothing can be learned from such a problem.
+
+    Look at how the answer is read out of the text, and at the task's own answers: a unit, a thousands separator or
+    a space may stand in them. It is wrong where the prompt asks for a form that is not among those tried.
+    """
     pairs = rivals(measured, Role.WRONG, Role.EMPTY, Role.NONSENSE)
     if (excuse := _excuse(measured, pairs)) is not None:
         return excuse
@@ -98,6 +95,13 @@ def unrecognised(measured: Measured) -> Verdict:
 
 
 def wrong_beats_right(measured: Measured) -> Verdict:
+    """A wrong answer gets more than the right one.
+
+    The policy learns what is paid: here it learns to be wrong, while the reward rises as it should.
+
+    Look for a swapped sign or comparison, or a distance that is paid and not its opposite. Right and wrong are
+    compared in the form in which the reward tells them apart best, so a reward that wants tags is not blamed.
+    """
     pairs = rivals(measured, Role.WRONG)
     if (excuse := _excuse(measured, pairs)) is not None:
         return excuse
@@ -114,6 +118,14 @@ def wrong_beats_right(measured: Measured) -> Verdict:
 
 
 def answer_blind(measured: Measured) -> Verdict:
+    """A wrong answer gets exactly as much as the right one.
+
+    The reward reads the form, the length or the mere presence of a number, and never `answer`. The curve rises
+    until all texts have that form, and the task is not learned.
+
+    Compare the completion with `answer`, and make sure that the form your prompt asks for is recognised. A reward
+    of form alone is meant so if it stands beside one that reads the answer.
+    """
     pairs = rivals(measured, Role.WRONG)
     if (excuse := _excuse(measured, pairs)) is not None:
         return excuse
@@ -130,18 +142,38 @@ def answer_blind(measured: Measured) -> Verdict:
 
 
 def pays_nonsense(measured: Measured) -> Verdict:
+    """Nonsense gets as much as the right answer.
+
+    The shortest way to full marks is then a text that holds no answer, and a policy that explores finds it.
+
+    Give 0 to a text from which no answer can be read.
+    """
     return _pays(
         measured, Role.NONSENSE, "nonsense gets as much as the right answer", "Give 0 to a text that holds no answer."
     )
 
 
 def pays_empty(measured: Measured) -> Verdict:
+    """The empty answer gets as much as the right one.
+
+    A policy learns to end at once: the empty text is the easiest of all to produce.
+
+    Give 0 to an empty completion, before anything is compared: an empty string is contained in every other.
+    """
     return _pays(
         measured, Role.EMPTY, "the empty answer gets as much as the right one", "Give 0 to an empty completion."
     )
 
 
 def pays_substring(measured: Measured) -> Verdict:
+    """A list of answers, or the answer with a character more, gets as much as the right answer.
+
+    `answer in completion` pays a text that lists many answers, and 125 where 12 is right. A policy learns to list
+    them all.
+
+    Extract one answer (the last number, what stands in the tags) and compare it whole. A small price for length
+    beside the answer is not taken for a difference.
+    """
     pairs = rivals(measured, Role.LISTED, Role.EXTENDED)
     if (excuse := _excuse(measured, pairs)) is not None:
         return excuse
@@ -162,7 +194,14 @@ def pays_substring(measured: Measured) -> Verdict:
 
 
 def pays_shortcut(measured: Measured) -> Verdict:
-    """Full marks without solving: a guess, the question repeated, a wrong answer in a form that is paid for itself."""
+    """A text that took no solving gets full marks.
+
+    A guess, the question repeated, the right characters in another order, or a wrong answer in a form that is
+    itself paid: each is easier to produce than the answer, and will be produced.
+
+    Compare what stands in the answer's place, whole and in order; pay a form a small share of the reward, never
+    all.
+    """
     pairs = [*rivals(measured, Role.SHORTCUT), *_wrong_in_other_forms(measured)]
     if (excuse := _excuse(measured, pairs)) is not None:
         return excuse
@@ -193,7 +232,13 @@ def _wrong_in_other_forms(measured: Measured) -> list[tuple[Answer, Answer]]:
 
 
 def ignores_question(measured: Measured) -> Verdict:
-    """The same text under different problems, answers included: does its reward ever differ?"""
+    """A text gets the same under every question.
+
+    The same texts are scored under different problems, with the answers of those. If no reward ever moves, one text
+    can answer everything, and a policy will say it to every question.
+
+    Read `prompt` or `answer`. A reward of style or length is meant so, therefore the finding is only possible.
+    """
     if set(measured.functions) <= ANSWERLESS:
         return not_applicable("a reward of form alone is the same under every question")
     by_text: dict[str, dict[int, float]] = defaultdict(dict)
@@ -221,7 +266,14 @@ def ignores_question(measured: Measured) -> Verdict:
 
 
 def length_bias(measured: Measured) -> Verdict:
-    """Wrong answers after ever more talk: is length alone paid?"""
+    """Among wrong answers the longer get more.
+
+    Wrong answers after ever more talk are scored. If length alone is paid, answers grow until the token limit, and
+    where a long wrong answer reaches the right one there is no reason left to be right.
+
+    Cap what grows with length below the distance between right and wrong, or drop it, unless long answers are
+    wanted.
+    """
     by_problem: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for one in measured.answers:
         if one.probe.role is Role.LONG and one.reward is not None:

@@ -8,19 +8,8 @@ from collections import Counter, defaultdict
 
 from assay.rewards.check.answers import ANSWERLESS, TOLERANCE
 from assay.rewards.check.probes import WRAPPED_PROBLEMS, Role
-from assay.rewards.check.types import (
-    Answer,
-    Confidence,
-    Measured,
-    Pairs,
-    Severity,
-    State,
-    Verdict,
-    example,
-    healthy,
-    not_enough_data,
-    shown,
-)
+from assay.rewards.check.types import Answer, Measured, Pairs, Verdict, example, healthy, not_enough_data
+from assay.verdict import Confidence, Severity, State, shown
 
 FATAL_FAILURES = (
     0.25  # share of right and wrong answers; a run stops by itself above reward.max_failed, by default this
@@ -34,7 +23,14 @@ _EXAMPLES = 4
 
 
 def fails(measured: Measured) -> Verdict:
-    """A text that cannot be scored leaves its group; a run of them is a run without learning."""
+    """A text makes it raise, run out of time, or return no finite number.
+
+    A text that cannot be scored leaves its group; a run of them is a run without learning, and the texts that break
+    a reward are those that a policy in training produces: empty, endless, half a number.
+
+    Return a finite number on every path, catch the one error that parsing raises, and bound the work: no eval of
+    model text, capped lengths and exponents. A deadline that is shorter here than in training is named.
+    """
     failed = [one for one in measured.answers if one.reward is None]
     if not measured.answers:
         return not_enough_data("nothing was scored")
@@ -59,6 +55,13 @@ def fails(measured: Measured) -> Verdict:
 
 
 def is_constant(measured: Measured) -> Verdict:
+    """All texts get the same reward.
+
+    Without a difference within a group there is no advantage, and without advantage no gradient: the loss is 0 for
+    ever.
+
+    Look for an except that swallows errors into a constant, or a form of answer that is never matched.
+    """
     rewards = measured.rewards()
     texts = {one.probe.text for one in measured.answers if one.reward is not None}
     roles = {one.probe.role for one in measured.answers if one.reward is not None}
@@ -81,6 +84,14 @@ def is_constant(measured: Measured) -> Verdict:
 
 
 def not_deterministic(measured: Measured) -> Verdict:
+    """A second process, asked the same in the same order, gives other rewards.
+
+    Noise in the reward is noise in the gradient: it must be averaged away by more rollouts, and no run can be
+    repeated.
+
+    Draw no random numbers, read no clock, iterate over no set. A judge that samples is reported too, as it should
+    be: ask it at temperature 0, or more than once.
+    """
     if not measured.fresh:
         return not_enough_data("no answer was scored in two processes")
     moved = _moved(measured.fresh)
@@ -94,6 +105,13 @@ def not_deterministic(measured: Measured) -> Verdict:
 
 
 def remembers(measured: Measured) -> Verdict:
+    """A repeated call, or another cut or order of the batch, changes a reward.
+
+    The reward keeps state between calls, or compares the completions of a batch with each other. What a text gets
+    then depends on the number of workers and on the order of answers, which differ from step to step.
+
+    Keep no state between calls, and judge each completion alone: to compare a group is the advantage's work.
+    """
     if not measured.again and not measured.turned:
         return not_enough_data("no answer was scored twice")
     later, turned = _moved(measured.again), _moved(measured.turned)
@@ -111,6 +129,13 @@ def remembers(measured: Measured) -> Verdict:
 
 
 def unsafe_in_parallel(measured: Measured) -> Verdict:
+    """Several processes at once change a reward.
+
+    Training scores with reward.workers processes. A file, port or counter that they share mixes the answers of one
+    with those of another.
+
+    Share nothing between processes (a temporary file of its own for each call), or set reward.workers = 1.
+    """
     if not measured.parallel:
         return not_enough_data("no answer was scored by several processes")
     moved = _moved(measured.parallel)
@@ -124,6 +149,13 @@ def unsafe_in_parallel(measured: Measured) -> Verdict:
 
 
 def too_large(measured: Measured) -> Verdict:
+    """A reward is beyond 10,000.
+
+    One such answer drowns its whole group, and float32 loses the differences of the others, which advantages are
+    made of.
+
+    Scale or cap the reward, for instance to 0..1.
+    """
     scored = [one for one in measured.answers if one.reward is not None]
     if not scored:
         return not_enough_data("nothing was scored")
@@ -140,6 +172,14 @@ def too_large(measured: Measured) -> Verdict:
 
 
 def zero_signal(measured: Measured) -> Verdict:
+    """Most groups have no variance.
+
+    A group whose rewards are all equal has advantage 0 and trains nothing; its rollouts are paid for and thrown
+    away.
+
+    Choose problems that the model solves sometimes, grade partial answers, or refill (rollout.zero_variance).
+    Groups that all have the highest reward are a solved task, and then the finding is only possible.
+    """
     groups, source = _groups(measured)
     if not groups:
         return not_enough_data("no group with two scored answers")
@@ -160,7 +200,14 @@ def zero_signal(measured: Measured) -> Verdict:
 
 
 def degenerate_std(measured: Measured) -> Verdict:
-    """A group's rewards are divided by their std: differences of 0.01 become advantages of 1."""
+    """A group's rewards differ by a std so small that dividing by it makes advantages of noise.
+
+    Differences of 0.01 become advantages of 1: a hair's breadth of format or length counts as much as being right,
+    in every group that holds no right answer.
+
+    Round the reward to what matters, or set advantage.std = none. A price for length, which explains the
+    differences, is not blamed.
+    """
     groups, source = _groups(measured)
     if not groups:
         return not_enough_data("no group with two scored answers")
@@ -197,6 +244,13 @@ def degenerate_std(measured: Measured) -> Verdict:
 
 
 def saturated(measured: Measured) -> Verdict:
+    """95 % of your completions get the highest reward.
+
+    If the model has not solved the task, the reward is too easy; if it has, few groups are left that train
+    anything.
+
+    Look at some of the texts. Then make the reward stricter, or take harder problems.
+    """
     given = [reward for group in measured.groups for reward in group if reward is not None]
     if not given:
         return not_enough_data("completions of your model: give them with --completions FILE.jsonl")
@@ -214,6 +268,13 @@ def saturated(measured: Measured) -> Verdict:
 
 
 def is_slow(measured: Measured) -> Verdict:
+    """Scoring one step takes more than 30 s.
+
+    Every step waits for its rewards: rollout.prompts x rollout.group_size answers, reward.workers at a time.
+
+    Make it faster (compile patterns once, cache the parsed answer), or raise reward.workers if there are as many
+    cores.
+    """
     times = sorted(one.seconds for one in measured.answers if one.seconds is not None and one.reward is not None)
     if not times:
         return not_enough_data("no call was timed")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from assay.rewards.check.types import Check, Report, Severity, State, Verdict, escaped
+from assay.rewards.check.types import Check, Report, Verdict, escaped
+from assay.verdict import Severity, State
 
 SCHEMA_VERSION = 1
 _ORDER = {Severity.FATAL: 0, Severity.HARMFUL: 1, Severity.WASTEFUL: 2}

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from assay.rewards.check.probes import Probe, Role
+from assay.verdict import Confidence, Severity, State, shown
 
-_LONGEST_TEXT = 60
 _LONGEST_REASON = 160
-
-
-class State(StrEnum):
-    FINDING = "finding"
-    HEALTHY = "healthy"
-    NOT_APPLICABLE = "not applicable"
-    NOT_ENOUGH_DATA = "not enough data"
-    CRASHED = "crashed"
-
-
-class Severity(StrEnum):
-    FATAL = "fatal"  # cannot learn what it is meant to
-    HARMFUL = "harmful"  # learns worse
-    WASTEFUL = "wasteful"  # pays more
-
-
-class Confidence(StrEnum):
-    PROVEN = "proven"  # the reward was called, and an order or an equality that must hold did not
-    LIKELY = "likely"
-    POSSIBLE = "possible"  # may be meant so; never fails the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +75,22 @@ class Check:
     name: str
     judge: Callable[[Measured], Verdict]
     explains: frozenset[str] = frozenset()
+    severity: Severity = Severity.HARMFUL  # the gravest it can come to
+
+    @property
+    def summary(self) -> str:
+        """What is wrong, in one line: the first of the check's docstring."""
+        first = self._docstring[0].rstrip(".")
+        return first[:1].lower() + first[1:]
+
+    @property
+    def explanation(self) -> str:
+        """Why it hurts and what to do: the rest of it."""
+        return self._docstring[2].strip()
+
+    @property
+    def _docstring(self) -> tuple[str, str, str]:
+        return (inspect.getdoc(self.judge) or "").partition("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +126,6 @@ def not_applicable(reason: str) -> Verdict:
 
 def not_enough_data(missing: str) -> Verdict:
     return Verdict(State.NOT_ENOUGH_DATA, missing)
-
-
-def shown(text: str) -> str:
-    r"""A text of unknown origin, quoted, short, and with every character that is not printable escaped.
-
-    >>> shown("a\x1b[2J"), shown("x" * 70)[-6:]
-    ("'a\\x1b[2J'", "xxx'..")
-    """
-    return repr(text) if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 2]!r}.."
 
 
 def reason(text: str) -> str:

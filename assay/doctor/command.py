@@ -1,0 +1,108 @@
+"""The commands `assay doctor` and `assay explain`: words of the command line --> output and an exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay import durable
+from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.diagnosis import diagnose
+from assay.doctor.explain import Entry, as_json, entries, explained, find, listed
+from assay.doctor.report import LEVELS, Report, escaped, write
+from assay.doctor.report.select import select
+from assay.verdict import State
+
+_WIDEST = 120  # longer lines are hard to read
+_NO_TERMINAL = (100, 24)  # columns and lines where there is none
+
+
+class OutError(ValueError):
+    """The report could not be written. The message is one sentence with the file."""
+
+
+def run(
+    paths: Sequence[Path],
+    *,
+    how: str = "full",
+    chosen: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    fail_on: str = "error",
+    all_passes: bool = False,
+    out: Path | None = None,
+) -> int:
+    """Reads every path before it prints: RunError, BatchError and UnknownCode are raised with nothing on stdout."""
+    illnesses = select(catalogue(), chosen, ignored)
+    reports = [_report(path, illnesses) for path in paths]
+    colour = out is None and _in_colour()
+    text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes)
+    if out is None:
+        _print(text)
+    else:
+        try:
+            durable.replace_file(out, f"{text}\n".encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
+        for report in reports:
+            print(f"{out}: {report.counts}", file=sys.stderr)
+    return exit_code(reports, fail_on)
+
+
+def exit_code(reports: Sequence[Report], fail_on: str) -> int:
+    """1: a finding at `fail_on` or above it; else 3 if a check crashed; else 0. "never" lets every finding pass."""
+    failing = () if fail_on == "never" else LEVELS[: LEVELS.index(fail_on) + 1]
+    if any(word.level in failing for report in reports for word in report.diagnosis.findings):
+        return 1
+    return 3 if any(report.diagnosis.of(State.CRASHED) for report in reports) else 0
+
+
+def explain(code: str | None, others: Sequence[Entry], *, json: bool) -> int:
+    known = entries(others)
+    if json:
+        _print(as_json(known if code is None else find(code, known)))
+    elif code is None:
+        _print(listed(known, width=_width(), colour=_in_colour()))
+    else:
+        _print(explained(find(code, known), width=_width(), colour=_in_colour()))
+    return 0
+
+
+def _report(path: Path, illnesses: Sequence[Illness]) -> Report:
+    from assay.doctor.evidence.open import open_evidence
+
+    with _Looking(path):
+        evidence = open_evidence(path)
+        return Report.of(str(path), evidence, diagnose(evidence, illnesses))
+
+
+class _Looking:
+    """One line on a terminal's stderr while a long run is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._line = f"looking at {escaped(str(path))} ..." if sys.stderr.isatty() else ""
+
+    def __enter__(self) -> None:
+        self._show(self._line)
+
+    def __exit__(self, *_: object) -> None:
+        self._show("\r\x1b[K" if self._line else "")
+
+    def _show(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _in_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST)
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))  # a terminal may not know every letter

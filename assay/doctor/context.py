@@ -1,0 +1,142 @@
+"""What the model was given for each row, beside what it should have been given: prompt + completion, and padding.
+
+Shape legend: B completions, T completion tokens, P prompt tokens, S tokens given to the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.doctor.evidence import Batch
+from assay.doctor.logprobs import Gap, gap_between, row_lengths
+from assay.record.batch import Array
+from assay.verdict import Missing
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of the scoring pass. `places` are the columns that hold its prompt and completion; None: not found."""
+
+    number: int
+    prompt: Array
+    completion: Array
+    given_S: Array
+    attended_S: Array | None  # None: no attention mask is on record
+    places: Array | None
+
+    @property
+    def stray(self) -> Array:
+        """Columns that are no part of the row, are attended, and are seen by a token of it: before or inside it."""
+        assert self.places is not None
+        assert self.attended_S is not None
+        before_S = np.arange(len(self.given_S)) < self.places[-1]
+        before_S[self.places] = False
+        return np.flatnonzero(before_S & self.attended_S)
+
+    @property
+    def hidden(self) -> Array:
+        """Columns of the row that are not attended."""
+        assert self.places is not None
+        assert self.attended_S is not None
+        return self.places[~self.attended_S[self.places]]
+
+
+def rows_given(batch: Batch) -> list[Row]:
+    """All rows with a completion. Raises Missing without input_ids, tokens or the prompts."""
+    given_BS, tokens_BT, prompts_BP, prompt_mask_BP = batch.need("input_ids", "tokens", "prompt_tokens", "prompt_mask")
+    attention_BS = batch.get("attention_mask")
+    rows = []
+    for number, length in enumerate(row_lengths(batch)):
+        if length == 0:
+            continue
+        prompt, completion = prompts_BP[number][prompt_mask_BP[number]], tokens_BT[number][:length]
+        attended_S = None if attention_BS is None else attention_BS[number]
+        places = _places(given_BS[number], prompt, completion, attended_S)
+        rows.append(Row(number, prompt, completion, given_BS[number], attended_S, places))
+    if not rows:
+        raise Missing("a row with completion tokens")
+    return rows
+
+
+def _places(given_S: Array, prompt: Array, completion: Array, attended_S: Array | None) -> Array | None:
+    whole = np.concatenate([prompt, completion])
+    for wanted in (whole, whole[:-1]):  # the last token predicts nothing, so some trainers do not feed it
+        first = _last_place(given_S, wanted)
+        if first is not None:
+            return np.arange(first, first + len(wanted))
+    # the prompt padded on the right, then the completion
+    head, tail = _last_place(given_S, prompt), _last_place(given_S, completion)
+    if head is None or tail is None or tail < head + len(prompt):
+        return None
+    between_S = given_S[head + len(prompt) : tail]
+    is_padding = len(set(between_S.tolist())) == 1
+    if attended_S is not None and not is_padding:
+        is_padding = not attended_S[head + len(prompt) : tail].any()
+    if not is_padding:
+        return None
+    return np.concatenate([np.arange(head, head + len(prompt)), np.arange(tail, tail + len(completion))])
+
+
+def _last_place(given_S: Array, wanted: Array) -> int | None:
+    """Where `wanted` stands in the row for the last time; padding stands before it."""
+    if not len(wanted) or len(wanted) > len(given_S):
+        return None
+    text, part, size = given_S.tobytes(), wanted.tobytes(), given_S.itemsize
+    at = text.rfind(part)
+    while at >= 0 and at % size:  # between two numbers
+        at = text.rfind(part, 0, at + len(part) - 1)
+    return None if at < 0 else at // size
+
+
+def is_padding(batch: Batch, ids: Array) -> bool:
+    """Whether these ids can be padding: the stated id, else one and the same id."""
+    stated = batch.settings.get("pad_id")
+    return bool((ids == stated).all()) if stated is not None else len(set(ids.tolist())) == 1
+
+
+def moved_by_company(batch: Batch) -> tuple[str, Gap] | None:
+    """How the row's log-probs change with padding, order and company: (which way, gap); None if that was not tried,
+    or if the same scoring repeated gives other numbers anyway."""
+    if batch.get("scored_again") is None:
+        return None
+    dtype = batch.settings.get("dtype")
+    if batch.get("new_logprobs") is not None and not gap_between(batch, "new_logprobs", "scored_again").is_rounding(
+        dtype
+    ):
+        return None
+    ways = {
+        "scored_padded": "with padding added",
+        "scored_alone": "one row at a time",
+        "scored_permuted": "in another order",
+    }
+    gaps = [
+        (how, gap_between(batch, name, "scored_again")) for name, how in ways.items() if batch.get(name) is not None
+    ]
+    return max(gaps, key=lambda one: one[1].mean) if gaps else None
+
+
+def moved_at_all(batch: Batch) -> tuple[str, Gap] | None:
+    """The same, and how far the first update's log-probs are from those of the model asked plainly."""
+    company = moved_by_company(batch)
+    asked = all(batch.get(name) is not None for name in ("new_logprobs", "plain_logprobs"))
+    if not asked or batch.numbers.get("update") != 0:
+        return company
+    plain = ("by the model asked plainly", gap_between(batch, "new_logprobs", "plain_logprobs"))
+    return max((company, plain), key=lambda one: one[1].mean) if company else plain
+
+
+def mask_faults(batch: Batch) -> dict[int, str]:
+    """What is wrong with the attention mask of a row, by row. Rows in another context are not judged."""
+    faults = {}
+    for row in rows_given(batch):
+        if row.places is None or row.attended_S is None:
+            continue
+        stray, hidden = row.stray, row.hidden
+        if len(hidden):
+            where = f"input column {hidden[0]} (id {row.given_S[hidden[0]]})"
+            faults[row.number] = f"{len(hidden)} of its own tokens are hidden, the first at {where}"
+        elif len(stray) and is_padding(batch, row.given_S[stray]):
+            faults[row.number] = f"{len(stray)} padding tokens are attended to"
+    return faults

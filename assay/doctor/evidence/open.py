@@ -1,0 +1,83 @@
+"""A path --> Evidence: a run directory, a batch file, or the dump of an update that was refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence.run import read_run, run_settings
+from assay.durable import reason
+from assay.record.batch import Array, BatchError
+from assay.record.batch_file import read_batch
+
+_SUPPORTED = "give a run directory of 'assay train', or a batch as a .safetensors file (docs/batch-file.md)"
+_DUMPED = {  # of one micro-batch, as the learner names its tensors
+    "targets_BT": "tokens",
+    "mask_BT": "mask",
+    "sampler_BT": "sampler_logprobs",
+    "advantages_BT": "advantages",
+    "old_BT": "old_logprobs",
+    "ref_BT": "ref_logprobs",
+}
+
+
+def open_evidence(path: Path) -> Evidence:
+    """Raises RunError or BatchError with one sentence where there is nothing that can be read."""
+    if path.is_dir():
+        return read_run(path)
+    if not path.exists():
+        raise BatchError(f"{path} does not exist; {_SUPPORTED}")
+    if path.suffix != ".safetensors":
+        raise BatchError(f"{path} is of a kind that is not read; {_SUPPORTED}")
+    parts = _dumped_parts(path)
+    if parts is None:
+        return Evidence((read_batch(path),))
+    notes: list[str] = []
+    return Evidence((_batch_of_dump(path, parts, notes),), notes=tuple(notes))
+
+
+def _dumped_parts(path: Path) -> list[dict[str, Array]] | None:
+    """The micro-batches of a dump; None if the file is not one."""
+    from safetensors import SafetensorError, safe_open
+
+    parts: dict[int, dict[str, Array]] = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [(re.fullmatch(r"(\d+)\.(\w+_[A-Z]+)", name), name) for name in file.keys()]  # noqa: SIM118
+            if not all(match for match, _ in names) or not names:
+                return None
+            for match, name in names:
+                if match and match[2] in _DUMPED:
+                    parts.setdefault(int(match[1]), {})[_DUMPED[match[2]]] = file.get_tensor(name)
+    except OSError as error:
+        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+    except (SafetensorError, ValueError) as error:
+        raise BatchError(f"{path} is damaged or no safetensors file: {str(error).splitlines()[0]}") from error
+    return [parts[number] for number in sorted(parts)]
+
+
+def _batch_of_dump(path: Path, parts: list[dict[str, Array]], notes: list[str]) -> Batch:
+    shared = set.intersection(*(set(part) for part in parts)) if parts else set()
+    if not {"tokens", "mask"} <= shared:
+        raise BatchError(f"{path} is no whole dump: a part of it holds no targets_BT or mask_BT; {_SUPPORTED}")
+    width = max(part["tokens"].shape[-1] for part in parts)
+    values: dict[str, object]
+    values = {name: np.concatenate([_widened(part, name, width) for part in parts]) for name in shared}
+    match = re.fullmatch(r"step-(\d+)-update-(\d+)", path.stem)
+    if match:
+        values |= {"step": int(match[1]), "update": int(match[2]) - 1}
+    run = path.parent.parent
+    settings: Mapping[str, object] = run_settings(run, notes) if (run / "config.toml").exists() else {}
+    try:
+        return Batch.of({**settings, **values}, source=path.name)
+    except BatchError as error:
+        raise BatchError(f"{path}: {error}") from error
+
+
+def _widened(part: Mapping[str, Array], name: str, width: int) -> Array:
+    array = part[name]
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])))

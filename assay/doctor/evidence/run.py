@@ -1,0 +1,176 @@
+"""A run directory --> Evidence: its curves, its examined updates, and some of its recorded steps as batches.
+
+A run that was killed, is still going on, or is damaged in places is read as far as it can be; what could not be read
+is said in `notes`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay import config as configuration
+from assay.config import ConfigError
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.durable import reason
+from assay.record import (
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    TIMINGS_FILE,
+    RunDirectory,
+    RunError,
+)
+from assay.record.batch import BatchError
+from assay.record.batch_file import read_batch
+from assay.record.rollout_batch import batch_of_rows
+from assay.record.rollouts import from_parquet
+from assay.record.settings import settings_of
+
+EXAMINED = 8  # newest examined updates that are read
+STEPS = 6  # recorded steps that are read: the first, the last, evenly between
+_GIVE = "give the directory that 'assay train' wrote"
+_BY_STEP = (METRICS_FILE, TIMINGS_FILE, EVALUATIONS_FILE)
+
+
+def read_run(path: Path) -> Evidence:
+    """Raises RunError where there is nothing to read, and for a record of a newer Assay."""
+    notes: list[str] = []
+    _look_at_the_mark(path, notes)
+    settings = run_settings(path, notes)
+    rows = {name: _rows(path / name, notes) for name in (*_BY_STEP, EVENTS_FILE)}
+    metrics = {row["step"]: row for row in rows[METRICS_FILE]}
+    batches = (*_examined(path, notes), *_recorded(path, settings, metrics, notes))
+    if not batches and not any(rows.values()) and not (path / "run.json").exists():
+        raise RunError(f"{path} is not a run directory: it holds no run.json and nothing that can be read; {_GIVE}")
+    if not metrics:
+        notes.append(f"{path} records no whole step yet")
+    curves = Curves(
+        rows[METRICS_FILE], rows[TIMINGS_FILE], rows[EVALUATIONS_FILE], rows[EVENTS_FILE], _with_eos(settings, batches)
+    )
+    return Evidence(batches, curves, tuple(notes))
+
+
+def run_settings(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The settings by the names of a batch; {} and a note if there is no config, or one of another version."""
+    try:
+        return settings_of(configuration.load(path / "config.toml"))
+    except (ConfigError, OSError) as error:
+        text = reason(error) if isinstance(error, OSError) else str(error)
+        notes.append(f"the settings of the run are unknown, config.toml cannot be used: {text}")
+        return {}
+
+
+def spread(numbers: list[int], count: int) -> list[int]:
+    """The first, the last, and as many evenly between as make up `count`.
+
+    >>> spread(list(range(1, 101)), 5)
+    [1, 26, 51, 75, 100]
+    """
+    places = np.unique(np.linspace(0, len(numbers) - 1, min(count, len(numbers))).round().astype(int))
+    return [numbers[place] for place in places.tolist()]
+
+
+def _look_at_the_mark(path: Path, notes: list[str]) -> None:
+    if not path.exists():
+        raise RunError(f"{path} does not exist; {_GIVE}")
+    if not path.is_dir():
+        raise RunError(f"{path} is a file; {_GIVE}")
+    try:
+        empty = not any(path.iterdir())
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {reason(error)}") from error
+    if empty:
+        raise RunError(f"{path} is empty; {_GIVE}")
+    try:
+        RunDirectory.open(path)
+    except RunError as error:
+        if "newer Assay" in str(error):
+            raise
+        notes.append(str(error))
+
+
+def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """The lines that can be read; a note for each kind of line that cannot, and for a last one without its end."""
+    try:
+        *whole, rest = file.read_bytes().split(b"\n")
+    except OSError as error:
+        notes.append(f"{file.name} cannot be read: {reason(error)}")
+        return ()
+    found, damaged = [], []
+    for number, line in enumerate(whole, start=1):
+        row = _row(line)
+        if row is None or (file.name in _BY_STEP and type(row.get("step")) is not int):
+            damaged.append(number)
+        else:
+            found.append({name: value for name, value in row.items() if file.name not in _BY_STEP or _plain(value)})
+    if damaged:
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        notes.append(f"{file.name} line {damaged[0]}{more} is damaged and left out; restore it from a copy of the run")
+    if rest:
+        notes.append(f"{file.name} line {len(whole) + 1} was cut off while it was written and is left out")
+    return tuple(found)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _plain(value: Any) -> bool:
+    """A number or none: a curve of anything else would break the checks that read it."""
+    return value is None or isinstance(value, (int, float))
+
+
+def _examined(path: Path, notes: list[str]) -> list[Batch]:
+    batches = []
+    for _, file in _numbered(path / "examined", r"step-(\d+)-update-(\d+)\.safetensors")[-EXAMINED:]:
+        try:
+            batches.append(read_batch(file))
+        except BatchError as error:
+            notes.append(str(error))
+    return batches
+
+
+def _recorded(
+    path: Path, settings: Mapping[str, Any], metrics: Mapping[int, Mapping[str, Any]], notes: list[str]
+) -> list[Batch]:
+    files = {number[0]: file for number, file in _numbered(path / "rollouts", r"step-(\d{6,})\.parquet")}
+    whole = [step for step in files if step in metrics] or list(files)  # a metrics line comes last: the step is done
+    batches, partial = [], 0
+    for step in spread(whole, STEPS) if whole else ():
+        try:
+            rows = list(from_parquet(files[step]))
+            source = f"step {step} of the recorded rollouts"
+            batch = batch_of_rows(rows, settings, step=step, source=source, numbers=metrics.get(step))
+        except ValueError as error:  # BatchError is one
+            notes.append(str(error))
+            continue
+        partial += bool(batch.arrays) and "group_ids" not in batch.arrays
+        batches.append(batch)
+    if partial:
+        notes.append(
+            f"{partial} of {len(batches)} steps record only a part of each group (record.rollouts = 'extremes'), so "
+            "that rewards and advantages cannot be compared within them"
+        )
+    return batches
+
+
+def _numbered(directory: Path, pattern: str) -> list[tuple[tuple[int, ...], Path]]:
+    """By number, not by name: step-1000000 comes after step-999999."""
+    names = ((re.fullmatch(pattern, file.name), file) for file in directory.glob("*"))
+    return sorted((tuple(map(int, match.groups())), file) for match, file in names if match)
+
+
+def _with_eos(settings: Mapping[str, Any], batches: tuple[Batch, ...]) -> dict[str, Any]:
+    """The config does not know the end tokens; a batch does."""
+    known = [batch.settings["eos_ids"] for batch in batches if "eos_ids" in batch.settings]
+    return {**settings, "eos_ids": tuple(known[0])} if known else dict(settings)

@@ -1,0 +1,161 @@
+"""
+## What it checks
+In the scoring pass the attention mask is 1 on the tokens of prompt and completion and 0 on the padding before or
+between them. The check finds each row's own tokens in what the model was given, by position, and compares. Where no
+mask is on record, it asks whether log-probs change with padding.
+
+## Why it hurts
+Padding that is attended to is context the sampler never had. Real tokens that are hidden, because the mask was made by
+value and the padding id is also that of EOS, are context that is lost. Either way the log-probs are those of another
+sequence and depend on how long the neighbours are.
+
+## How to fix it
+Make the mask from lengths, never from token values, and pass it in every forward pass on padded rows.
+
+    # before
+    logits = model(input_ids).logits
+    # after
+    columns = torch.arange(input_ids.shape[1])
+    attention_mask = columns >= input_ids.shape[1] - lengths.unsqueeze(1)  # padded on the left
+    logits = model(input_ids, attention_mask=attention_mask).logits
+
+## When it is wrong
+Padding on the right is behind every token of a causal model and needs no mask: it is not counted. Where the log-probs
+were computed again and did not move, the mask that is on record is not the one in use, and the check stays silent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.illnesses.position_ids import position_faults
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+)
+
+
+def check_batch(batch: Batch) -> Verdict:
+    if batch.get("attention_mask") is None:
+        return _by_numbers(batch, "no attention mask is on record")
+    rows = rows_given(batch)
+    found = [row for row in rows if row.places is not None]
+    if not found:
+        return not_applicable("no row was scored as prompt + completion: see wrong_context")
+    faults = mask_faults(batch)
+    if not faults:
+        return _by_numbers(batch, "the mask on record is right", looked=len(found))
+    number, what = next(iter(faults.items()))
+    facts = [Fact("rows with a wrong attention mask", len(faults), 0, batch.step, number)]
+    moved = moved_at_all(batch)
+    effect = ""
+    if moved is not None:
+        how, gap = moved
+        facts.append(Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token))
+        if gap.is_rounding(batch.settings.get("dtype")):
+            return healthy(f"the mask of {len(faults)} rows is wrong on record, but the log-probs are right", *facts)
+        effect = f"; log-probs change by {gap.mean:.2g} on average {how}"
+    return finding(
+        f"the attention mask of {len(faults)} of {len(rows)} rows is wrong: in row {number} {what}{effect}", *facts
+    )
+
+
+def _by_numbers(batch: Batch, known: str, looked: int = 0) -> Verdict:
+    """The mask is right or not on record: do log-probs move with padding, and is that the positions' fault?"""
+    moved = moved_by_company(batch)
+    if moved is None:
+        if looked:
+            return healthy(f"the mask of {looked} rows hides padding and nothing else", Fact("rows compared", looked))
+        raise Missing("attention_mask")
+    how, gap = moved
+    fact = Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token)
+    if gap.is_rounding(batch.settings.get("dtype")):
+        return healthy("padding and company do not move log-probs", fact)
+    if _is_the_positions(batch):
+        return healthy(f"{known}; the positions are the likelier cause of what padding moves", fact)
+    return finding(
+        f"log-probs change by {gap.mean:.2g} on average {how}, and {known}: padding or other rows are probably "
+        "attended to",
+        fact,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _is_the_positions(batch: Batch) -> bool:
+    """A right mask leaves the positions, unless they are on record and right."""
+    if batch.get("attention_mask") is None:
+        return False
+    return batch.get("position_ids") is None or any(position_faults(batch))
+
+
+def _padding_seen(columns: int) -> Evidence:
+    """The last so many padding tokens before each prompt of the first group are attended to."""
+    batch = healthy_batch()
+    attention_BS = batch.arrays["attention_mask"].copy()
+    prompt_mask_BP = batch.arrays["prompt_mask"]
+    rows = np.flatnonzero(~prompt_mask_BP[:, 0])  # those with padding
+    for row in rows[:4]:
+        first = int(np.argmax(prompt_mask_BP[row]))
+        attention_BS[row, max(first - columns, 0) : first] = True
+    changes = {
+        "attention_mask": attention_BS,
+        "position_ids": np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
+    }
+    if columns:
+        noise_BT = np.random.default_rng(6).normal(0.0, 0.3, size=batch.arrays["mask"].shape)
+        changes["scored_alone"] = batch.arrays["scored_alone"] + noise_BT * batch.arrays["mask"]
+    return of_batch(edited(batch, **changes))
+
+
+def sick() -> Evidence:
+    return _padding_seen(1)
+
+
+def well() -> Evidence:
+    return _padding_seen(0)
+
+
+def _padded_on_the_left_without_mask(original):  # type: ignore[no-untyped-def]
+    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        import torch
+
+        batch = original(samples, rows, device, share_prompts)
+        if share_prompts:
+            return batch
+        width = batch.ids_RS.shape[1]
+        pads = [width - len(samples[row].prompt.tokens) - len(samples[row].rollout.tokens) for row in rows]
+        ids_RS = torch.stack([ids_S.roll(pad) for ids_S, pad in zip(batch.ids_RS, pads, strict=True)])
+        moved_BT = batch.predictors_BT + torch.tensor(pads, device=device).unsqueeze(1)
+        return replace(batch, ids_RS=ids_RS, predictors_BT=moved_BT.where(batch.predictors_BT >= 0, -1))
+
+    return tensors
+
+
+ILLNESS = Illness(
+    code="ALGN05",
+    name="attention_mask",
+    severity=Severity.HARMFUL,
+    summary="padding is attended to, or real tokens are hidden",
+    fix="Make the attention mask from lengths and pass it in every forward pass on padded rows.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.share_prompts=false",),
+        replaces={"assay.train.pack._tensors": _padded_on_the_left_without_mask},
+    ),
+    batch=check_batch,
+    explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN04", "ALGN10", "KL05"}),
+)

@@ -1,0 +1,137 @@
+"""
+## What it checks
+Old, new, reference and sampler log-probs must be computed and kept in the same precision. A log-prob that went through
+bfloat16 or float16 has only 8 or 11 significant bits; a float32 one has 24. The check looks at the bits of the loss
+tokens' log-probs: where all numbers of one side fit 16 bits and those of the other do not, one of them was rounded.
+
+## Why it hurts
+Between 1 and 2 a bfloat16 moves in steps of 0.008, beyond 8 in steps of 0.06. The ratio of a rounded and an unrounded
+log-prob is off by half such a step in every token before anything was learned, and most where the policy is unsure,
+which is where it learns. Clipping and KL see noise; a sum over a long answer sees a lot of it.
+
+## How to fix it
+Leave autocast before the log-softmax, and keep log-probs in float32 in every buffer they pass.
+
+    # before: old is kept as the model computed it, new is not
+    old = logprobs(model, batch).to(torch.bfloat16)
+    new = logprobs(model, batch).float()
+    # after
+    old = logprobs(model, batch).float()
+    new = logprobs(model, batch).float()
+
+## When it is wrong
+A sampling engine may report rounded log-probs; where they are only logged and old ones are computed by the trainer,
+that costs a metric and no gradient, and is reported as waste. Numbers that were rounded when the evidence was saved
+look the same: save float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch
+from assay.record.batch import Array
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_enough_data
+
+TOKENS = 20  # so many numbers that all fit 16 bits by chance have a probability below 1e-60
+ROUNDED = 0.99  # of a side's numbers fit 16 bits: a few may have been replaced or clamped
+EXACT = 0.5  # at most so many fit on the other side: float32 numbers do once in thousands
+SIDES = ("old_logprobs", "new_logprobs", "ref_logprobs", "sampler_logprobs")
+OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped", "ratio")  # fields and numbers it made
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (mask_BT,) = batch.need("mask")
+    sides = {name: values for name in SIDES if len(values := _numbers(batch.get(name), mask_BT)) >= TOKENS}
+    if len(sides) < 2:
+        return not_enough_data(f"two of {', '.join(SIDES)} with {TOKENS} loss tokens")
+    shares = {name: _share_of_16_bits(values) for name, values in sides.items()}
+    facts = [Fact(f"share of {name} that fit {kind}", share, step=batch.step) for name, (kind, share) in shares.items()]
+    rounded = [name for name, (_, share) in shares.items() if share >= ROUNDED]
+    exact = [name for name, (_, share) in shares.items() if share <= EXACT]
+    if not rounded or not exact:
+        return healthy("all log-probs have the same precision", *facts)
+    name = rounded[0]
+    kind = shares[name][0]
+    harmless = rounded == ["sampler_logprobs"] and batch.settings.get("correction", "off") == "off"
+    return finding(
+        f"{' and '.join(rounded)} are rounded to {kind} (all {len(sides[name])} numbers fit its bits), "
+        f"{' and '.join(exact)} are not: their differences are off by up to {_step(sides[name], kind):.2g}",
+        *facts,
+        severity=Severity.WASTEFUL if harmless else None,
+    )
+
+
+def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
+    """Of the loss tokens; 0 fits any precision and tells nothing."""
+    if values_BT is None:
+        return np.zeros(0)
+    values_N: Array = values_BT[mask_BT]
+    return np.asarray(values_N[np.isfinite(values_N) & (values_N != 0)])
+
+
+def _share_of_16_bits(values_N: Array) -> tuple[str, float]:
+    """The 16-bit kind that more of the numbers fit, and how many do."""
+    shares = {
+        "bfloat16": float(np.mean(_to_bfloat16(values_N) == values_N)),
+        "float16": float(np.mean(values_N.clip(-6e4, 6e4).astype(np.float16) == values_N)),
+    }
+    return max(shares.items(), key=lambda item: item[1])
+
+
+def _to_bfloat16(values: Array) -> Array:
+    """To nearest; ties, which no sum of logits hits, away from zero."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x8000) & 0xFFFF0000).astype(np.uint32)
+    return np.asarray(rounded.view(np.float32), dtype=np.float64)
+
+
+def _step(values_N: Array, kind: str) -> float:
+    """Half the distance between neighbours at the largest number."""
+    bits = 8 if kind == "bfloat16" else 11
+    return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    return Evidence((edited(batch, old_logprobs=_to_bfloat16(batch.arrays["old_logprobs"]), **unknown),))
+
+
+def well() -> Evidence:
+    return Evidence((healthy_batch(),))
+
+
+def _old_in_bfloat16(original):  # type: ignore[no-untyped-def]
+    """The buffer that keeps old log-probs between scoring and the updates is bfloat16."""
+
+    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+        batch = original(learner, minibatches)
+        scored = tuple(
+            tuple(replaced(part, old_BT=part.old_BT.bfloat16().float()) for part in parts) for parts in batch.scored
+        )
+        return replaced(batch, scored=scored)
+
+    return score
+
+
+ILLNESS = Illness(
+    code="NUM02",
+    name="autocast_mismatch",
+    severity=Severity.HARMFUL,
+    summary="old, new, reference and sampler log-probs are not of the same precision",
+    fix="Compute every log-softmax outside of autocast in float32, and keep log-probs in float32 buffers.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=2",),
+        replaces={"assay.train.learner.Learner.score": _old_in_bfloat16},
+    ),
+    batch=check_batch,
+    explains=frozenset({"KL05", "RAT01", "SAMP06"}),
+)

@@ -1,0 +1,129 @@
+"""
+## What it checks
+A token that the clip holds back must get no push from the policy part of the loss. The check finds the tokens whose
+ratio is out of range on the side of their advantage, and looks at the gradient that reached them: nothing (beside the
+KL's), or what they would get without a clip.
+
+## Why it hurts
+The clip is what keeps several updates on one batch of answers safe. Computed and then not used, it changes a metric and
+nothing else: clip-higher has no effect, and later updates push tokens that have already moved too far.
+
+## How to fix it
+Let the smaller of both objectives reach the loss.
+
+    # before: the clipped loss is computed and never used
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1 - low, 1 + high) * advantages
+    loss = masked_mean(unclipped, mask)
+    # after
+    loss = masked_mean(torch.max(unclipped, clipped), mask)
+
+## When it is wrong
+Objectives without a hard clip (CISPO, SAPO) and those that clip whole rows (GSPO) are not looked at. A run with one
+update per rollout never clips: its ratios are 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute import gradient_parts, terms
+from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
+from assay.doctor.recompute.terms import loss_settings
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that clip token by token
+EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
+FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
+MOST = 0.5  # of the clipped tokens
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (gradients_BT,) = batch.need("gradients")
+    settings = loss_settings(batch)
+    if settings.objective not in CLIPPING:
+        return not_applicable(f"{settings.objective} does not clip token by token")
+    found = terms(batch, settings)
+    ratio_BT = found.ratio_BT
+    edge_BT = np.minimum(np.abs(ratio_BT - 1 + settings.clip_low), np.abs(ratio_BT - 1 - settings.clip_high)) < EDGE
+    clipped_BT = found.clipped_BT & ~edge_BT & np.isfinite(gradients_BT)
+    if not clipped_BT.any():
+        return not_applicable("no token of this batch is clipped")
+    weights_BT = weights(batch, aggregation_of(batch))
+    policy_BT, kl_BT = gradient_parts(batch, weights_BT, settings)
+    free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
+    unclipped_BT, _ = gradient_parts(batch, weights_BT, free)
+    others_BT = found.mask_BT & ~found.clipped_BT & ~edge_BT & np.isfinite(gradients_BT)
+    scale, residual = fitted(gradients_BT[others_BT], (policy_BT + kl_BT)[others_BT])
+    if residual > FIT or scale <= 0:
+        raise Missing("gradients of unclipped tokens that agree with the configured loss")
+    left_BT = gradients_BT - scale * kl_BT  # the policy's part, on clipped tokens
+    pushed_BT = clipped_BT & (np.abs(left_BT) > MOST * np.abs(scale * unclipped_BT))
+    pushed, count = int(pushed_BT.sum()), int(clipped_BT.sum())
+    row, token = (int(place[0]) for place in np.nonzero(pushed_BT if pushed else clipped_BT))
+    fact = Fact("policy gradient of a clipped token", float(left_BT[row, token]), 0.0, batch.step, row, token)
+    if pushed <= MOST * count:
+        return healthy(f"{count - pushed} of {count} clipped tokens get no push", fact)
+    return finding(
+        f"{pushed} of {count} clipped tokens are pushed as if there were no clip",
+        fact,
+        Fact("clipped tokens with a gradient", pushed, 0),
+        confidence=Confidence.PROVEN if pushed == count else Confidence.LIKELY,
+    )
+
+
+def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
+    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
+    size = float((expected * expected).sum())
+    if not len(recorded) or size == 0:
+        return 0.0, np.inf
+    scale = float((recorded * expected).sum()) / size
+    whole = float(np.linalg.norm(recorded))
+    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
+
+
+def sick() -> Evidence:
+    return of_batch(_one_far(dead=True))
+
+
+def well() -> Evidence:
+    return of_batch(_one_far(dead=False))
+
+
+def _one_far(dead: bool) -> Batch:
+    """A later update in which three tokens of wanted rows have left the clip range."""
+    batch = healthy_batch(update=1)
+    new_BT = batch.arrays["new_logprobs"].copy()
+    rows = np.flatnonzero(batch.arrays["advantages"] > 0)[:3]
+    new_BT[rows, 1] = batch.arrays["old_logprobs"][rows, 1] + 0.4
+    moved = edited(batch, new_logprobs=new_BT)
+    weights_BT = weights(moved, aggregation_of(moved))
+    settings = loss_settings(moved)
+    kept = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP) if dead else settings
+    policy_BT, kl_BT = gradient_parts(moved, weights_BT, kept)
+    stale = [name for name in batch.arrays if name.startswith(("scored_", "gradients", "token_loss", "kl"))]
+    stale += [name for name in batch.numbers if name.startswith(("loss", "policy_loss", "kl_", "clipped"))]
+    found = terms(moved)
+    fresh = {"ratio": found.ratio_BT, "clipped": found.clipped_BT, "gradients": policy_BT + kl_BT}
+    return edited(moved, **{**dict.fromkeys(stale), **fresh})
+
+
+ILLNESS = Illness(
+    code="CLIP01",
+    name="clip_dead",
+    severity=Severity.HARMFUL,
+    summary="the clip does not reach the loss: clipped tokens are pushed all the same",
+    fix="Take the minimum of the clipped and the unclipped objective (the maximum of the losses) into the loss.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=None,
+    batch=check_batch,
+    explains=frozenset({"LOSS06", "CLIP02"}),
+)

@@ -1,0 +1,187 @@
+"""
+## What it checks
+PPO's objective is min(r A, clip(r) A). Outside of the clip range it stops the gradient on one side only: where a good
+token is already likelier, or a bad one already rarer. The check looks at loss tokens out there, at their recorded loss
+or at their gradient.
+
+## Why it hurts
+With max in the place of min, the clip stops the updates that would undo an overshoot and lets the overshoot run: the
+further a token has moved the wrong way, the less it is brought back. Without the clip, later updates of a rollout batch
+run away from the policy that sampled it.
+
+## How to fix it
+Write the objective with min, and put the minus outside; inside of it, min becomes max.
+
+    # before: the minus went into min() and min stayed
+    loss = torch.min(-ratio * advantages, -clipped * advantages)
+    # after
+    loss = -torch.min(ratio * advantages, clipped * advantages)
+
+## When it is wrong
+CISPO and SAPO bound the update in other ways and are left alone. In a first update the ratio is 1 and nothing is
+outside of the range: then there is not enough data. Tokens at which a dual clip or a delta bites are not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.consistent import consistent
+from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
+from assay.doctor.recompute.match import distance, tolerance
+from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
+from assay.record.batch import Array
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+EDGE = 1e-3  # from the clip range: rounding decides there
+MOST = 0.5  # of the tokens: more than half have a gradient, or less than half
+
+
+def check_batch(batch: Batch) -> Verdict:
+    batch.setting("clip_low"), batch.setting("clip_high"), batch.setting("objective")
+    settings = loss_settings(batch)
+    if settings.objective in ("cispo", "sapo"):
+        return not_applicable(f"{settings.objective} has no clip of this kind")
+    found = terms(batch)
+    advantages_BT = np.where(found.mask_BT, batch.token_advantages, 0.0)
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    below_BT, above_BT = found.ratio_BT < low - EDGE, found.ratio_BT > high + EDGE
+    outside_BT = (below_BT | above_BT) & found.mask_BT & (advantages_BT != 0) & np.isfinite(advantages_BT)
+    if settings.delta:
+        outside_BT &= found.ratio_BT < settings.delta
+    if settings.dual_clip:
+        outside_BT &= (found.ratio_BT < settings.dual_clip) | (advantages_BT > 0)
+    if not outside_BT.any():
+        return not_enough_data("loss tokens with an advantage and a ratio outside of the clip range")
+    verdict = _by_token_loss(batch, outside_BT)
+    if verdict is None:
+        verdict = _by_gradients(batch, outside_BT, outside_BT & found.clipped_BT)
+    return verdict or not_enough_data("token_loss, or gradients, of the configured objective")
+
+
+def _by_token_loss(batch: Batch, outside_BT: Array) -> Verdict | None:
+    """None where they are not there, or are of no kind known here."""
+    recorded_BT = batch.get("token_loss")
+    if recorded_BT is None:
+        return None
+    kl_BT = terms(batch).of_tokens() - terms(batch).policy_BT
+    limit = 10 * tolerance(batch, recorded_BT[outside_BT])
+    distances = {
+        name: min(distance(recorded_BT[outside_BT], (one_BT + part)[outside_BT]) for part in (kl_BT, 0.0 * kl_BT))
+        for name, one_BT in surrogates(batch, loss_settings(batch)).items()
+    }
+    fact = Fact("tokens outside of the clip range", int(outside_BT.sum()), None, batch.step)
+    fits = [name for name, value in distances.items() if value <= limit]
+    if not fits:
+        return None
+    if fits[0] == "min":
+        return healthy("the objective is min(r A, clip(r) A)", fact)
+    return _finding(
+        batch, fits[0], fact, Fact("distance of the loss from min(r A, clip(r) A)", distances["min"], limit)
+    )
+
+
+def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict | None:
+    """Which tokens outside still have the gradient they would have without any clip."""
+    recorded_BT = batch.get("gradients")
+    if recorded_BT is None:
+        return None
+    settings = loss_settings(batch)
+    weights_BT = weights(batch, aggregation_of(batch))
+    free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
+    unclipped_BT, kl_BT = gradient_parts(batch, weights_BT, free)
+    seen_BT = outside_BT & np.isfinite(recorded_BT) & (unclipped_BT != 0)
+    inside_BT = terms(batch).mask_BT & ~outside_BT & np.isfinite(recorded_BT) & (unclipped_BT != 0)
+    if not seen_BT.any():
+        return None
+    with np.errstate(all="ignore"):
+        share_BT = np.where(unclipped_BT != 0, (recorded_BT - kl_BT) / unclipped_BT, 0.0)
+    unit = float(np.median(share_BT[inside_BT])) if inside_BT.any() else 1.0
+    if not abs(unit) > 0:
+        return None
+    alive_BT = np.abs(share_BT / unit) > MOST
+    stopped, passed = seen_BT & clipped_BT, seen_BT & ~clipped_BT
+    fact = Fact("tokens outside of the clip range", int(seen_BT.sum()), None, batch.step)
+    leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > MOST
+    dead = bool(passed.any()) and float(alive_BT[passed].mean()) < MOST
+    if not leaks and not dead:
+        return healthy("the clip stops the gradient on the right side", fact)
+    name = "max" if leaks and dead else "unclipped" if leaks else "clamped"
+    facts = (
+        Fact("clipped tokens that have a gradient", int(alive_BT[stopped].sum()), 0),
+        Fact("tokens on the other side without one", int((~alive_BT)[passed].sum()), 0),
+    )
+    return _finding(batch, name, fact, *facts)
+
+
+def _finding(batch: Batch, name: str, fact: Fact, *facts: Fact) -> Verdict:
+    return finding(f"at {fact.value} tokens outside of the clip range the loss is {SURROGATES[name]}", fact, *facts)
+
+
+def sick() -> Evidence:
+    batch = _moved()
+    right = terms(batch)
+    wrong_BT = np.where(right.mask_BT, surrogates(batch, right.settings)["max"], 0.0)
+    alive_BT = right.mask_BT & ~((right.ratio_BT > 1.2) & (batch.token_advantages < 0))
+    alive_BT &= ~((right.ratio_BT < 0.8) & (batch.token_advantages > 0))
+    gradients_BT = np.where(alive_BT, -batch.token_advantages * right.ratio_BT, 0.0) / right.mask_BT.sum()
+    loss = float(wrong_BT.sum() / right.mask_BT.sum())
+    names = ("loss", "policy_loss", *(f"loss_{how}" for how in ("again", "padded", "permuted", "split", "perturbed")))
+    return of_batch(
+        edited(
+            batch,
+            token_loss=wrong_BT,
+            **dict.fromkeys(("gradients", "gradients_split", "gradients_perturbed"), gradients_BT),
+            **dict.fromkeys(names, loss),
+        )
+    )
+
+
+def well() -> Evidence:
+    return of_batch(_moved())
+
+
+def _moved() -> Batch:
+    """A later update: of the tokens with room for it, some have moved out of the clip range, on either side."""
+    batch = healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
+    old_BT, new_BT = batch.arrays["old_logprobs"], batch.arrays["new_logprobs"]
+    row_BT, column_BT = np.indices(old_BT.shape)
+    moved_BT = ((row_BT + column_BT) % 8 == 0) & (old_BT < -0.7)
+    new_BT = new_BT + np.where(moved_BT, np.where(column_BT % 2 == 0, 0.35, -0.35), 0.0)
+    scored = ("scored_again", "scored_padded", "scored_permuted", "scored_alone")
+    return consistent(batch, **dict.fromkeys(("new_logprobs", *scored), new_BT))
+
+
+def _minus_inside_min(original):  # type: ignore[no-untyped-def]
+    """min(-r A, -clip(r) A) is -max(r A, clip(r) A): the loss of the negated advantages, negated."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        turned = original(**{**tensors, "advantages_BT": -tensors["advantages_BT"]})
+        return replace(turned, total=-turned.total, policy=-turned.policy)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="CLIP02",
+    name="clip_inverted",
+    severity=Severity.HARMFUL,
+    summary="the clip is not min(r A, clip(r) A): it stops the wrong side, both sides, or none",
+    fix="Use -min(ratio * A, clip(ratio) * A), with the minus outside of min.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=4", "optimizer.learning_rate=3e-3"),
+        replaces={"assay.train.learner.policy_loss": _minus_inside_min},
+    ),
+    batch=check_batch,
+    explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
+)

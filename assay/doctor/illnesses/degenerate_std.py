@@ -1,0 +1,187 @@
+"""
+## What it checks
+That dividing by the std of a group is harmless: every advantage is finite, every group has more than one completion,
+completions with equal rewards have advantage 0, and no advantage is larger than arithmetic allows, (G-1) / sqrt(G) for
+the std with n-1 and sqrt(G-1) for the std with n.
+
+## Why it hurts
+The std of equal rewards is 0, or a rounding residue of 1e-9. Divided by it, nothing becomes NaN or an advantage in the
+thousands, and one group without any information outweighs the rest of the batch. A group of one has no std at all: its
+advantage is NaN, or always 0.
+
+## How to fix it
+Use groups of two or more, add an epsilon far above rounding, and leave groups of equal rewards at advantage 0.
+
+    # before: equal rewards are divided by a residue
+    advantages = (rewards - mean) / std
+    # after
+    advantages = (rewards - mean) / (std + 1e-4)
+    advantages = advantages.where(rewards.amax(1, True) > rewards.amin(1, True), 0.0)
+
+## When it is wrong
+The bound holds for advantages divided by the std of their own group; others (no std, RLOO, std of the batch) are only
+checked for the rest. Groups of one are meant in algorithms with another baseline, which the settings then do not call
+a group's mean.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.advantages import centring, groups_of, nearest_advantages, other_kind, row_advantages
+from assay.doctor.recompute.consistent import consistent
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+EQUAL = 1e-6  # relative spread of rewards that are the same number but for float32 rounding
+VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
+BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
+SLACK = 1.01  # over the bound: bfloat16 rounds by half a percent
+
+
+def check_batch(batch: Batch) -> Verdict:
+    batch.need("advantages")
+    if (verdict := _not_finite(batch)) is not None:
+        return verdict
+    if reason := other_kind(batch):
+        return not_applicable(reason)
+    advantages_B = row_advantages(batch)
+    assert advantages_B is not None
+    groups = groups_of(batch)
+    if all(len(rows) == 1 for rows in groups):
+        return _groups_of_one(batch, advantages_B)
+    for verdict in (_equal_rewards(batch, advantages_B, groups), _beyond_the_bound(batch, advantages_B, groups)):
+        if verdict is not None:
+            return verdict
+    largest = float(np.nanmax(np.abs(advantages_B)))
+    return healthy("the advantages are finite and of a size that a std allows", Fact("largest |A|", largest))
+
+
+def _not_finite(batch: Batch) -> Verdict | None:
+    (advantages,) = batch.need("advantages")
+    mask_BT = batch.get("mask")
+    bad = ~np.isfinite(advantages)
+    if mask_BT is not None:
+        bad &= mask_BT if bad.ndim == 2 else mask_BT.any(axis=1)
+    if not bad.any():
+        return None
+    row = int(np.argwhere(bad)[0][0])
+    return finding(
+        f"{int(bad.sum())} of {bad.size} advantages are NaN or infinite",
+        Fact("advantage", str(advantages[tuple(np.argwhere(bad)[0])]), None, batch.step, row),
+        severity=Severity.FATAL,
+    )
+
+
+def _groups_of_one(batch: Batch, advantages_B: Array) -> Verdict:
+    if batch.settings.get("group_size", 1) > 1:
+        return not_applicable("the batch holds one row of each group")
+    stated = batch.settings.get("group_size") == 1 and "baseline" in batch.settings
+    if not stated and np.nanmax(np.abs(advantages_B)) > 0:
+        return not_applicable("groups of one row, whose advantages come from another baseline")
+    return finding(
+        f"all of {len(advantages_B)} groups have one completion: there is nobody to compare it with",
+        Fact("completions a group", 1, 2, batch.step),
+        confidence=Confidence.PROVEN if stated else Confidence.LIKELY,
+        severity=Severity.FATAL,
+    )
+
+
+def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Verdict | None:
+    """Only where the other groups are centred: else the formula is another one."""
+    rewards_B = batch.get("rewards")
+    if rewards_B is None:
+        return None
+    varied = False
+    worst: tuple[float, int] = (0.0, 0)
+    for rows in groups:
+        scored = rewards_B[rows][np.isfinite(rewards_B[rows])]
+        if len(scored) < 2:
+            continue
+        if np.ptp(scored) > EQUAL * max(float(np.abs(scored).max()), 1e-3):
+            varied = True
+            continue
+        at = int(rows[np.nanargmax(np.nan_to_num(np.abs(advantages_B[rows])))])
+        worst = max(worst, (abs(float(advantages_B[at])), at))
+    if not varied or worst[0] <= VISIBLE or centring(batch).is_off_P.any():
+        return None
+    return finding(
+        f"completions with equal rewards have advantages of up to {worst[0]:.3g}: the std of nothing is divided by",
+        Fact("largest |A| where rewards are equal", worst[0], VISIBLE, batch.step, worst[1]),
+    )
+
+
+def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) -> Verdict | None:
+    std, scale = batch.settings.get("std"), batch.settings.get("scale", "group")
+    if std not in ("sample", "population") or scale != "group":
+        return None
+    rewards_B = batch.get("rewards")
+    is_centred = not centring(batch).is_off_P.any()
+    if rewards_B is None and not is_centred:
+        return None  # another formula, and no rewards to tell which
+    worst: tuple[float, float, int, float] = (1.0, 0.0, 0, 0.0)
+    for rows in groups:
+        size = len(rows) if rewards_B is None else int(np.isfinite(rewards_B[rows]).sum())
+        known = advantages_B[rows][np.isfinite(advantages_B[rows])]
+        if size < 2 or not known.size:
+            continue
+        bound = (size - 1) / math.sqrt(size) if std == "sample" else math.sqrt(size - 1)
+        if batch.settings.get("baseline") == "leave_one_out":
+            bound *= size / (size - 1)
+        largest = float(np.abs(known).max())
+        worst = max(worst, (largest / (bound * SLACK), largest, int(rows[0]), bound))
+    excess, largest, row, bound = worst
+    if excess <= (1.0 if is_centred else BLOWN_UP) or (rewards_B is not None and nearest_advantages(batch).fits):
+        return None  # within the bound, or a known formula of another size: see formula
+    return finding(
+        f"an advantage of {largest:.3g} is larger than a {std} std of its group allows ({bound:.3g})",
+        Fact("largest |A| of the group", largest, bound, batch.step, row),
+    )
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    advantages_B = batch.arrays["advantages"].copy()
+    advantages_B[4:8] = (0.8, -0.8, 0.8, -0.8)  # of four equal rewards
+    return of_batch(consistent(batch, advantages=advantages_B))
+
+
+def well() -> Evidence:
+    batch = healthy_batch()
+    advantages_B = batch.arrays["advantages"].copy()
+    advantages_B[4:8] = (1e-4, -1e-4, 1e-4, -1e-4)
+    return of_batch(consistent(batch, advantages=advantages_B))
+
+
+def _std_of_the_others(original):  # type: ignore[no-untyped-def]
+    """Leave-one-out mean and std with a tiny epsilon: where all others are equal, their std is 0."""
+
+    def group_advantages(rewards_PG, **how):  # type: ignore[no-untyped-def]
+        import torch
+
+        scored_PG = rewards_PG.nan_to_num(nan=0.0)
+        columns = range(scored_PG.shape[1])
+        others_PGN = torch.stack([scored_PG[:, [one for one in columns if one != own]] for own in columns], dim=1)
+        return (scored_PG - others_PGN.mean(dim=2)) / (others_PGN.std(dim=2) + 1e-4)
+
+    return group_advantages
+
+
+ILLNESS = Illness(
+    code="ADV04",
+    name="degenerate_std",
+    severity=Severity.HARMFUL,
+    summary="advantages are divided by a std that is 0, a rounding residue, or of one completion",
+    fix="Use groups of two or more, an epsilon far above rounding (1e-4), and advantage 0 where all rewards are equal.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.credit.group_advantages": _std_of_the_others}),
+    batch=check_batch,
+    explains=frozenset({"ADV05", "MET05", "RAT07", "LOSS05"}),
+)

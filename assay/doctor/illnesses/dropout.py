@@ -1,0 +1,117 @@
+"""
+## What it checks
+Whether the trainer's own scoring, repeated on the same weights and the same input, gives the same log-probs; and
+whether dropout modules were active in that pass.
+
+## Why it hurts
+With dropout every pass asks another, random, smaller network. The ratio new / old is then not 1 before anything was
+learned, clipping cuts tokens at random, and KL to the reference measures noise. The policy that is trained is not the
+policy that sampled.
+
+## How to fix it
+Put the model into eval mode for every pass, the one with gradients included, or build it without dropout.
+
+    # before
+    model.train()
+    new = logprobs(model, batch)
+    # after: eval mode only switches dropout off, gradients flow as before
+    model.eval()
+    new = logprobs(model, batch)
+
+## When it is wrong
+A dropout module whose probability is 0 does nothing; a trainer may also repeat the same random numbers in both passes.
+Where a repeated scoring gives the same numbers the check is silent. Kernels that add up in no fixed order leave
+differences of rounding size, which are within the limit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+LIMIT = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}  # of a log-prob: 100 times what rounding leaves
+SHARE = 0.01  # of the loss tokens: fewer are outliers
+
+
+def check_batch(batch: Batch) -> Verdict:
+    modules = batch.numbers.get("dropout_modules")
+    again_BT, new_BT, mask_BT = (batch.get(name) for name in ("scored_again", "new_logprobs", "mask"))
+    if again_BT is None or new_BT is None or mask_BT is None or not mask_BT.any():
+        if modules is None:
+            raise Missing("scored_again or dropout_modules")
+        fact = Fact("active dropout modules", int(modules), 0, batch.step)
+        if not modules:
+            return healthy("no dropout module is active", fact)
+        return finding(
+            f"{int(modules)} dropout modules are active when log-probs are computed",
+            fact,
+            confidence=Confidence.LIKELY,  # their probability may be 0
+        )
+    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    distance_BT = np.where(mask_BT, np.abs(again_BT - new_BT), 0.0)
+    off_BT = distance_BT > limit  # a NaN is another illness
+    row, token = (int(place) for place in np.unravel_index(np.nanargmax(distance_BT), distance_BT.shape))
+    share = float(off_BT.sum() / mask_BT.sum())
+    fact = Fact("largest |scored again - new|", float(distance_BT[row, token]), limit, batch.step, row, token)
+    facts = (fact, Fact("active dropout modules", int(modules) if modules is not None else "not recorded"))
+    if not off_BT.any():
+        return healthy("scoring twice gives the same log-probs", *facts)
+    cause = f"{int(modules)} dropout modules are active" if modules else "something in the pass is random"
+    return finding(
+        f"scoring twice with the same weights gives other log-probs for {share:.0%} of the loss tokens: {cause}",
+        *facts,
+        Fact("share of loss tokens off", share, SHARE),
+        confidence=Confidence.PROVEN if share > SHARE else Confidence.LIKELY,
+    )
+
+
+def sick() -> Evidence:
+    return of_batch(_scored_again(0.05, modules=4))
+
+
+def well() -> Evidence:
+    return of_batch(_scored_again(0.0001, modules=0))
+
+
+def _scored_again(spread: float, modules: int) -> Batch:
+    batch = healthy_batch()
+    noise_BT = spread * np.random.default_rng(3).standard_normal(batch.arrays["mask"].shape)
+    return edited(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
+
+
+def _noise_in_every_pass(original):  # type: ignore[no-untyped-def]
+    """Dropout in front of the output: every pass of the trainer sees other hidden states."""
+
+    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
+        import torch
+
+        values_BT, entropy_BT = original(policy, batch, **how)
+        return values_BT + 0.05 * torch.randn_like(values_BT), entropy_BT
+
+    return logprobs
+
+
+ILLNESS = Illness(
+    code="MODE01",
+    name="dropout",
+    severity=Severity.HARMFUL,
+    summary="scoring is random: the same tokens and weights give other log-probs",
+    fix="Put the model into eval mode for every pass, the one with gradients included.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=2",),
+        replaces={"assay.policy.causal.CausalPolicy.logprobs": _noise_in_every_pass},
+    ),
+    batch=check_batch,
+    explains=frozenset(
+        {"RAT01", "SAMP06", "SAMP01", "NUM02", "KL05", "MASK04", "LOSS03", "MET02"}
+        | {f"ALGN0{number}" for number in (1, 3, 4, 5, 9)}
+        | {"ALGN10", "RAT07"}
+    ),
+)

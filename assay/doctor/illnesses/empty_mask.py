@@ -1,0 +1,131 @@
+"""
+## What it checks
+No loss is divided by a count of loss tokens that can be 0. The check looks for batches without a single loss token, and
+for a loss or a gradient that is not a number in a batch with rows of which no token is trained.
+
+## Why it hurts
+0 / 0 is NaN. One row without loss tokens (cut off and masked, filtered out, empty) then turns the loss of the whole
+batch into NaN; a trainer that hides the NaN makes an update of nothing, and Adam still moves the weights by momentum.
+
+## How to fix it
+Bound the denominator from below, and skip an update that has no loss token.
+
+    # before
+    row_loss = (loss_per_token * mask).sum(dim=1) / mask.sum(dim=1)
+    # after
+    row_loss = (loss_per_token * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+## When it is wrong
+Some rows without loss tokens are healthy as long as the loss is finite: masking answers that were cut off is a
+deliberate choice. If every answer was cut off and left out on purpose, the batch is only wasted, and is reported so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division
+OUTPUTS = ("loss", "loss_again")
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (mask_BT,) = batch.need("mask")
+    if mask_BT.size == 0:
+        return not_applicable("the batch has no tokens at all")
+    empty_B = ~mask_BT.any(axis=1)
+    if empty_B.all():
+        return _nothing_trained(batch, len(mask_BT))
+    fact = Fact("rows without a loss token", int(empty_B.sum()))
+    broken = [name for name in OUTPUTS if name in batch.numbers and not np.isfinite(batch.number(name))]
+    gradients_BT = batch.get("gradients")
+    if gradients_BT is not None and not np.isfinite(gradients_BT).all():
+        broken.append("gradients")
+    if not broken or not empty_B.any():
+        return healthy("no division by an empty mask", fact)
+    if any(not np.isfinite(_inside(batch, name)).all() for name in INPUTS if batch.get(name) is not None):
+        return not_applicable(f"{broken[0]} is not finite, and neither are the numbers it was computed from")
+    row = int(np.flatnonzero(empty_B)[0])
+    known = all(batch.get(name) is not None for name in INPUTS)
+    return finding(
+        f"{broken[0]} is not finite although its inputs are, and {int(empty_B.sum())} of {len(mask_BT)} rows have no "
+        "loss token: their count of 0 is divided by",
+        Fact("rows without a loss token", int(empty_B.sum()), step=batch.step, row=row),
+        confidence=Confidence.PROVEN if known else Confidence.LIKELY,
+    )
+
+
+def _nothing_trained(batch: Batch, rows: int) -> Verdict:
+    finished_B = batch.get("finished")
+    fact = Fact("loss tokens", 0, step=batch.step)
+    if batch.settings.get("mask_truncated") and finished_B is not None and not finished_B.any():
+        return finding(
+            f"all {rows} rows were cut off by the token limit and left out of the loss: this batch teaches nothing",
+            fact,
+            confidence=Confidence.LIKELY,
+            severity=Severity.WASTEFUL,
+            fix="Raise the token limit, or keep answers that were cut off in the loss.",
+        )
+    return finding(f"none of the {rows} rows has a loss token: this batch teaches nothing", fact)
+
+
+def _inside(batch: Batch, name: str) -> np.ndarray:
+    (mask_BT,) = batch.need("mask")
+    return batch.arrays[name][mask_BT if batch.arrays[name].ndim == 2 else mask_BT.any(axis=1)]
+
+
+def _example(loss: float | None) -> Evidence:
+    """Two rows are left out, and the loss came out as `loss`."""
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"].copy()
+    mask_BT[[3, 9]] = False  # those that the token limit cut off
+    arrays = {name: batch.arrays[name] for name in batch.arrays if not name.startswith(("gradients", "token_loss"))}
+    left_out = {"mask_truncated": True, "sequences": 16}
+    numbers = {"step": 5, "update": 0, "loss": loss, "loss_again": loss}
+    bare = Batch({}, {}, batch.settings, batch.texts, batch.source)
+    return of_batch(edited(bare, **{**arrays, "mask": mask_BT, **left_out, **numbers}))
+
+
+def sick() -> Evidence:
+    return _example(float("nan"))
+
+
+def well() -> Evidence:
+    return _example(None)
+
+
+def _rows_divided_by_their_counts(original):  # type: ignore[no-untyped-def]
+    """A mean over each row's tokens, then over rows; a row without tokens is 0 / 0."""
+
+    def policy_loss(*, mask_BT, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        loss = original(mask_BT=mask_BT, **how)
+        counts_B = mask_BT.sum(dim=1)
+        return replace(loss, total=loss.total * (counts_B / counts_B).mean())
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="MASK06",
+    name="empty_mask",
+    severity=Severity.FATAL,
+    summary="a batch or a row without loss tokens: a division by 0, or nothing to learn from",
+    fix="Bound the denominator from below (clamp(min=1)) and skip an update without loss tokens.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("rollout.truncated=mask", "rollout.max_tokens=5"),
+        replaces={"assay.train.learner.policy_loss": _rows_divided_by_their_counts},
+    ),
+    batch=check_batch,
+    explains=frozenset(
+        {"LOSS03", "LOSS05", "LOSS06", "MASK04", "MASK07", "MASK08", "MET05", "MET06", "MET07", "OPT02"}
+    ),
+)

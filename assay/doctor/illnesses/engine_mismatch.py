@@ -1,0 +1,212 @@
+"""
+## What it checks
+The sampling engine and the trainer hold the same weights, so they should give a token the same log-prob. The check
+measures old - sampler over the loss tokens: its mean and largest size, the KL between the two, how many samples the
+importance weights leave (a token, and a whole row at a time), both tails of the weights, and whether the difference of
+a row grows with its length. Where the model was asked again, plainly, it says which side is off.
+
+## Why it hurts
+The data are not samples of the policy that is trained. Small, zero-mean noise of bfloat16 is harmless. Beyond that the
+gradient is biased, the more the longer the rows: runs have collapsed after hundreds of healthy-looking steps.
+
+## How to fix it
+First rule out the causes with a name of their own: temperature, truncation, stale weights, positions, other tokens.
+What remains is arithmetic: another precision or quantisation, another kernel, a router that picks other experts. Bring
+the two closer, or weigh with truncated importance weights.
+
+    # before: the policy that sampled is taken to be the one that the trainer computes
+    ratio = torch.exp(new - old)
+    loss = -(ratio * advantages)
+    # after
+    weight = torch.exp(old - sampler).clamp(max=2.0)
+    loss = -(weight * torch.exp(new - old) * advantages)
+
+## When it is wrong
+Engines that run in bfloat16 under a float32 trainer differ by a few hundredths and are often accepted. Rows of an older
+policy differ by design if a correction is on; the check then only reports the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
+from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, Gap, both_finite, gap_between
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+
+EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
+
+
+def check_batch(batch: Batch) -> Verdict:
+    gap = gap_between(batch, "old_logprobs", "sampler_logprobs")
+    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
+    old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
+    difference_BT = np.where(inside_BT, old_BT, 0.0) - np.where(inside_BT, sampler_BT, 0.0)
+    dtype = batch.settings.get("dtype")
+    effective = effective_share(difference_BT[inside_BT])
+    facts = _facts(batch, gap, difference_BT, inside_BT)
+    if gap.is_rounding(dtype) and (dtype == "float32" or effective >= EFFECTIVE):
+        return healthy(f"engine and trainer agree: mean |old - sampler| {gap.mean:.2g}", *facts)
+    if _is_older_by_design(batch):
+        return healthy(f"the rows are of an older policy and corrected: mean |old - sampler| {gap.mean:.2g}", *facts)
+    message = f"engine and trainer differ by {gap.mean:.2g} a token on average and by up to {gap.largest:.2g}"
+    culprit = _culprit(batch, dtype)
+    return finding(
+        f"{message}; {culprit}" if culprit else message,
+        *facts,
+        confidence=Confidence.PROVEN if culprit and _is_untrained(batch) else Confidence.LIKELY,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    is_float32 = curves.settings.get("dtype") == "float32"
+    name, limit = ("mismatch_max", LARGEST_FLOAT32) if is_float32 else ("mismatch_mean", MEAN_LOW_PRECISION)
+    (mismatch_N,) = curves.need(name)
+    worst = int(np.nanargmax(mismatch_N))
+    largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
+    what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
+    facts = (Fact(f"highest {name}", largest, limit, int(curves.steps[worst])), Fact("steps above the limit", over))
+    if not over or _is_corrected(curves.settings.get("correction")):
+        return healthy(f"{what} stays below {limit:g}" if not over else f"{what} is corrected by weights", *facts)
+    return finding(
+        f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps",
+        *facts,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def effective_share(log_weights_N: Array) -> float:
+    """(sum w)^2 / (N sum w^2): 1 if all weigh the same, 1/N if one outweighs all others.
+
+    >>> round(effective_share(np.log([1.0, 1.0, 2.0])), 4)  # 16 / (3 * 6)
+    0.8889
+    """
+    if not len(log_weights_N):
+        return 1.0
+    weights_N = np.exp(log_weights_N - log_weights_N.max())
+    return float(weights_N.sum() ** 2 / (len(weights_N) * np.square(weights_N).sum()))
+
+
+def _facts(batch: Batch, gap: Gap, difference_BT: Array, inside_BT: Array) -> tuple[Fact, ...]:
+    difference_N = difference_BT[inside_BT]
+    weights_N = np.exp(np.clip(difference_N, -50.0, 50.0))
+    tokens_B = inside_BT.sum(axis=1)
+    sums_B, tokens_B = difference_BT.sum(axis=1)[tokens_B > 0], tokens_B[tokens_B > 0]
+    is_float32 = batch.settings.get("dtype") == "float32"
+    low, high = np.percentile(weights_N, (1, 99))
+    facts = [
+        Fact("mean |old - sampler|", gap.mean, None if is_float32 else MEAN_LOW_PRECISION, batch.step),
+        Fact(
+            "largest |old - sampler|",
+            gap.largest,
+            LARGEST_FLOAT32 if is_float32 else None,
+            batch.step,
+            gap.row,
+            gap.token,
+        ),
+        Fact("KL(sampler || old), mean of sampler - old", float(-difference_N.mean())),
+        Fact("KL(sampler || old), k3", float((weights_N - 1.0 - np.log(weights_N)).mean())),
+        Fact("effective share of the tokens under old / sampler", effective_share(difference_N), EFFECTIVE),
+        Fact("effective share of the rows under the product of it", effective_share(sums_B)),
+        Fact("old / sampler, 1st and 99th percentile", f"{low:.4g} and {high:.4g}"),
+        Fact("old / sampler, smallest and largest", f"{weights_N.min():.4g} and {weights_N.max():.4g}"),
+    ]
+    median = float(np.median(tokens_B))
+    short_B = tokens_B <= median
+    if not short_B.all():
+        short, long = float(np.abs(sums_B[short_B]).mean()), float(np.abs(sums_B[~short_B]).mean())
+        what = f"mean |log of the row's product|, rows up to {median:g} tokens and longer ones"
+        facts.append(Fact(what, f"{short:.4g} and {long:.4g}"))
+    return tuple(facts)
+
+
+def _culprit(batch: Batch, dtype: str | None) -> str:
+    """Which side the model itself contradicts; "" if it was not asked, or contradicts both or neither."""
+    if batch.get("plain_logprobs") is None:
+        return ""
+    trainer, engine = (gap_between(batch, side, "plain_logprobs") for side in ("old_logprobs", "sampler_logprobs"))
+    if trainer.is_rounding(dtype) == engine.is_rounding(dtype):
+        return ""
+    who, off = ("the trainer", trainer) if engine.is_rounding(dtype) else ("the engine", engine)
+    return (
+        f"{who} is off: the model asked plainly differs from it by {off.mean:.2g} on average and agrees with the other"
+    )
+
+
+def _is_older_by_design(batch: Batch) -> bool:
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is None or version is None or not len(versions_B):
+        return False
+    older = int(versions_B.min()) < version - batch.numbers.get("update", 0)
+    return older and _is_corrected(batch.settings.get("correction"))
+
+
+def _is_untrained(batch: Batch) -> bool:
+    """Before the first update the engine's weights cannot be old ones: what differs is arithmetic, or a wrong copy."""
+    version = batch.numbers.get("policy_version")
+    return batch.step == 1 if version is None else version - batch.numbers.get("update", 0) <= 0
+
+
+def _is_corrected(correction: object) -> bool:
+    return correction not in (None, "off", False)
+
+
+def _noisy(spread: float) -> Evidence:
+    batch = healthy_batch(policy_version=0, sampler_versions=[0] * B)
+    mask_BT = batch.arrays["mask"]
+    noise_BT = np.random.default_rng(3).normal(0.0, spread, size=mask_BT.shape)
+    sampler_BT = np.where(mask_BT, np.minimum(batch.arrays["sampler_logprobs"] + noise_BT, 0.0), 0.0)
+    curves = healthy_curves(mismatch_mean=spread * math.sqrt(2 / math.pi), mismatch_max=4 * spread)
+    return Evidence((edited(batch, sampler_logprobs=sampler_BT),), curves)
+
+
+def sick() -> Evidence:
+    """The engine computes in a precision of its own."""
+    return _noisy(0.02)
+
+
+def well() -> Evidence:
+    return _noisy(0.0001)
+
+
+def _engine_with_rounded_weights(original):  # type: ignore[no-untyped-def]
+    """The engine's copy of the weights has three bits of mantissa, as a float8 engine's has; the trainer's do not."""
+
+    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
+        import torch
+
+        weights = [weight for weight in policy.model.parameters() if weight.dim() > 1]
+        exact = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            for weight in weights:
+                mantissa, exponent = torch.frexp(weight.float())
+                weight.copy_(torch.ldexp((mantissa * 16).round() / 16, exponent))
+            try:
+                return original(policy, prompts, **how)
+            finally:
+                for weight, value in zip(weights, exact, strict=True):
+                    weight.copy_(value)
+
+    return generate
+
+
+ILLNESS = Illness(
+    code="SAMP06",
+    name="engine_mismatch",
+    severity=Severity.HARMFUL,
+    summary="engine and trainer give the same tokens different log-probs",
+    fix="Bring precision, kernels and weights of engine and trainer together, or weigh the loss with truncated "
+    "importance weights exp(old - sampler).",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.generate": _engine_with_rounded_weights}),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"RAT07", "SYNC01"}),  # SYNC01 lists this one too: the surer is the cause
+)

@@ -1,0 +1,159 @@
+"""
+## What it checks
+A completion that the policy ended itself has an EOS as its last sampled token, and that token must be in the loss. The
+check looks at the last token of every row whose other tokens are trained.
+
+In metric curves it looks for what may follow: completions that used to end and now nearly all run into the token limit,
+while the reward does not rise.
+
+## Why it hurts
+To stop is a decision of the policy like any other. If it is never trained, answers that stop at the right place are
+rewarded for everything except stopping, and nothing holds the policy back from rambling up to the limit.
+
+## How to fix it
+Make the mask by position, from the number of sampled tokens. The usual cause is a mask by value where padding has the
+id of EOS; another is `<` in the place of `<=`.
+
+    # before: padding is EOS, so every EOS counts as padding
+    mask = tokens != tokenizer.pad_token_id
+    # after: the first EOS is inside, what follows is not
+    is_eos = tokens == tokenizer.eos_token_id
+    mask = is_eos.cumsum(dim=1) - is_eos.long() == 0
+
+## When it is wrong
+If an EOS was appended by the trainer to an answer that was cut off, it is right to leave it out: say so in `forced`.
+Rows of which only chosen tokens are trained (by entropy, say) do not count. Curves alone prove nothing: longer answers
+may be what the reward pays for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
+from assay.doctor.trend import quarter_medians
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
+AT_LIMIT = 0.95  # mean length as a share of the longest
+
+
+def check_batch(batch: Batch) -> Verdict:
+    tokens_BT, mask_BT = batch.need("tokens", "mask")
+    ends_B = _ends(batch, tokens_BT, mask_BT)
+    is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
+    forced_BT = batch.get("forced")
+    sampled_BT = np.arange(tokens_BT.shape[1]) < ends_B[:, None]
+    if forced_BT is not None:
+        sampled_BT &= ~forced_BT
+    others_BT = sampled_BT & ~is_eos_BT  # a mask by value drops an EOS between turns as well
+    rows = np.flatnonzero((ends_B >= 0) & others_BT.any(axis=1) & (mask_BT | ~others_BT).all(axis=1))
+    rows = rows[is_eos_BT[rows, ends_B[rows]]]
+    if forced_BT is not None:
+        rows = rows[~forced_BT[rows, ends_B[rows]]]
+    if len(rows) == 0:
+        return not_applicable("no row with trained tokens ended by EOS")
+    untrained = rows[~mask_BT[rows, ends_B[rows]]]
+    if len(untrained) == 0:
+        return healthy("the EOS of every row that ended is in the loss", Fact("rows that ended by EOS", len(rows)))
+    first = int(untrained[0])
+    return finding(
+        f"{len(untrained)} of {len(rows)} rows ended by EOS, but that token is not in the loss although the tokens "
+        "before it are",
+        Fact("rows whose EOS is not trained", len(untrained), 0, batch.step, first, int(ends_B[first])),
+        Fact("rows that ended by EOS", len(rows)),
+        # without lengths, padding that has the id of EOS may stand behind a row that a stop string ended
+        confidence=Confidence.LIKELY if batch.get("lengths") is None else Confidence.PROVEN,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    truncated_N, length_N, longest_N, reward_N = curves.need(
+        "truncated_share", "length_mean", "length_max", "reward_mean"
+    )
+    cut_first, _, _, cut_last = quarter_medians(truncated_N, "truncated_share")
+    reward_first, _, _, reward_last = quarter_medians(reward_N, "reward_mean")
+    length, longest = quarter_medians(length_N, "length_mean")[-1], quarter_medians(longest_N, "length_max")[-1]
+    fact = Fact("median share of truncated rows in the last quarter", cut_last, NEARLY_ALL_CUT)
+    lost = cut_first < FEW_CUT and cut_last > NEARLY_ALL_CUT and length > AT_LIMIT * longest
+    if not lost or reward_last > reward_first:
+        return healthy("completions have not stopped ending", fact)
+    return finding(
+        f"completions have stopped ending: {cut_first:.0%} of them ran into the token limit at first, {cut_last:.0%} "
+        "do at last, and the reward has not risen; an EOS that is not trained does this",
+        fact,
+        Fact("median share of truncated rows in the first quarter", cut_first, FEW_CUT),
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _ends(batch: Batch, tokens_BT: Array, mask_BT: Array) -> Array:
+    """Column of the last sampled token of each row; -1 where there is none or it is not known."""
+    width = tokens_BT.shape[1]
+    lengths_B = batch.get("lengths")
+    if lengths_B is not None:
+        return np.where(lengths_B <= width, lengths_B - 1, -1)
+    # the token behind the last trained one, if it is an EOS, is what the policy sampled, unless it was cut off
+    (finished_B,) = batch.need("finished")
+    last_B = np.where(mask_BT.any(axis=1), width - 1 - mask_BT[:, ::-1].argmax(axis=1), -1)
+    behind_B = np.minimum(last_B + 1, width - 1)
+    eos_ids, rows = np.asarray(batch.setting("eos_ids")), np.arange(len(tokens_BT))
+    trained = (last_B >= 0) & np.isin(tokens_BT[rows, last_B], eos_ids)
+    return np.where(finished_B & (last_B >= 0), np.where(trained, last_B, behind_B), -1)
+
+
+def _example(*, eos_trained: bool, truncated: float) -> Evidence:
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"] & (eos_trained | (batch.arrays["tokens"] != EOS))
+    progress_N = np.interp(np.arange(60), [0, 40], [0.0, 1.0])
+    curves = healthy_curves(
+        truncated_share=0.05 + (truncated - 0.05) * progress_N,
+        length_mean=40.0 + (64.0 * truncated - 40.0) * progress_N,
+        reward_mean=0.3 - 0.05 * progress_N,
+    )
+    values = {**batch.arrays, "mask": mask_BT}
+    return Evidence((edited(batch, mask=mask_BT, **_loss(values)),), curves)
+
+
+def sick() -> Evidence:
+    return _example(eos_trained=False, truncated=1.0)
+
+
+def well() -> Evidence:
+    return _example(eos_trained=True, truncated=0.2)
+
+
+def _mask_by_value(original):  # type: ignore[no-untyped-def]
+    """Padding has the id of EOS, and the mask is `tokens != pad`."""
+
+    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        batch = original(samples, rows, device, share_prompts)
+        mask_BT = batch.mask_BT.clone()
+        for row, number in enumerate(rows):
+            rollout = samples[number].rollout
+            if rollout.stop == "eos":
+                mask_BT[row] &= batch.targets_BT[row] != rollout.tokens[-1]
+        return replace(batch, mask_BT=mask_BT)
+
+    return tensors
+
+
+ILLNESS = Illness(
+    code="MASK01",
+    name="eos_untrained",
+    severity=Severity.HARMFUL,
+    summary="rows that ended have mask 0 on their EOS: the policy never learns to stop",
+    fix="Make the mask from the number of sampled tokens, EOS included; never by comparing ids with padding.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.pack._tensors": _mask_by_value}),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"LOSS06", "MET03", "MET06"}),
+)

@@ -1,0 +1,121 @@
+"""
+## What it checks
+Values under the mask are taken out before exp and division see them. Two traces show that they are not: the loss is
+finite as it is and not finite once large values stand under the mask (`loss_perturbed`); or the loss is not finite,
+every number inside the mask is, and one outside of it is not.
+
+## Why it hurts
+Under the mask may stand anything: padding that the model finds impossible, log-probs of another row. exp of it
+overflows, and inf * 0 is NaN: the mask comes too late. The NaN appears once in a while, in the one batch whose padding
+happens to be extreme, and takes the whole update with it.
+
+## How to fix it
+Replace the values under the mask before the arithmetic. In the backward pass the same holds: 0 * inf is NaN there too.
+
+    # before
+    ratio = torch.exp(new - old)
+    loss = -(ratio * advantages * mask).sum()
+    # after
+    ratio = torch.exp(torch.where(mask, new - old, 0.0))
+    loss = -(ratio * advantages * mask).sum()
+
+## When it is wrong
+If nothing extreme can stand under the mask (log-probs at padding are set to 0 where they are computed), the fault
+sleeps. It wakes when that place is changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")
+
+
+def check_batch(batch: Batch) -> Verdict:
+    again, perturbed = (batch.numbers.get(name) for name in ("loss_again", "loss_perturbed"))
+    loss = batch.numbers.get("loss", again)
+    if again is not None and perturbed is not None and np.isfinite(again):
+        if not np.isfinite(perturbed):
+            return finding(
+                f"the loss is {again:.4g}, and {perturbed} once large values stand under the mask: exp or a division "
+                "comes before the mask",
+                Fact("loss", float(again), step=batch.step),
+                Fact("loss with large values under the mask", float(perturbed)),
+            )
+        if loss is None or np.isfinite(loss):
+            return healthy("large values under the mask leave the loss finite", Fact("loss", float(perturbed)))
+    if loss is None:
+        raise Missing("loss_perturbed")
+    return _finite_inside(batch, float(loss))
+
+
+def _finite_inside(batch: Batch, loss: float) -> Verdict:
+    (mask_BT,) = batch.need("mask")
+    outside: list[Fact] = []
+    for name in TOKENWISE:
+        values_BT = batch.get(name)
+        if values_BT is None or values_BT.shape != mask_BT.shape:
+            continue
+        broken_BT = ~np.isfinite(values_BT)
+        if (broken_BT & mask_BT).any():
+            return not_applicable(f"{name} is not finite inside the mask: the cause lies before the mask")
+        if broken_BT.any():
+            row, token = np.argwhere(broken_BT)[0]
+            value = float(values_BT[row, token])
+            outside.append(Fact(f"{name} outside of the mask", value, None, batch.step, int(row), int(token)))
+    if np.isfinite(loss):
+        if not outside:
+            raise Missing("loss_perturbed")  # nothing extreme stands under the mask: this batch is no test
+        return healthy("what is not finite under the mask does not reach the loss", *outside)
+    if not outside:
+        return not_applicable("the loss is not finite, and nothing under the mask is to blame")
+    return finding(
+        f"the loss is {loss} although every number inside the mask is finite; {outside[0].what} is {outside[0].value}",
+        *outside,
+    )
+
+
+def _example(perturbed: float | None) -> Evidence:
+    batch = healthy_batch(update=1)
+    return of_batch(edited(batch, loss_perturbed=batch.number("loss") if perturbed is None else perturbed))
+
+
+def sick() -> Evidence:
+    return _example(float("nan"))
+
+
+def well() -> Evidence:
+    return _example(None)
+
+
+def _mask_after_exp(original):  # type: ignore[no-untyped-def]
+    """exp(new - old) * mask, with whatever stands under the mask."""
+
+    def policy_loss(*, new_BT, old_BT, mask_BT, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        loss = original(new_BT=new_BT, old_BT=old_BT, mask_BT=mask_BT, **how)
+        ratio_BT = (new_BT - old_BT).exp() * mask_BT
+        return replace(loss, total=loss.total + (ratio_BT - ratio_BT.detach()).sum() * 1e-9)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="MASK08",
+    name="exp_before_mask",
+    severity=Severity.HARMFUL,
+    summary="exp or a division sees what stands under the mask, and inf * 0 is NaN",
+    fix="Replace values under the mask (torch.where, masked_fill) before exp and division, not after.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.learner.policy_loss": _mask_after_exp}),
+    batch=check_batch,
+    explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "OPT02"}),
+)

@@ -1,0 +1,112 @@
+"""
+## What it checks
+The advantages are computed again from rewards and groups as the settings say: (reward - baseline) / (std + epsilon).
+Where the recorded ones differ, they are compared with all known variants, meant ones and bugs; the nearest is named.
+
+## Why it hurts
+An option that is silently ignored, parentheses that are missing, a second normalisation: the run trains another
+algorithm than its config says. Some of these change only the size of the update; others reward what should be punished.
+
+## How to fix it
+Compute mean and std of each group once, put the parentheses, and let one place read the options.
+
+    # before: the division binds tighter than the minus
+    advantages = rewards - mean / (std + eps)
+    # after
+    advantages = (rewards - mean) / (std + eps)
+
+## When it is wrong
+If the settings are not those the trainer really used. Variants that people choose on purpose (no std, population std,
+std of the batch, leave-one-out) are at most possible findings, and none at all where the settings do not name another.
+Process rewards, GDPO, a critic and parts of groups cannot be recomputed and are left alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
+from assay.doctor.recompute.consistent import consistent
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these
+
+
+def check_batch(batch: Batch) -> Verdict:
+    batch.need("advantages", "rewards", "group_ids")
+    if reason := other_kind(batch):
+        return not_applicable(reason)
+    advantages_B = row_advantages(batch)
+    if advantages_B is None or not np.isfinite(advantages_B[~np.isnan(advantages_B)]).all():
+        return not_applicable("an advantage is not finite: see degenerate_std")
+    match = nearest_advantages(batch)
+    name = match.variant.name
+    far = Fact("distance from the configured formula, relative", match.configured_distance, match.tolerance, batch.step)
+    near = Fact(f"distance from: {name}", match.distance, match.tolerance, batch.step)
+    if match.is_configured:
+        return healthy(f"the advantages are {name}", near)
+    says = "" if match.configured is None else f"; the config says {match.configured.name}"
+    stated = all(setting in batch.settings for setting in STATED)
+    if match.fits and match.variant.is_bug:
+        proven = "baseline" in batch.settings or any(word in name for word in SELF_EVIDENT)
+        return finding(
+            f"the advantages of {len(advantages_B)} rows are {name}{says}",
+            far if match.configured else near,
+            near,
+            confidence=Confidence.PROVEN if proven else Confidence.POSSIBLE,
+            severity=Severity.FATAL if "sign flipped" in name else None,
+        )
+    if match.fits:
+        return finding(f"the advantages are {name}{says}", far, near, confidence=Confidence.POSSIBLE)
+    if not has_whole_groups(batch):
+        return not_applicable("the batch holds parts of groups, whose mean and std differ from the whole")
+    if not stated or (batch.settings.get("kl_coef") and batch.settings.get("kl_placement") == "reward"):
+        return not_applicable(f"the advantages are of a formula not known here; the nearest is {name}")
+    return finding(
+        f"the advantages are not what the config says: {match.configured_distance:.2g} of their size away from "
+        f"{match.configured.name if match.configured else name}, and no known variant fits",
+        far,
+        near,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    rewards_PG = batch.arrays["rewards"].reshape(4, 4)
+    mean_P1, std_P1 = rewards_PG.mean(axis=1)[:, None], rewards_PG.std(axis=1, ddof=1)[:, None]
+    return of_batch(consistent(batch, advantages=(rewards_PG - mean_P1 / (std_P1 + 1e-4)).ravel()))
+
+
+def well() -> Evidence:
+    batch = healthy_batch()
+    rewards_PG = batch.arrays["rewards"].reshape(4, 4)
+    mean_P1, std_P1 = rewards_PG.mean(axis=1)[:, None], rewards_PG.std(axis=1, ddof=1)[:, None]
+    return of_batch(consistent(batch, advantages=((rewards_PG - mean_P1) / (std_P1 + 1e-4)).ravel()))
+
+
+def _without_parentheses(original):  # type: ignore[no-untyped-def]
+    def group_advantages(rewards_PG, *, epsilon=1e-4, **how):  # type: ignore[no-untyped-def]
+        scored_PG = rewards_PG.nan_to_num(nan=0.0)
+        mean_P1, std_P1 = scored_PG.mean(dim=1, keepdim=True), scored_PG.std(dim=1, keepdim=True)
+        return scored_PG - mean_P1 / (std_P1 + epsilon)
+
+    return group_advantages
+
+
+ILLNESS = Illness(
+    code="ADV05",
+    name="formula",
+    severity=Severity.HARMFUL,
+    summary="the advantages are not computed as the config says",
+    fix="Compute advantages as (reward - group mean) / (group std + epsilon), in one place that reads the options.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.credit.group_advantages": _without_parentheses}),
+    batch=check_batch,
+    explains=frozenset({"MET05"}),
+)

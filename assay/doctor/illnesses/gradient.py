@@ -1,0 +1,149 @@
+"""
+## What it checks
+The gradient norm over the run: updates refused because something was not finite; norms of 0 in steps that were
+applied; norms more than 50 times the usual; norms always far above the clipping limit.
+
+## Why it hurts
+A refused update is a step not taken, and a trainer that does not refuse it has lost its weights. A norm of 0 trains
+nothing. A spike moves the weights by one bad batch. Clipping that never lets go has replaced the gradient's size by a
+constant: the learning rate alone then decides how far every step goes.
+
+## How to fix it
+Not finite: look at the dumped batch for an exp of a large log-ratio, a division by an empty mask, a NaN reward.
+Zero: see whether the log-probs are detached. Spikes and constant clipping: find the scale of the loss.
+
+    # before: the exponential of a stale token overflows
+    ratio = (new - old).exp()
+    # after
+    ratio = (new - old).clamp(-20, 20).exp()
+
+## When it is wrong
+A solved run has almost no gradient, and a rare wrong answer then looks like a spike: it is left alone. With Adam a
+gradient that is always clipped by the same factor does little harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.trend import STEPS, is_solved
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+REFUSED = 2  # updates: one may be an accident
+REFUSED_SHARE = 0.05  # of all updates
+ZERO = 1e-12  # a norm below is none
+MOST = 0.5  # of the applied steps
+SPIKE = 50.0  # times the median of the norms that are not 0
+SPIKES = 2  # one may be an accident
+CLIPPED = 10.0  # times clip_norm
+ALWAYS = 0.95  # of the steps
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if not curves.has("gradient_norm") and not curves.has("updates_skipped"):
+        raise Missing("gradient_norm")
+    if curves.has("updates_skipped"):
+        (skipped_N,) = curves.need("updates_skipped")
+        applied = float(np.nansum(curves.need("updates_applied")[0])) if curves.has("updates_applied") else 0.0
+        skipped = float(np.nansum(skipped_N))
+        share = skipped / max(skipped + applied, 1.0)
+        if skipped >= REFUSED and share > REFUSED_SHARE:
+            first = curves.steps[int(np.argmax(np.nan_to_num(skipped_N) > 0))]
+            return finding(
+                f"{skipped:.0f} updates ({share:.0%}) were refused because a number in them was not finite",
+                Fact("updates refused", int(skipped), REFUSED, int(first) if np.isfinite(first) else None),
+                Fact("share of the updates", share, REFUSED_SHARE),
+                confidence=Confidence.POSSIBLE,
+            )
+    (norm_N,) = curves.need("gradient_norm")
+    known_N = norm_N[np.isfinite(norm_N)]
+    if len(known_N) < STEPS:
+        raise Missing(f"gradient_norm of {STEPS} steps")
+    fact = Fact("median gradient norm", float(np.median(known_N)))
+    if is_solved(curves):
+        return healthy("the task is solved: a gradient that is small or rare is as it should be", fact)
+    verdict = next(_complaints(curves), None)
+    return healthy("the gradient norm is steady and finite", fact) if verdict is None else verdict
+
+
+def _complaints(curves: Curves) -> Iterator[Verdict]:
+    (norm_N,) = curves.need("gradient_norm")
+    applied_N = curves.need("updates_applied")[0] > 0 if curves.has("updates_applied") else np.isfinite(norm_N)
+    flat = int(np.sum(applied_N & (norm_N < ZERO)))
+    if flat > MOST * max(applied_N.sum(), 1):
+        yield finding(
+            f"the gradient is 0 in {flat} of {applied_N.sum()} steps whose updates were applied",
+            Fact("steps with a gradient norm of 0", flat, int(MOST * applied_N.sum())),
+            confidence=Confidence.POSSIBLE,
+            severity=Severity.FATAL,
+            fix="Nothing reaches the weights: see whether the log-probs are detached or computed under no_grad.",
+        )
+    limit = float(curves.settings.get("clip_norm") or 0.0)
+    moving_N = norm_N[np.isfinite(norm_N) & (norm_N >= ZERO)]
+    usual = float(np.median(moving_N)) if len(moving_N) else 0.0
+    bound = max(SPIKE * usual, CLIPPED * (limit or 1.0))
+    spikes_N = norm_N > bound
+    if usual and spikes_N.sum() >= SPIKES:
+        worst = int(np.nanargmax(norm_N))
+        yield finding(
+            f"the gradient norm jumps to more than {SPIKE:g} times its median ({usual:.2g}) in {spikes_N.sum()} of "
+            f"{len(norm_N)} steps",
+            Fact("largest gradient norm", float(norm_N[worst]), bound, int(np.nan_to_num(curves.steps[worst]))),
+            confidence=Confidence.POSSIBLE,
+        )
+    clipped = float(np.mean(moving_N > CLIPPED * limit)) if limit and len(moving_N) else 0.0
+    if clipped > ALWAYS:
+        yield finding(
+            f"the gradient norm ({usual:.2g}) is above {CLIPPED:g} times clip_norm ({limit:g}) in {clipped:.0%} of the "
+            "steps: its size never counts",
+            Fact("median gradient norm", usual, CLIPPED * limit),
+            Fact("share of the steps far above clip_norm", clipped, ALWAYS),
+            confidence=Confidence.POSSIBLE,
+            severity=Severity.WASTEFUL,
+            fix="Find out why the loss is so large (a sum where a mean is meant?), or raise clip_norm.",
+        )
+
+
+def sick() -> Evidence:
+    return of_curves(healthy_curves(updates_skipped=np.arange(60) % 4 == 3))
+
+
+def well() -> Evidence:
+    return of_curves(healthy_curves(updates_skipped=np.arange(60) == 30))
+
+
+def _overflow(original):  # type: ignore[no-untyped-def]
+    """The exponential of a log-ratio that has grown overflows, and takes the loss with it."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        loss = original(**tensors)
+        distance_BT = (tensors["new_BT"] - tensors["old_BT"]).detach().where(tensors["mask_BT"], 0.0)
+        if float(distance_BT.abs().max()) < 0.1:
+            return loss
+        return replace(loss, total=loss.total * float("inf") * 0.0)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="MET05",
+    name="gradient",
+    severity=Severity.HARMFUL,
+    summary="the gradient is zero, not finite, spiky or always clipped",
+    fix="Not finite: look at the dumped batch for an exp without a bound, an empty mask or a NaN reward.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("evaluate.prompts=0",),
+        replaces={"assay.train.learner.policy_loss": _overflow},
+        steps=24,
+    ),
+    curves=check_curves,
+)

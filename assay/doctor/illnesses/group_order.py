@@ -1,0 +1,147 @@
+"""
+## What it checks
+Rows that are compared with each other must answer the same prompt. The check looks at the prompts of the rows of each
+group: by prompt_id where there is one, else by the prompt's tokens.
+
+## Why it hurts
+The advantage says how much better an answer is than others to the same question. Across questions it says which
+question was easier: answers to easy prompts are reinforced whatever they say, answers to hard ones are punished, and
+the mean of each group is still 0, so that no metric looks wrong.
+
+## How to fix it
+Repeat each prompt in place before rows are cut into groups, or group by an id that travels with the row.
+
+    # before: p0 p1 p2 p0 p1 p2, cut into groups of two
+    prompts = prompts.repeat(group_size, 1)
+    groups = rewards.view(-1, group_size)
+    # after: p0 p0 p1 p1 p2 p2
+    prompts = prompts.repeat_interleave(group_size, dim=0)
+    groups = rewards.view(-1, group_size)
+
+## When it is wrong
+Where one row is one turn of a longer conversation, rows of a group have different contexts by design; give their common
+prompt as prompt_id. The finding is only likely where prompts are known by their tokens and none stands in two groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (groups_B,) = batch.need("group_ids")
+    prompts, by_name = _prompts(batch)
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups_B.tolist()):
+        members.setdefault(group, []).append(row)
+    if not any(len(rows) > 1 for rows in members.values()):
+        return not_enough_data("a group of two rows")
+    mixed = {group: rows for group, rows in members.items() if len({prompts[row] for row in rows}) > 1}
+    fact = Fact("groups with rows of several prompts", len(mixed), 0, batch.step)
+    if not mixed:
+        return healthy("the rows of each group answer one prompt", fact)
+    homes: dict[Hashable, set[int]] = {}
+    for row, group in enumerate(groups_B.tolist()):
+        homes.setdefault(prompts[row], set()).add(group)
+    torn = sum(len(groups) > 1 for groups in homes.values())
+    first = next(iter(mixed.values()))
+    stranger = next(row for row in first if prompts[row] != prompts[first[0]])
+    return finding(
+        f"{len(mixed)} of {len(members)} groups hold answers to different prompts{_order(prompts, groups_B.tolist())}: "
+        f"rows {first[0]} and {stranger} are compared with each other",
+        replaced(fact, row=stranger),
+        Fact("prompts whose rows stand in several groups", torn, 0, batch.step),
+        confidence=Confidence.PROVEN if by_name or torn else Confidence.LIKELY,
+    )
+
+
+def _prompts(batch: Batch) -> tuple[Sequence[Hashable], bool]:
+    """What identifies the prompt of each row, and whether that is a name."""
+    names = batch.texts.get("prompt_id")
+    if names is not None:
+        return names, True
+    tokens_BP, mask_BP = batch.get("prompt_tokens"), batch.get("prompt_mask")
+    if tokens_BP is not None:
+        kept_BP = np.ones(tokens_BP.shape, dtype=bool) if mask_BP is None else mask_BP
+        return [tuple(row[kept].tolist()) for row, kept in zip(tokens_BP, kept_BP, strict=True)], False
+    texts = batch.texts.get("prompt")
+    if texts is None:
+        raise Missing("prompt_tokens")
+    return texts, False
+
+
+def _order(prompts: Sequence[Hashable], groups: Sequence[int]) -> str:
+    """Names the usual cause where it fits: whole groups would come out if row i belonged to group i modulo P."""
+    count = len(set(groups))
+    by_turns: dict[int, set[Hashable]] = {}
+    for row, prompt in enumerate(prompts):
+        by_turns.setdefault(row % count, set()).add(prompt)
+    fits = len(prompts) > count and all(len(together) == 1 for together in by_turns.values())
+    return " (prompts come by turns, groups are cut in a row: repeat for repeat_interleave)" if fits else ""
+
+
+def sick() -> Evidence:
+    return Evidence((_prompts_by_turns(healthy_batch()),))
+
+
+def well() -> Evidence:
+    return Evidence((healthy_batch(),))
+
+
+def _prompts_by_turns(batch: Batch) -> Batch:
+    """The same rows and groups, with the prompts in the order p0 p1 p2 p3 p0 p1 .."""
+    groups_B = batch.arrays["group_ids"]
+    rows, count = len(groups_B), len(np.unique(groups_B))
+    size = max(rows // count, 1)
+    source_B = (np.arange(rows) % count) * size % rows
+    changes = {name: batch.arrays[name][source_B] for name in ("prompt_tokens", "prompt_mask") if name in batch.arrays}
+    if "input_ids" in batch.arrays and changes:
+        width = changes["prompt_tokens"].shape[1]
+        attention_BS = batch.arrays["attention_mask"].copy()
+        ids_BS = batch.arrays["input_ids"].copy()
+        attention_BS[:, :width], ids_BS[:, :width] = changes["prompt_mask"], changes["prompt_tokens"]
+        positions_BS = np.maximum(attention_BS.cumsum(axis=1) - 1, 0)
+        changes |= {"input_ids": ids_BS, "attention_mask": attention_BS, "position_ids": positions_BS}
+    texts = {
+        name: [column[source] for source in source_B.tolist()] if name.startswith("prompt") else column
+        for name, column in batch.texts.items()
+    }
+    return replaced(edited(batch, **changes), texts=texts)
+
+
+def _grouped_by_position(batch: Batch) -> Batch:
+    """Groups cut in a row from prompts that came by turns. The trainer's own Group refuses such rows, so that the
+    illness is given to what it recorded; advantages, which no longer fit any grouping, are left out."""
+    if "group_ids" not in batch.arrays:
+        return batch
+    groups_B = batch.arrays["group_ids"]
+    count = len(np.unique(groups_B))
+    made_of_groups = dict.fromkeys(
+        name
+        for name in (*batch.arrays, *batch.numbers)
+        if name in ("advantages", "rewards") or name.startswith(("loss", "policy_loss", "token_loss", "gradients"))
+    )
+    return edited(batch, group_ids=np.arange(len(groups_B)) % count, **made_of_groups)
+
+
+ILLNESS = Illness(
+    code="ADV02",
+    name="group_order",
+    severity=Severity.FATAL,
+    summary="rows of one group answer different prompts",
+    fix="Repeat each prompt in place (repeat_interleave, not repeat), or group rows by the id of their prompt.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(edits=_grouped_by_position),
+    batch=check_batch,
+    explains=frozenset({"ADV01", "ADV05", "ALGN10"}),
+)

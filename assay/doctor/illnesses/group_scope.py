@@ -1,0 +1,107 @@
+"""
+## What it checks
+An advantage compares a completion with the others of its own prompt. The mean advantage of each group must be 0. The
+check finds batches in which it is 0 over all rows and not 0 within the groups: the baseline was taken over the batch.
+
+## Why it hurts
+Every completion of an easy prompt beats the mean of the batch, the wrong ones hardly less than the right ones, and
+every completion of a hard prompt loses to it. The gradient says which prompts are easy, not which answers are good:
+wrong answers to easy prompts are reinforced.
+
+## How to fix it
+Shape the rewards into groups before the mean is taken, or take the mean by the id of the prompt.
+
+    # before: one group of all rows
+    advantages = rewards - rewards.mean()
+    # after
+    grouped = rewards.view(-1, group_size)
+    advantages = (grouped - grouped.mean(dim=1, keepdim=True)).flatten()
+
+## When it is wrong
+REINFORCE++ normalises over the batch on purpose. If the settings do not name a baseline, the finding is merely
+possible. A batch that holds parts of groups has other means than the whole; it is left alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
+from assay.doctor.recompute.consistent import consistent
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+
+def check_batch(batch: Batch) -> Verdict:
+    batch.need("advantages", "group_ids")
+    if reason := other_kind(batch):
+        return not_applicable(reason)
+    found = centring(batch)
+    worst = int(np.argmax(np.abs(found.mean_P)))
+    fact = Fact(
+        "largest mean advantage of a group",
+        float(found.mean_P[worst]),
+        found.limit,
+        batch.step,
+        int(found.rows_P[worst][0]),
+    )
+    if not found.is_off_P.any():
+        return healthy(f"the advantages of each of {len(found.mean_P)} groups add up to 0", fact)
+    if not has_whole_groups(batch):
+        return not_applicable("the batch holds parts of groups, whose means may differ from 0")
+    if not found.batch_is_centred and not _is_of_the_whole_batch(batch):
+        return not_applicable("the advantages are not centred over the batch either: see not_centred and formula")
+    stated = "baseline" in batch.settings or batch.settings.get("scale") == "group"
+    return finding(
+        f"the mean advantage is {found.batch_mean:.2g} over the batch, but {found.is_off_P.sum()} of "
+        f"{len(found.mean_P)} groups have means of up to {abs(found.mean_P[worst]):.2g}: completions are compared "
+        "across prompts",
+        fact,
+        Fact("mean advantage of the batch", found.batch_mean),
+        confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
+    )
+
+
+def _is_of_the_whole_batch(batch: Batch) -> bool:
+    """A batch std may leave a mean that is not quite 0, where rollouts are unscored."""
+    if batch.get("rewards") is None:
+        return False
+    match = nearest_advantages(batch)
+    return match.fits and match.variant.is_bug and "whole batch" in match.variant.name
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    rewards_B = batch.arrays["rewards"]
+    advantages_B = (rewards_B - rewards_B.mean()) / (rewards_B.std(ddof=1) + 1e-4)
+    return of_batch(consistent(batch, advantages=advantages_B))
+
+
+def well() -> Evidence:
+    return of_batch(healthy_batch())
+
+
+def _one_group_of_all(original):  # type: ignore[no-untyped-def]
+    """A reshape that makes the whole batch one group."""
+
+    def group_advantages(rewards_PG, **how):  # type: ignore[no-untyped-def]
+        return original(rewards_PG.reshape(1, -1), **how).reshape(rewards_PG.shape)
+
+    return group_advantages
+
+
+ILLNESS = Illness(
+    code="ADV01",
+    name="group_scope",
+    severity=Severity.HARMFUL,
+    summary="advantages are centred over the batch, not within each prompt's group",
+    fix="Take the mean (and the std) of rewards over the completions of one prompt, not over the batch.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.credit.group_advantages": _one_group_of_all}),
+    batch=check_batch,
+    explains=frozenset({"ADV05", "MET04"}),
+)

@@ -1,0 +1,135 @@
+"""
+## What it checks
+The gradient of the loss at a token, d loss / d log-prob, has the sign of minus its advantage wherever the clip leaves
+one: a good token gets likelier. A recorded ratio must be exp(new - old), not its inverse and not its logarithm.
+
+## Why it hurts
+With old and new exchanged, or with one minus too many, every update makes good answers rarer and bad ones likelier. The
+loss may still fall while the reward does; in the first update the ratio is 1 either way, so its value shows nothing.
+
+## How to fix it
+Follow one token with a positive advantage from the ratio to the loss: its log-prob must raise the ratio, and the ratio
+must lower the loss.
+
+    # before: arguments exchanged
+    ratio = torch.exp(old - new)
+    # after
+    ratio = torch.exp(new - old)
+
+## When it is wrong
+If the optimizer maximises (maximize=True) and the recorded loss is what it climbs, signs are meant the other way round:
+record the negative. The KL term pulls single tokens against their advantage; its part is recomputed and taken off.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.consistent import consistent
+from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
+from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
+
+AGREES = 0.5  # of -1 to 1: half-way between chance and certainty; a sound loss has 1
+
+
+def check_batch(batch: Batch) -> Verdict:
+    verdicts, missing = [], []
+    for check in (_by_ratio, _by_gradient):
+        try:
+            verdicts.append(check(batch))
+        except Missing as lacking:
+            missing += [name for name in lacking.names if name not in missing]
+    if not verdicts:
+        raise Missing(*missing)
+    by_state = {one.state: one for one in reversed(verdicts)}
+    return by_state.get(State.FINDING) or by_state.get(State.HEALTHY) or verdicts[0]
+
+
+def _by_ratio(batch: Batch) -> Verdict:
+    match = nearest_ratio(batch)
+    fact = Fact(f"distance of the ratio from: {match.variant.name}", match.distance, match.tolerance, batch.step)
+    if match.fits and match.variant.is_bug:
+        return finding(f"the ratio is {match.variant.name}, where exp(new - old) is meant", fact)
+    if not match.fits:
+        return not_applicable(f"the ratio is of a kind not known here; the nearest is {match.variant.name}")
+    return healthy(f"the ratio is {match.variant.name}", fact)
+
+
+def _by_gradient(batch: Batch) -> Verdict:
+    """How far the pull on each token agrees with -A, weighed by |A|, from -1 to 1."""
+    mask_BT, gradients_BT, _ = batch.need("mask", "gradients", "advantages")
+    advantages_BT = np.where(mask_BT, batch.token_advantages, 0.0)
+    kl_BT, kl_is_known = np.zeros(mask_BT.shape), True
+    if batch.settings.get("kl_coef") and batch.settings.get("kl_placement", "loss") == "loss":
+        try:
+            kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), loss_settings(batch))[1]
+        except Missing:
+            kl_is_known = False
+    pull_BT = np.where(mask_BT, gradients_BT - kl_BT, 0.0)
+    judged_BT = mask_BT & np.isfinite(pull_BT) & np.isfinite(advantages_BT) & (gradients_BT != 0)
+    clipped_BT = batch.get("clipped")
+    if clipped_BT is not None:
+        judged_BT &= ~clipped_BT  # what is left there is the KL's
+    sizes_BT = np.where(judged_BT, np.abs(advantages_BT), 0.0)
+    total = float(sizes_BT.sum())
+    if not total > 0:
+        return not_applicable("no loss token has both an advantage and a gradient")
+    wrong_BT = judged_BT & (pull_BT * advantages_BT > 0)
+    agreement = float(-(np.sign(pull_BT * advantages_BT) * sizes_BT)[judged_BT].sum() / total)
+    fact = Fact("agreement of the gradient with -A, -1 to 1", agreement, AGREES, batch.step)
+    if agreement >= AGREES:
+        return healthy("the loss makes tokens with a positive advantage likelier", fact)
+    if agreement > -AGREES:
+        return not_applicable(f"the gradient has neither the sign of A nor of -A (agreement {agreement:.2f})")
+    row, token = (int(one) for one in np.argwhere(wrong_BT)[0])
+    return finding(
+        f"the loss pushes good tokens down and bad ones up: its gradient has the sign of A at {int(wrong_BT.sum())} of "
+        f"{int((sizes_BT > 0).sum())} loss tokens",
+        fact,
+        Fact("advantage", float(advantages_BT[row, token]), None, batch.step, row, token),
+        Fact("gradient", float(pull_BT[row, token]), None, batch.step, row, token),
+        confidence=Confidence.PROVEN if kl_is_known else Confidence.LIKELY,
+    )
+
+
+def sick() -> Evidence:
+    """Everything that follows from the ratio follows from its inverse, whose gradient points the other way."""
+    batch = _without_kl()
+    old_BT, new_BT = batch.arrays["old_logprobs"], batch.arrays["new_logprobs"]
+    exchanged = consistent(batch, new_logprobs=old_BT, old_logprobs=new_BT)
+    turned = {name: -values_BT for name, values_BT in exchanged.arrays.items() if name.startswith("gradients")}
+    return of_batch(edited(exchanged, **turned, new_logprobs=new_BT, old_logprobs=old_BT))
+
+
+def well() -> Evidence:
+    return of_batch(consistent(_without_kl()))
+
+
+def _without_kl() -> Batch:
+    return healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
+
+
+def _arguments_exchanged(original):  # type: ignore[no-untyped-def]
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        return original(**{**tensors, "new_BT": tensors["old_BT"], "old_BT": tensors["new_BT"]})
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="RAT04",
+    name="inverted",
+    severity=Severity.FATAL,
+    summary="the gradient makes good tokens rarer: the ratio or the loss is upside down",
+    fix="Compute the ratio as exp(new - old) and minimise -min(ratio * A, clip(ratio) * A).",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.learner.policy_loss": _arguments_exchanged}),
+    batch=check_batch,
+    explains=frozenset({"CLIP02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
+)

@@ -1,0 +1,129 @@
+"""
+## What it checks
+The recorded KL of each token, or the KL part of the loss, is computed again from new and ref log-probs and compared
+with the known estimators: k1 = new - ref, k2 = (new - ref)^2 / 2, k3 = exp(ref - new) - (ref - new) - 1, and the usual
+mistakes. k3 is never negative.
+
+## Why it hurts
+With ref and new exchanged, k3 estimates another divergence from the wrong samples, and its gradient grows without bound
+where the policy has left the reference upwards. A negative "KL" rewards distance wherever it is negative, and a logged
+one hides that the policy has gone.
+
+## How to fix it
+Keep the order: the samples come from new, and the exponent is ref - new.
+
+    # before: exchanged
+    kl = torch.exp(new - ref) - (new - ref) - 1
+    # after
+    kl = torch.exp(ref - new) - (ref - new) - 1
+
+## When it is wrong
+k1, k2, k3, their product with the ratio and |new - ref| are all in use; which of them is only a possible finding, where
+the settings name another one. While policy and reference are nearly equal, estimators cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.loss import nearest_kl_loss
+from assay.doctor.recompute.match import Match
+from assay.doctor.recompute.terms import nearest_kl
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+NEGATIVE = -1e-5  # a mean of k3 below this is no rounding
+
+
+def check_batch(batch: Batch) -> Verdict:
+    recorded = batch.get("kl")
+    if recorded is not None:
+        batch.need("mask", "new_logprobs", "ref_logprobs")
+        return _verdict(batch, nearest_kl(batch), "the KL of a token", float(recorded[batch.arrays["mask"]].min()))
+    if not batch.setting("kl_coef") or batch.settings.get("kl_placement", "loss") != "loss":
+        return not_applicable("no KL in the loss")
+    part = batch.numbers.get("kl_loss", batch.numbers.get("kl_mean"))
+    if part is None:
+        raise Missing("kl, kl_loss or kl_mean")
+    if "kl_loss" not in batch.numbers:
+        return _of_the_mean(batch, float(part))
+    if part < 0:
+        return not_applicable("the KL part of the loss is negative: see kl_sign")
+    return _verdict(batch, nearest_kl_loss(batch), "the KL part of the loss", float(part))
+
+
+def _verdict(batch: Batch, match: Match, what: str, smallest: float) -> Verdict:
+    name = match.variant.name
+    near = Fact(f"distance from: {name}", match.distance, match.tolerance, batch.step)
+    if match.is_configured:
+        return healthy(f"{what} is {name}", near)
+    says = "" if match.configured is None else f"; the config says {match.configured.name}"
+    facts = (near, Fact("smallest recorded value", smallest, None, batch.step))
+    if match.fits:
+        sure = Confidence.PROVEN if match.variant.is_bug else Confidence.POSSIBLE
+        return finding(f"{what} is {name}{says}", *facts, confidence=sure)
+    if batch.settings.get("kl_estimator") == "k3" and smallest < 10 * NEGATIVE:
+        return finding(f"{what} is {smallest:.2g}, and k3 is never negative", *facts)
+    if match.configured is None:
+        return not_applicable(f"{what} is of a kind not known here; the nearest is {name}")
+    return finding(
+        f"{what} is {match.configured_distance:.2g} of its size away from {match.configured.name}, and no known "
+        "estimator fits",
+        Fact("distance from the configured estimator", match.configured_distance, match.tolerance, batch.step),
+        *facts,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _of_the_mean(batch: Batch, mean: float) -> Verdict:
+    fact = Fact("mean KL", mean, 0.0, batch.step)
+    if batch.setting("kl_estimator") != "k3" or not np.isfinite(mean):
+        return not_applicable("only the mean of a KL that may be negative is recorded")
+    if mean < NEGATIVE:
+        return finding(f"the mean KL is {mean:.2g}, and k3 is never negative", fact)
+    raise Missing("kl or kl_loss")
+
+
+def sick() -> Evidence:
+    batch = _without_loss()
+    difference_BT = batch.arrays["new_logprobs"] - batch.arrays["ref_logprobs"]
+    kl_BT = np.where(batch.arrays["mask"], np.expm1(difference_BT) - difference_BT, 0.0)
+    return of_batch(edited(batch, kl=kl_BT, kl_mean=float(kl_BT.sum() / batch.arrays["mask"].sum())))
+
+
+def well() -> Evidence:
+    return of_batch(_without_loss())
+
+
+def _without_loss() -> Batch:
+    names = ("loss", "policy_loss", "kl_loss", "token_loss", "gradients", "gradients_split", "gradients_perturbed")
+    again = ("again", "padded", "permuted", "split", "perturbed")
+    return edited(healthy_batch(), **dict.fromkeys((*names, *(f"loss_{how}" for how in again))))
+
+
+def _exchanged(original):  # type: ignore[no-untyped-def]
+    def kl_estimate(new_BT, ref_BT, estimator="k3"):  # type: ignore[no-untyped-def]
+        return original(ref_BT, new_BT, estimator)
+
+    return kl_estimate
+
+
+ILLNESS = Illness(
+    code="KL04",
+    name="kl_estimator",
+    severity=Severity.HARMFUL,
+    summary="the KL is not the configured estimator, or its arguments are exchanged",
+    fix="Compute k3 as exp(ref - new) - (ref - new) - 1, with samples of new.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("loss.kl_coef=0.05", "optimizer.epochs=1", "optimizer.learning_rate=3e-3"),
+        replaces={"assay.grpo.kl_estimate": _exchanged},
+        steps=6,
+    ),
+    batch=check_batch,
+    explains=frozenset({"LOSS06", "MET02", "MET06"}),
+)

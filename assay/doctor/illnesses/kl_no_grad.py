@@ -1,0 +1,100 @@
+"""
+## What it checks
+With a KL in the loss the gradient of each token has two parts: that of the advantage, and that of the KL. The check
+computes both and looks at which of them the recorded gradient holds.
+
+## Why it hurts
+A KL computed under no_grad adds a number to the loss and nothing to its gradient. The coefficient has no effect at any
+size, the policy drifts as if there were no reference, and the logged KL looks like that of a weak penalty.
+
+## How to fix it
+Compute the KL from the log-probs that carry the gradient. Only the reference's may be detached.
+
+    # before
+    with torch.no_grad():
+        kl = approximate_kl(new, ref)
+    loss = policy_loss + beta * kl.mean()
+    # after
+    kl = approximate_kl(new, ref.detach())
+    loss = policy_loss + beta * kl.mean()
+
+## When it is wrong
+While the policy is still the reference the KL has no slope, and nothing can be said; the same holds where its part is
+too small to be seen beside rounding. A KL that is taken off the reward has no gradient of its own, by right.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.illnesses.clip_dead import fitted
+from assay.doctor.recompute import gradient_parts
+from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.doctor.recompute.terms import loss_settings
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable
+
+SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding
+LIMIT = {"float32": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}  # relative distance of a gradient that fits
+
+
+def check_batch(batch: Batch) -> Verdict:
+    settings = loss_settings(batch)
+    if not batch.setting("kl_coef") or settings.kl_placement != "loss":
+        return not_applicable("the loss has no KL")
+    mask_BT, gradients_BT = batch.need("mask", "gradients")
+    policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), settings)
+    seen_BT = mask_BT & np.isfinite(gradients_BT) & np.isfinite(policy_BT + kl_BT)
+    recorded, policy, kl = gradients_BT[seen_BT], policy_BT[seen_BT], kl_BT[seen_BT]
+    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    size = float(np.linalg.norm(policy + kl))
+    share = float(np.linalg.norm(kl)) / size if size else 0.0
+    if share < SEEN * limit:
+        return not_applicable("the KL has no slope that could be seen: the policy is still near its reference")
+    without, whole = fitted(recorded, policy)[1], fitted(recorded, policy + kl)[1]
+    facts = (
+        Fact("distance of the gradient from the policy part alone", without, limit, batch.step),
+        Fact("distance of the gradient from policy and KL together", whole),
+        Fact("share of the KL in the gradient that is meant", share),
+    )
+    if without <= limit < whole:
+        return finding(
+            f"the loss has a KL of weight {settings.kl_coef:g}, and its gradient is that of the policy part alone",
+            *facts,
+        )
+    if whole <= limit:
+        return healthy("the gradient holds the KL's part", *facts)
+    return not_applicable("the gradient fits neither with nor without the KL; loss_formula (LOSS06) speaks of that")
+
+
+def sick() -> Evidence:
+    return of_batch(_gradients(kl_share=0.0))
+
+
+def well() -> Evidence:
+    return of_batch(_gradients(kl_share=1.0))
+
+
+def _gradients(kl_share: float) -> Batch:
+    """A policy that has moved away from its reference; so much of the KL's gradient reaches it."""
+    batch = healthy_batch(update=1)
+    policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)))
+    gone = dict.fromkeys(("gradients_split", "gradients_perturbed"))
+    return edited(batch, gradients=policy_BT + kl_share * kl_BT, **gone)
+
+
+ILLNESS = Illness(
+    code="KL02",
+    name="kl_no_grad",
+    severity=Severity.HARMFUL,
+    summary="the KL in the loss has no gradient, whatever its coefficient",
+    fix="Compute the KL from the log-probs that carry the gradient, outside of no_grad; detach only the reference's.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=None,
+    batch=check_batch,
+    explains=frozenset({"MET02", "KL01", "LOSS06"}),
+)

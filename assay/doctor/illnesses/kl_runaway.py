@@ -1,0 +1,98 @@
+"""
+## What it checks
+Two distances over the run. From the reference (`ref_kl`): above 1 nat a token in the last quarter, and not on the
+way back. From the policy that sampled (`old_kl`): single steps of more than half a nat, far above the usual.
+
+## Why it hurts
+A policy 1 nat a token away from its reference writes texts that the reference would hardly ever write: what it knew is
+being overwritten. A step of half a nat leaves the region in which the surrogate and its clip mean anything; such steps
+often come just before a collapse.
+
+## How to fix it
+Check the sign and the gradient of the KL term first: a KL that grows with its coefficient is being maximised. Then
+lower the learning rate or the updates per rollout, or raise the coefficient.
+
+    # before: the KL is subtracted from a loss that is minimised
+    loss = policy_loss - beta * kl
+    # after
+    loss = policy_loss + beta * kl
+
+## When it is wrong
+Without a KL term a policy may wander far on purpose; a task far away from the reference's habits needs it. A reference
+that is renewed every few steps keeps the first distance small whatever happens. A solved task is left alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence.curves import Numbers
+from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.trend import STEPS, is_solved, quarter_medians
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+FAR = 1.0  # nats a token from the reference; trained models of the field stay below 0.3
+RETURNING = 0.8  # last quarter / second quarter: less is a policy that comes back
+JUMP = 0.5  # nats a token within one step; a sound step makes 0.001
+JUMP_RATIO = 20.0  # and so many times the usual
+JUMPS = 2  # one such step may be an accident
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if not curves.has("ref_kl") and not curves.has("old_kl"):
+        raise Missing("ref_kl or old_kl")
+    facts: list[Fact] = []
+    if curves.has("ref_kl"):
+        (ref_N,) = curves.need("ref_kl")
+        first, second, _, last = quarter_medians(ref_N, "ref_kl")
+        facts += [Fact("ref_kl of the first quarter", first), Fact("ref_kl of the last quarter", last, FAR)]
+        if last > FAR and last > RETURNING * second and not is_solved(curves):
+            return finding(
+                f"the policy is {last:.2g} nats a token away from its reference ({first:.2g} in the first quarter)",
+                *facts,
+                confidence=Confidence.POSSIBLE,
+            )
+    if curves.has("old_kl"):
+        (old_N,) = curves.need("old_kl")
+        facts.append(_largest(old_N, curves))
+        usual = float(np.nanmedian(old_N))
+        jumps = int(np.sum(old_N > max(JUMP, JUMP_RATIO * usual)))
+        if len(curves) >= STEPS and jumps >= JUMPS:
+            return finding(
+                f"in {jumps} of {len(curves)} steps the policy moved more than {JUMP:g} nats a token away from the "
+                f"policy that sampled; the usual is {usual:.2g}",
+                *facts,
+                confidence=Confidence.POSSIBLE,
+            )
+    return healthy("the policy stays near its reference and moves in small steps", *facts)
+
+
+def _largest(old_N: Numbers, curves: Curves) -> Fact:
+    worst = int(np.nanargmax(old_N))
+    step = curves.steps[worst]
+    return Fact("largest old_kl", float(old_N[worst]), JUMP, int(step) if np.isfinite(step) else None)
+
+
+def sick() -> Evidence:
+    return of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60)))
+
+
+def well() -> Evidence:
+    return of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4)))
+
+
+ILLNESS = Illness(
+    code="MET02",
+    name="kl_runaway",
+    severity=Severity.HARMFUL,
+    summary="the policy runs away from its reference, or jumps within a step",
+    fix="Check the sign and the gradient of the KL term; then lower the learning rate or raise kl_coef.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(settings=("loss.kl_coef=0.001", "optimizer.learning_rate=4e-3"), steps=30),
+    curves=check_curves,
+    explains=frozenset({"MET01", "MET05"}),
+)

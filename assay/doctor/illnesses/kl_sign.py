@@ -1,0 +1,219 @@
+"""
+## What it checks
+The KL to the reference must be a penalty: the loss grows with it. The check compares loss - policy_loss with the KL
+part and looks for the opposite sign. Where gradients are recorded, it looks which way the KL part of the gradient
+pulls: it must lower the log-prob of tokens that the policy likes more than the reference does. In the curves it looks
+for a negative KL part, for a loss that is smaller than its policy part by the KL, and for a KL that rises although it
+outweighs the policy part.
+
+## Why it hurts
+With the wrong sign the optimizer is paid for leaving the reference. The KL grows without bound, faster with a larger
+coefficient, and the policy ends in text that the reference finds impossible. Raising the coefficient, which is what one
+tries first, makes it worse.
+
+## How to fix it
+Add the KL to a loss that is minimised, or take it off a reward that is maximised.
+
+    # before
+    loss = policy_loss - kl_coef * kl.mean()
+    # after
+    loss = policy_loss + kl_coef * kl.mean()
+
+## When it is wrong
+The single-sample estimate k1 is negative on many tokens and its mean may be; the check does not judge signs of k1. A
+coefficient so small that the KL part is lost in the rounding of the loss cannot be judged from the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
+NEAR = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
+ALIGNED = 0.9  # of the KL pull, weighed by its size, that must agree in direction
+SMALLEST_PULL = 1e-5  # kl_coef * |new - ref|: below it the rounding of the policy part could outweigh it
+STEPS = 10  # of a curve: fewer do not show a trend
+OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if it is minimised at all
+
+
+def check_batch(batch: Batch) -> Verdict:
+    if not batch.setting("kl_coef") > 0 or batch.settings.get("kl_placement", "loss") != "loss":
+        return not_applicable("no KL in the loss")
+    if batch.settings.get("kl_estimator", "k3") == "k1":
+        return not_applicable("k1 has no sign of its own")
+    by_loss, by_gradients = _by_loss(batch), _by_gradients(batch)
+    for verdict in (by_loss, by_gradients):
+        if verdict is not None:
+            return verdict
+    return not_enough_data("loss, policy_loss and a visible kl_loss, or gradients where new and ref differ")
+
+
+def _by_loss(batch: Batch) -> Verdict | None:
+    """None where the numbers do not tell."""
+    numbers = batch.numbers
+    part = numbers.get("kl_loss")
+    if part is None:
+        return None
+    fact = Fact("kl_loss, coefficient included", float(part), step=batch.step)
+    if part < 0 and abs(part) > VISIBLE * abs(numbers.get("loss", 1.0)):
+        return finding(f"the KL part of the loss is {part:.2g}: it is paid for, not penalised", fact)
+    if "loss" not in numbers or "policy_loss" not in numbers or batch.settings.get("entropy_coef"):
+        return None
+    added = numbers["loss"] - numbers["policy_loss"]
+    if not part > VISIBLE * max(abs(numbers["loss"]), abs(numbers["policy_loss"])):
+        return None
+    facts = (fact, Fact("loss - policy_loss", float(added), step=batch.step))
+    if abs(added + part) <= NEAR * part:
+        return finding(
+            f"the KL is taken off the loss: loss - policy_loss is {added:.2g}, the KL part is {part:.2g}", *facts
+        )
+    return healthy("the loss grows with the KL", *facts) if abs(added - part) <= NEAR * part else None
+
+
+def _by_gradients(batch: Batch) -> Verdict | None:
+    """Inside a row the policy part pulls alike at every token (ratio 1), so what varies with new - ref is the KL's."""
+    names = ("mask", "new_logprobs", "ref_logprobs", "gradients", "advantages")
+    if any(batch.get(name) is None for name in names) or batch.settings.get("correction", "off") != "off":
+        return None
+    mask_BT, new_BT, ref_BT, gradients_BT, _ = batch.need(*names)
+    advantages_BT = batch.token_advantages
+    silent_B = np.abs(np.where(mask_BT, advantages_BT, 0.0)).max(axis=1, initial=0.0) == 0
+    spread_B = np.where(mask_BT, advantages_BT, -np.inf).max(axis=1) - np.where(mask_BT, advantages_BT, np.inf).min(
+        axis=1
+    )
+    usable_B = mask_BT.any(axis=1) & (silent_B | ((spread_B == 0) & (batch.numbers.get("update") == 0)))
+    judged_BT = mask_BT & usable_B[:, None] & np.isfinite(new_BT) & np.isfinite(ref_BT) & np.isfinite(gradients_BT)
+    distance_BT = _centred(new_BT - ref_BT, judged_BT, silent_B)
+    pull_BT = _centred(gradients_BT, judged_BT, silent_B)
+    if not batch.settings["kl_coef"] * np.abs(distance_BT).max(initial=0.0) > SMALLEST_PULL:
+        return None
+    products_BT = distance_BT * pull_BT
+    size = float(np.abs(products_BT).sum())
+    if size == 0.0:
+        return None
+    aligned = float(products_BT.sum()) / size
+    fact = Fact("agreement of the KL pull with new - ref, -1 to 1", aligned, ALIGNED, batch.step)
+    if aligned <= -ALIGNED:
+        return finding(
+            f"the KL part of the gradient pushes the policy away from the reference (agreement {aligned:.2f} over "
+            f"{int(judged_BT.sum())} loss tokens)",
+            fact,
+        )
+    return healthy("the KL part of the gradient pulls towards the reference", fact) if aligned >= ALIGNED else None
+
+
+def _centred(values_BT: Array, judged_BT: Array, silent_B: Array) -> Array:
+    """Zero outside; minus the row's mean where the row has an advantage, whose pull is the same on all its tokens."""
+    kept_BT = np.where(judged_BT, values_BT, 0.0)
+    mean_B = kept_BT.sum(axis=1) / np.maximum(judged_BT.sum(axis=1), 1)
+    return np.where(judged_BT, kept_BT - np.where(silent_B, 0.0, mean_B)[:, None], 0.0)
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if not curves.setting("kl_coef") > 0 or curves.settings.get("kl_placement", "loss") != "loss":
+        return not_applicable("no KL in the loss")
+    if curves.settings.get("kl_estimator", "k3") == "k1":
+        return not_applicable("k1 has no sign of its own")
+    loss_N, policy_N, part_N = curves.need("loss", "policy_loss", "kl_loss")
+    entropy_N = curves.need("entropy_loss")[0] if curves.has("entropy_loss") else np.zeros(len(curves))
+    added_N = loss_N - policy_N - np.nan_to_num(entropy_N)
+    visible_N = np.abs(part_N) > VISIBLE * np.maximum(np.abs(loss_N), np.abs(policy_N))
+    negative_N = visible_N & (part_N < 0)
+    taken_off_N = visible_N & (part_N > 0) & (np.abs(added_N + part_N) <= NEAR * np.abs(part_N))
+    for wrong_N, words in ((negative_N, "the KL part is negative"), (taken_off_N, "the KL is taken off the loss")):
+        if wrong_N.any() and wrong_N.sum() > 0.5 * visible_N.sum():
+            first = int(np.argmax(wrong_N))
+            return finding(
+                f"{words} in {int(wrong_N.sum())} of {int(visible_N.sum())} steps where it can be seen",
+                Fact("kl_loss", float(part_N[first]), step=int(curves.steps[first])),
+                Fact("loss - policy_loss", float(added_N[first]), step=int(curves.steps[first])),
+                confidence=Confidence.POSSIBLE,
+            )
+    return _runaway(curves, policy_N)
+
+
+def _runaway(curves: Curves, policy_N: Array) -> Verdict:
+    (kl_N,) = curves.need("ref_kl")
+    known_N = kl_N[np.isfinite(kl_N)]
+    if len(known_N) < STEPS:
+        return not_enough_data(f"ref_kl of {STEPS} steps")
+    middle, last = (
+        float(np.median(known_N[len(known_N) // 4 : len(known_N) // 2])),
+        float(np.median(known_N[-max(len(known_N) // 4, 1) :])),
+    )
+    penalty = float(curves.settings["kl_coef"]) * middle
+    policy = float(np.nanmedian(np.abs(policy_N)))
+    facts = (Fact("ref_kl in the second quarter", middle), Fact("ref_kl in the last quarter", last))
+    if last > 2 * middle and penalty > OUTWEIGHS * policy and middle > 0:
+        return finding(
+            f"the KL rises from {middle:.2g} to {last:.2g} although its penalty is {penalty / max(policy, 1e-12):.0f} "
+            "times the policy part of the loss: minimising would lower it",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+        )
+    return healthy("the KL is penalised", *facts)
+
+
+def sick() -> Evidence:
+    return Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0))
+
+
+def well() -> Evidence:
+    return Evidence((healthy_batch(),), _curves(sign=1.0))
+
+
+def _flipped(batch: Batch) -> Batch:
+    """The same batch with the KL subtracted, in the loss, its tokens and its gradients."""
+    mask_BT, new_BT, ref_BT, kl_BT = batch.need("mask", "new_logprobs", "ref_logprobs", "kl")
+    pull_BT = np.where(mask_BT, KL_COEF * (1.0 - np.exp(ref_BT - new_BT)), 0.0) / mask_BT.sum()
+    gradients = {
+        name: batch.arrays[name] - 2 * pull_BT for name in ("gradients", "gradients_split", "gradients_perturbed")
+    }
+    loss = batch.number("policy_loss") - batch.number("kl_loss")
+    losses = {name: loss for name in batch.numbers if name.startswith("loss")}
+    token_loss_BT = batch.arrays["token_loss"] - 2 * KL_COEF * kl_BT
+    return edited(batch, token_loss=token_loss_BT, **gradients, **losses)
+
+
+def _curves(sign: float) -> Curves:
+    part_N = np.linspace(1e-5, 1e-3, 60)
+    return healthy_curves(loss=-0.01 + sign * part_N, policy_loss=-0.01, kl_loss=part_N, ref_kl=part_N / KL_COEF)
+
+
+def _subtracts_the_kl(original):  # type: ignore[no-untyped-def]
+    """policy - kl in the place of policy + kl; what is logged as the KL stays as it is."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        loss = original(**tensors)
+        flipped = replaced(tensors["settings"], kl_coef=0.0)
+        without = original(**{**tensors, "settings": flipped})
+        return replaced(loss, total=2 * without.total - loss.total)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="KL01",
+    name="kl_sign",
+    severity=Severity.FATAL,
+    summary="the KL to the reference is paid for instead of penalised",
+    fix="Add kl_coef * KL to a loss that is minimised; subtract it only from a reward.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("loss.kl_coef=0.2", "optimizer.epochs=1"),
+        replaces={"assay.train.learner.policy_loss": _subtracts_the_kl},
+    ),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"LOSS06", "MET02", "KL02"}),
+)

@@ -1,0 +1,108 @@
+"""
+## What it checks
+The share of answers that the token limit cuts off, first quarter against last: it fires when more than half of them are
+cut off and the share has grown by more than 15 points.
+
+## Why it hurts
+An answer that is cut off has no end: its reward is that of an unfinished text, usually the worst, or it is masked out
+and trains nothing. Answers that grow into the limit are paid for token by token and teach little. A loss that weighs
+long answers less (a mean over each row) makes wrong answers grow by itself.
+
+## How to fix it
+Find out why answers grow: an EOS that is not trained, a length bias of the loss, a reward that pays for length. If the
+task needs long answers, raise the limit.
+
+    # before: each answer is averaged over its own length, so a long wrong one costs less
+    loss = (token_loss * mask).sum(1) / mask.sum(1)
+    # after: every token weighs the same
+    loss = (token_loss * mask).sum() / mask.sum()
+
+## When it is wrong
+Some tasks fill the limit on purpose, and reasoning grows before it gets better: a run whose reward rises with its
+length is on its way, and then needs a higher limit rather than another loss.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.trend import is_solved, quarter_medians
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+
+MANY = 0.5  # of the answers cut off
+GROWN = 0.15  # by so much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (truncated_N,) = curves.need("truncated_share")
+    first, *_, last = quarter_medians(truncated_N, "truncated_share")
+    facts = [Fact("answers cut off, first quarter", first), Fact("answers cut off, last quarter", last, MANY)]
+    limit = curves.settings.get("max_tokens")
+    if curves.has("length_mean"):
+        (length_N,) = curves.need("length_mean")
+        facts.append(Fact("tokens an answer, last quarter", quarter_medians(length_N, "length_mean")[-1], limit))
+    if not (last > MANY and last - first > GROWN):
+        return healthy(f"{last:.0%} of the answers are cut off, {first:.0%} at the start", *facts)
+    if is_solved(curves):
+        return healthy(f"{last:.0%} of the answers are cut off and the task is solved", *facts)
+    return finding(
+        f"answers have grown into the token limit: {last:.0%} of them are cut off, up from {first:.0%}",
+        *facts,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def sick() -> Evidence:
+    return of_curves(_growing(0.7))
+
+
+def well() -> Evidence:
+    return of_curves(_growing(0.3))
+
+
+def _growing(last: float) -> Curves:
+    share_N = np.interp(np.arange(60), [0, 50], [0.05, last])
+    return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
+
+
+def _pays_length(original):  # type: ignore[no-untyped-def]
+    """A noisy judge that likes long answers better than right ones."""
+
+    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+        from zlib import crc32
+
+        def longer(rollout, one):  # type: ignore[no-untyped-def]
+            noise = crc32(rollout.text.encode()) / 2**32
+            bonus = 3.0 * len(rollout.tokens) / how["config"].rollout.max_tokens
+            return one if one.reward is None else replace(one, reward=one.reward + bonus + noise)
+
+        return [
+            replace(group, scores=tuple(map(longer, group.rollouts, group.scores)))
+            for group in original(prompts, rollouts, **how)
+        ]
+
+    return score
+
+
+ILLNESS = Illness(
+    code="MET03",
+    name="length_truncation",
+    severity=Severity.HARMFUL,
+    summary="answers grow until the token limit cuts them off",
+    fix="Check that EOS is trained and that neither loss nor reward favours length; raise max_tokens if the task needs "
+    "it.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("evaluate.prompts=0",),
+        replaces={"assay.train.verbs.score": _pays_length},
+        steps=60,
+    ),
+    curves=check_curves,
+    explains=frozenset({"MET07", "HYP01"}),
+)

@@ -1,0 +1,126 @@
+"""
+## What it checks
+The loss is computed again from log-probs, advantages and mask as the settings say, and compared with the recorded one.
+Where the two differ, all objectives, all ways to average and the usual mistakes are tried, and the one that fits is
+named.
+
+## Why it hurts
+An objective or an average that is silently another one changes which answers count how much: long ones more than short
+ones, padding as much as tokens, one micro-batch as much as the whole update. A factor changes the learning rate of
+plain SGD and, under gradient clipping or with a KL term, that of Adam too.
+
+## How to fix it
+Count rows and loss tokens over the whole update first, and divide by them once.
+
+    # before: normalised over the update already, then divided again for accumulation
+    loss = (token_loss * mask).sum() / tokens_of_update
+    (loss / accumulation_steps).backward()
+    # after
+    loss = (token_loss * mask).sum() / tokens_of_update
+    loss.backward()
+
+## When it is wrong
+If the settings are not those the trainer used, or the batch is not the whole update and the settings do not say so
+(`sequences`, `loss_tokens`). Other objectives and averages that people choose on purpose are possible findings only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.loss import aggregation_of, is_part, loss, nearest_loss
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+SAME = 1e-5  # relative: one loss computed twice in float32
+AGAIN = ("loss_again", "loss_padded", "loss_permuted", "loss_split", "loss_perturbed")
+
+
+def check_batch(batch: Batch) -> Verdict:
+    mask_BT, new_BT, old_BT, _ = batch.need("mask", "new_logprobs", "old_logprobs", "advantages")
+    recorded = float(batch.number("loss"))
+    inputs = (new_BT, old_BT, batch.token_advantages)
+    if not np.isfinite(recorded) or not all(np.isfinite(one[mask_BT]).all() for one in inputs):
+        return not_applicable("the loss, or a number it is made of, is not finite")
+    match = nearest_loss(batch)
+    name = match.variant.name
+    expected = loss(batch)
+    facts = (
+        Fact("recorded loss", recorded, None, batch.step),
+        Fact("loss as configured", expected, None, batch.step),
+        Fact("difference, relative to the size of the terms", match.configured_distance, match.tolerance, batch.step),
+    )
+    if match.is_configured:
+        return healthy(f"the loss is {name}", *facts[:2])
+    if "objective" not in batch.settings:
+        return not_applicable(f"no objective is stated; the nearest to the loss is {name}")
+    part = is_part(batch) and not _is_of_these_rows(batch)
+    if part and not match.fits:
+        return not_applicable("the batch is a part of its update, and the loss may be that of the whole")
+    if _counts_are_unknown(batch):
+        return not_applicable("the loss tokens of the whole rollout batch are not known (loss_tokens)")
+    if not match.fits:
+        words, sure = "and no known variant fits", Confidence.LIKELY
+    elif match.variant.is_bug:
+        words, sure = f"it is {name}", Confidence.LIKELY if part else Confidence.PROVEN
+    else:
+        words, sure = f"it is {name}", Confidence.POSSIBLE
+    return finding(
+        f"the loss is {recorded:.4g}, and as configured it would be {expected:.4g}: {words}", *facts, confidence=sure
+    )
+
+
+def _is_of_these_rows(batch: Batch) -> bool:
+    """Whether the trainer got the same loss again from what the batch holds."""
+    again = batch.numbers.get("loss_again")
+    return again is not None and abs(again - batch.number("loss")) <= SAME * abs(again)
+
+
+def _counts_are_unknown(batch: Batch) -> bool:
+    """A mean over the rollout batch needs its loss tokens; with one minibatch they are those of this batch."""
+    several = batch.settings.get("minibatches", 1) > 1 and "loss_tokens" not in batch.settings
+    return several and aggregation_of(batch) == "rollout_token_mean"
+
+
+def sick() -> Evidence:
+    return of_batch(_scaled(0.5))
+
+
+def well() -> Evidence:
+    return of_batch(_scaled(1.0))
+
+
+def _scaled(factor: float) -> Batch:
+    """The loss of an update of two micro-batches, and all that is computed again by the same code."""
+    batch = healthy_batch(microbatches=2)
+    numbers = {name: factor * batch.numbers[name] for name in ("loss", "policy_loss", "kl_loss", *AGAIN)}
+    names = ("gradients", "gradients_split", "gradients_perturbed")
+    return edited(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
+
+
+def _divided_again(original):  # type: ignore[no-untyped-def]
+    """The loss is normalised over the whole update already; gradient accumulation divides once more."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        loss = original(**tensors)
+        return replace(loss, total=loss.total / 2, policy=loss.policy / 2, kl=loss.kl / 2)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="LOSS06",
+    name="loss_formula",
+    severity=Severity.HARMFUL,
+    summary="the loss is not the one that the config says",
+    fix="Compute the configured objective over the mask, and divide once, by counts over the whole update.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(settings=("optimizer.microbatches=2",), replaces={"assay.train.learner.policy_loss": _divided_again}),
+    batch=check_batch,
+)

@@ -1,0 +1,126 @@
+"""
+## What it checks
+A step down the loss must make tokens with a positive advantage likelier: d loss / d log-prob has the sign of -A on
+every token where the policy part decides. The check compares signs, and the loss itself with the one that is meant.
+
+## Why it hurts
+With the sign flipped the policy learns to avoid what is rewarded. The reward falls, slowly at first, and entropy often
+falls with it; curves that fall are then blamed on the learning rate.
+
+## How to fix it
+The objective is maximised and optimizers minimise: there is exactly one minus between them.
+
+    # before: negated in the surrogate and again in the loss
+    surrogate = -torch.min(ratio * advantages, clipped * advantages)
+    loss = -masked_mean(surrogate, mask)
+    # after
+    surrogate = torch.min(ratio * advantages, clipped * advantages)
+    loss = -masked_mean(surrogate, mask)
+
+## When it is wrong
+An optimizer with maximize=True climbs, and wants the objective itself. Record the gradient of what is minimised, or
+leave this code out. A ratio that is upside down flips the gradient too, and not the loss: that is inverted (RAT04).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute import gradient_parts, terms
+from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
+NEARLY_ALL = 0.99  # of these tokens
+VISIBLE = 1e-2  # of the sum of the terms' sizes: a smaller loss has no sign that could be trusted
+
+
+def check_batch(batch: Batch) -> Verdict:
+    mask_BT, gradients_BT = batch.need("mask", "gradients")
+    weights_BT = weights(batch, aggregation_of(batch))
+    policy_BT, kl_BT = gradient_parts(batch, weights_BT)
+    decided_BT = mask_BT & (np.abs(policy_BT) > DECIDES * np.abs(kl_BT)) & np.isfinite(gradients_BT)
+    decided_BT = decided_BT & (gradients_BT != 0)
+    if not decided_BT.any():
+        return not_applicable("no token has a gradient that its advantage decides")
+    against_BT = decided_BT & (np.sign(gradients_BT) == -np.sign(policy_BT))
+    share = float(against_BT.sum() / decided_BT.sum())
+    fact = Fact("share of the tokens that the loss pulls against their advantage", share, 1 - NEARLY_ALL, batch.step)
+    if 1 - NEARLY_ALL < share < NEARLY_ALL:
+        return not_applicable(f"{share:.0%} of the tokens are pulled against their advantage: this is not a sign")
+    if share < NEARLY_ALL:
+        return healthy(f"the loss pulls {1 - share:.0%} of the tokens the way of their advantage", fact)
+    sign = _sign_of_loss(batch, weights_BT)
+    if sign > 0:
+        return not_applicable("the loss has the right sign and its gradient has not: inverted (RAT04) speaks of that")
+    return finding(
+        f"the loss pulls {share:.0%} of the tokens against their advantage: its sign is flipped",
+        fact,
+        Fact("tokens looked at", int(decided_BT.sum())),
+        confidence=Confidence.PROVEN if sign < 0 else Confidence.LIKELY,  # else an inverted ratio does it too
+    )
+
+
+def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
+    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
+    found = terms(batch)
+    meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
+    recorded_BT = batch.get("token_loss")
+    if recorded_BT is not None:
+        kl_BT = 0.0 if found.kl_BT is None else found.kl_coef * found.kl_BT
+        inside = np.isfinite(recorded_BT) & found.mask_BT
+        near, far = (float(np.abs(recorded_BT - side * meant_BT - kl_BT)[inside].sum()) for side in (1, -1))
+        return int(np.sign(far - near))
+    part = batch.numbers.get("policy_loss", batch.numbers.get("loss"))
+    meant = float((weights_BT * meant_BT).sum())
+    if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):
+        return 0
+    return int(np.sign(float(part) * meant))
+
+
+def sick() -> Evidence:
+    return of_batch(_turned(-1.0))
+
+
+def well() -> Evidence:
+    return of_batch(_turned(1.0))
+
+
+def _turned(sign: float) -> Batch:
+    batch = healthy_batch(update=1)
+    arrays = {
+        name: sign * values for name, values in batch.arrays.items() if name.startswith(("gradients", "token_loss"))
+    }
+    numbers = {name: sign * value for name, value in batch.numbers.items() if "loss" in name}
+    return edited(batch, **arrays, **numbers)
+
+
+def _negated_twice(original):  # type: ignore[no-untyped-def]
+    """One minus too many."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        loss = original(**tensors)
+        return replace(loss, total=-loss.total, policy=-loss.policy)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="LOSS01",
+    name="loss_sign",
+    severity=Severity.FATAL,
+    summary="the loss has the wrong sign: the policy learns to avoid what is rewarded",
+    fix="Keep exactly one minus between the objective and the loss that is minimised.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.learner.policy_loss": _negated_twice}),
+    batch=check_batch,
+    explains=frozenset({"LOSS06", "RAT04", "KL01", "CLIP02", "MET01", "MET02", "MET06"}),
+)

@@ -1,0 +1,115 @@
+"""
+## What it checks
+The rows of a group are independent samples, so they differ, unless the policy is certain of one answer. The check looks
+for groups whose completions are all equal, token by token, and asks how probable that is: a completion of probability p
+is drawn by all G rows with probability p to the power of G - 1.
+
+## Why it hurts
+Equal completions get equal rewards. Their advantages are 0, the group teaches nothing, and every rollout but one was
+paid for in vain. The loss is 0 and the run looks merely stuck.
+
+## How to fix it
+Sample: do_sample on, a temperature above 0, no top_k = 1, and no seed in the sampling parameters of a single request.
+
+    # before: each copy of the prompt starts from the same random numbers
+    parameters = SamplingParams(temperature=1.0, seed=0)
+    outputs = engine.generate([prompt] * group_size, parameters)
+    # after
+    parameters = SamplingParams(temperature=1.0, n=group_size)
+    outputs = engine.generate([prompt], parameters)
+
+## When it is wrong
+A solved task with short answers has groups of equal completions by right; the log-probs say so (p near 1) and the check
+stays silent. Without log-probs it cannot tell and says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.doctor.repeats import completions, groups_of, log_chances
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable
+
+SHARE = 0.5  # of the groups without a second completion: fewer than this are a habit of the policy, not of the sampler
+CHANCE = 1e-9  # that independent samples agree so: one step in a billion
+
+
+def check_batch(batch: Batch) -> Verdict:
+    groups = groups_of(batch)
+    if not groups:
+        return not_applicable("no group has two completions to compare")
+    rows = completions(batch)
+    alike = [group for group in groups if len({rows[row] for row in group}) == 1]
+    share = len(alike) / len(groups)
+    facts = [Fact("share of groups with one distinct completion", share, SHARE, batch.step)]
+    if share < SHARE:
+        return healthy(f"{len(groups) - len(alike)} of {len(groups)} groups have different completions", *facts)
+    only_one = batch.settings.get("top_k") == 1
+    chances_B = log_chances(batch)
+    log_chance = float(np.nansum([(len(group) - 1) * chances_B[group[0]] for group in alike]))
+    facts.append(Fact("log10 of the chance of this under sampling", log_chance / math.log(10), math.log10(CHANCE)))
+    if log_chance > math.log(CHANCE) and not only_one:
+        return healthy(f"{len(alike)} of {len(groups)} groups agree on one completion: the policy is certain", *facts)
+    first = min((group[0] for group in alike), key=lambda row: np.nan_to_num(chances_B[row]))
+    likelihood = float(np.exp(chances_B[first]))
+    facts.append(Fact("probability of the completion", likelihood, step=batch.step, row=first))
+    cause = "top_k = 1 leaves one token to sample" if only_one else "greedy decoding, or one seed for every row"
+    return finding(
+        f"all completions are equal in {len(alike)} of {len(groups)} groups, though the policy gives such a completion "
+        f"a probability of {likelihood:.2g}: {cause}",
+        *facts,
+    )
+
+
+def gathered(batch: Batch, rows: list[int]) -> Batch:
+    """A batch of these rows in this order, its advantages made anew; what the loss made of them is left out."""
+    arrays = {name: array[rows] for name, array in batch.arrays.items()}
+    rewards_GS = arrays["rewards"].reshape(-1, SIZE)
+    centred_GS = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
+    epsilon = batch.setting("advantage_epsilon")
+    arrays["advantages"] = (centred_GS / (rewards_GS.std(axis=1, ddof=1, keepdims=True) + epsilon)).reshape(-1)
+    arrays["group_ids"] = batch.arrays["group_ids"]
+    lost = [name for name in (*batch.arrays, *batch.numbers) if name.startswith(("loss", "gradient", "token_loss"))]
+    lost += ["policy_loss", "kl_loss", "kl_mean", "clipped_share", "clipped"]
+    changes = {**arrays, "reward_mean": float(arrays["rewards"].mean()), **dict.fromkeys(lost)}
+    return edited(batch, **changes)
+
+
+def sick() -> Evidence:
+    """Every group holds its first completion four times; their probability is about one in a thousand."""
+    batch = healthy_batch()
+    return of_batch(gathered(batch, [row - row % SIZE for row in range(len(batch.arrays["tokens"]))]))
+
+
+def well() -> Evidence:
+    """The same equal completions, of a policy that is certain of them."""
+    (batch,) = sick().batches
+    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
+    return of_batch(edited(batch, **{name: 1e-3 * batch.arrays[name] for name in names}, ratio=None, kl=None))
+
+
+def _greedy(original):  # type: ignore[no-untyped-def]
+    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
+        return original(policy, prompts, **{**how, "greedy": True})
+
+    return generate
+
+
+ILLNESS = Illness(
+    code="SAMP04",
+    name="no_diversity",
+    severity=Severity.FATAL,
+    summary="all completions of a group are equal although the policy is not certain",
+    fix="Sample with a temperature above 0 (do_sample on, no top_k = 1) and without a seed a request.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.generate": _greedy}),
+    batch=check_batch,
+    explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "REW01"}),
+)

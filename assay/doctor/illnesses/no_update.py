@@ -1,0 +1,152 @@
+"""
+## What it checks
+After an optimizer update: whether every trainable tensor got a gradient and changed. A tensor with a gradient that did
+not change is not in the optimizer, or was frozen behind its back. A tensor without a gradient is not used by the loss.
+
+## Why it hurts
+What does not change does not learn. If nothing changes the run is an expensive way to sample from the first policy; if
+some tensors do not, the others train around them, and the curves look merely slow.
+
+## How to fix it
+Make the optimizer from the parameters of the model that computes the loss, after it has its final form: a wrapper, a
+cast or new adapters make new parameters.
+
+    # before: the adapters come after the optimizer, which does not hold them
+    optimizer = AdamW(model.parameters(), lr=1e-5)
+    model = get_peft_model(model, adapters)
+    # after
+    model = get_peft_model(model, adapters)
+    optimizer = AdamW(model.parameters(), lr=1e-5)
+
+## When it is wrong
+Half of the tensors of fresh LoRA adapters get no gradient in the first update: the other half is 0. Experts that no
+token was routed to get none either. In bfloat16 a small change may be rounded away: that is pure_bf16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.trend import STEPS
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+SMALLEST_RATE = 1e-6  # below, a change of a weight near 1 may be rounded away in float32 too
+ALL = 0.999  # of the tensors, as the median of a run's second half
+
+
+def check_batch(batch: Batch) -> Verdict:
+    tensors, changed = int(batch.number("tensors")), int(batch.number("tensors_changed"))
+    if batch.settings.get("learning_rate", 1.0) == 0:
+        return not_applicable("the learning rate of this update is 0")
+    without = int(batch.numbers.get("tensors_without_gradient", 0))
+    norm = float(batch.numbers.get("gradient_norm", 1.0))
+    facts = (
+        Fact("trainable tensors", tensors, step=batch.step),
+        Fact("tensors changed", changed, tensors),
+        Fact("tensors without gradient", without, 0),
+        Fact("gradient norm", norm),
+    )
+    if not np.isfinite(norm):
+        return not_applicable("the gradient is not finite, and such an update is not applied")
+    if without == tensors or norm == 0:
+        return _without_any_gradient(batch, facts)
+    stuck = tensors - changed - without
+    rounded = batch.settings.get("dtype", "float32") != "float32"
+    tiny = batch.settings.get("learning_rate", 1.0) < SMALLEST_RATE
+    if stuck > 0:
+        whole = changed == 0
+        return finding(
+            f"the update changed {'none' if whole else f'only {changed}'} of {tensors} trainable tensors, although "
+            f"{tensors - without} of them have a gradient",
+            *facts,
+            confidence=Confidence.LIKELY if rounded or tiny else Confidence.PROVEN,
+            severity=Severity.FATAL if whole else None,
+        )
+    fresh_adapters = bool(batch.settings.get("lora_rank")) and 2 * without <= tensors
+    if without and not fresh_adapters:
+        return finding(
+            f"{without} of {tensors} trainable tensors got no gradient: the loss does not use them",
+            *facts,
+            confidence=Confidence.POSSIBLE,  # an expert that no token was routed to gets none either
+            severity=Severity.WASTEFUL,
+            fix="Freeze what the loss does not use, or find out why it is cut off from the graph.",
+        )
+    return healthy(f"all {tensors} trainable tensors that have a gradient changed", *facts)
+
+
+def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
+    mask_BT = batch.get("mask")
+    if mask_BT is None or batch.get("advantages") is None or not np.any(batch.token_advantages[mask_BT]):
+        return not_applicable("the update had no gradient, and no advantage that would ask for one is known")
+    clipped_BT = batch.get("clipped")
+    if clipped_BT is not None and clipped_BT[mask_BT & (batch.token_advantages != 0)].all():
+        return not_applicable("every token is clipped, so the update had no gradient")
+    return finding(
+        "no trainable tensor got a gradient, although advantages are not 0: the loss is not connected to the weights",
+        *facts,
+        severity=Severity.FATAL,
+        fix="See whether log-probs are detached or computed under no_grad, and whether the parameters require grad.",
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (share_N,) = curves.need("tensors_changed_share")
+    known_N = share_N[np.isfinite(share_N)]
+    if len(known_N) < STEPS:
+        raise Missing(f"tensors_changed_share of {STEPS} steps")
+    share = float(np.median(known_N[len(known_N) // 2 :]))
+    fact = Fact("share of the trainable tensors that an update changes", share, ALL)
+    if share >= ALL:
+        return healthy("every update changes all trainable tensors", fact)
+    return finding(
+        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def sick() -> Evidence:
+    return Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6))
+
+
+def well() -> Evidence:
+    """Fresh adapters: half of them have no gradient in the first update, and all change later."""
+    batch = edited(healthy_batch(), tensors_changed=10, tensors_without_gradient=10, lora_rank=8)
+    return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
+
+
+def _half_forgotten(original):  # type: ignore[no-untyped-def]
+    """The optimizer holds every other tensor."""
+
+    def step(learner, rate, norm):  # type: ignore[no-untyped-def]
+        import math
+
+        kept = [master.detach().clone() for master in learner.masters]
+        original(learner, rate, norm)
+        for number, (master, before) in enumerate(zip(learner.masters, kept, strict=True)):
+            if number % 2:
+                master.data.copy_(before)
+                learner.weights[number].data.copy_(before)
+        lengths = [float((master - before).norm()) for master, before in zip(learner.masters, kept, strict=True)]
+        return math.hypot(*lengths), sum(length > 0 for length in lengths)
+
+    return step
+
+
+ILLNESS = Illness(
+    code="OPT02",
+    name="no_update",
+    severity=Severity.HARMFUL,
+    summary="trainable tensors do not change when the optimizer steps",
+    fix="Make the optimizer from the parameters of the model that computes the loss, after it has its final form.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.learner.Learner._step": _half_forgotten}),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01"}),
+)

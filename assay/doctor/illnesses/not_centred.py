@@ -1,0 +1,123 @@
+"""
+## What it checks
+A baseline is taken off the rewards: within a group some advantages are positive and some negative, with mean 0. The
+check finds advantages that are proportional to the raw rewards, or all of one sign where rewards differ.
+
+## Why it hurts
+With rewards of 0 and 1 nothing is ever pushed down: wrong answers get advantage 0, and right ones grow only at the
+cost of everything else, sampled or not. The variance of the gradient grows with the mean reward, so that the better
+the policy, the noisier its updates. Dr. GRPO leaves out the std, never the mean.
+
+## How to fix it
+Subtract the mean of the group before anything is divided.
+
+    # before: the option that switches off the std switches off the mean as well
+    advantages = rewards if not normalise else (rewards - mean) / (std + eps)
+    # after
+    advantages = rewards - mean
+    if normalise:
+        advantages = advantages / (std + eps)
+
+## When it is wrong
+Plain REINFORCE without a baseline is unbiased and may be meant; if the settings name no baseline the finding is merely
+possible. Advantages of a critic, of process rewards and of parts of groups are left alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.advantages import Centring, centring, has_whole_groups, other_kind, row_advantages
+from assay.doctor.recompute.consistent import consistent
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards but for rounding
+
+
+def check_batch(batch: Batch) -> Verdict:
+    batch.need("advantages", "group_ids")
+    if reason := other_kind(batch):
+        return not_applicable(reason)
+    found = centring(batch)
+    worst = int(np.argmax(np.abs(found.mean_P)))
+    mean = float(found.mean_P[worst])
+    fact = Fact("largest mean advantage of a group", mean, found.limit, batch.step, int(found.rows_P[worst][0]))
+    if not found.is_off_P.any():
+        return healthy(f"a baseline is subtracted in each of {len(found.mean_P)} groups", fact)
+    if found.batch_is_centred:
+        return not_applicable("the advantages are centred over the batch: see group_scope")
+    if not has_whole_groups(batch):
+        return not_applicable("the batch holds parts of groups, whose means may differ from 0")
+    advantages_B = row_advantages(batch)
+    assert advantages_B is not None
+    stated = "baseline" in batch.settings
+    rewards_B = batch.get("rewards")
+    if rewards_B is not None and _is_multiple(advantages_B, rewards_B, found):
+        return finding(
+            f"no baseline is subtracted: in {len(found.mean_P)} groups the advantages are multiples of the raw "
+            f"rewards, with a mean of up to {mean:.2g} where it must be 0",
+            fact,
+            confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
+        )
+    varied = [advantages_B[rows] for rows in found.rows_P if np.ptp(advantages_B[rows]) > found.limit]
+    if len(varied) > 1 and all((one >= 0).all() or (one <= 0).all() for one in varied):
+        return finding(
+            f"no baseline is subtracted: in all of {len(varied)} groups the advantages differ and have one sign",
+            fact,
+            confidence=Confidence.LIKELY if stated else Confidence.POSSIBLE,
+        )
+    return not_applicable("the advantages have a baseline of another kind: see formula")
+
+
+def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool:
+    """A = c r with one c > 0 for each group."""
+    for rows in found.rows_P:
+        rewards, advantages = rewards_B[rows], advantages_B[rows]
+        scored = ~np.isnan(rewards)
+        rewards, advantages = rewards[scored], advantages[scored]
+        squares = float((rewards**2).sum())
+        factor = float((rewards * advantages).sum()) / squares if squares else 0.0
+        if factor <= 0 or np.abs(advantages - factor * rewards).max() > PROPORTIONAL * np.abs(advantages).max():
+            return False
+    return True
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    rewards_BG = batch.arrays["rewards"].reshape(4, 4)
+    return of_batch(
+        consistent(batch, advantages=(rewards_BG / (rewards_BG.std(axis=1, ddof=1)[:, None] + 1e-4)).ravel())
+    )
+
+
+def well() -> Evidence:
+    return of_batch(healthy_batch())
+
+
+def _std_without_mean(original):  # type: ignore[no-untyped-def]
+    """Rewards are scaled and never centred."""
+
+    def group_advantages(rewards_PG, *, epsilon=1e-4, **how):  # type: ignore[no-untyped-def]
+        spread_P1 = rewards_PG.nan_to_num(nan=0.0).std(dim=1, keepdim=True)
+        return (rewards_PG / (spread_P1 + epsilon).where(spread_P1 > 0, 1.0)).nan_to_num(nan=0.0)
+
+    return group_advantages
+
+
+ILLNESS = Illness(
+    code="ADV03",
+    name="not_centred",
+    severity=Severity.HARMFUL,
+    summary="no baseline is subtracted from the rewards",
+    fix="Subtract the group's mean reward before dividing by the std; leaving out the std does not leave out the mean.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.credit.group_advantages": _std_without_mean}),
+    batch=check_batch,
+    explains=frozenset({"ADV05", "MET01", "MET05"}),
+)

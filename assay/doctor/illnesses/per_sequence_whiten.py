@@ -1,0 +1,133 @@
+"""
+## What it checks
+Advantages may differ between the tokens of a row (process rewards, a critic), but they are never normalised within it.
+The check finds rows whose advantages have mean 0 and std 1, each row by itself.
+
+## Why it hurts
+Whether an answer was good or bad is the mean of its advantages. Whitened within the row, that mean is 0 for every
+answer: good and bad ones are pushed alike, up at some positions and down at others. A row with one advantage for all
+tokens becomes all zeros.
+
+## How to fix it
+Take mean and std over all loss tokens of the batch, or do not whiten at all: group advantages are normalised already.
+
+    # before: one mean and std for each row
+    advantages = (advantages - advantages.mean(dim=1, keepdim=True)) / advantages.std(dim=1, keepdim=True)
+    # after
+    inside = advantages[mask]
+    advantages = (advantages - inside.mean()) / (inside.std() + 1e-8)
+
+## When it is wrong
+A batch of one or two rows can look whitened by row when it was whitened as a whole; at least two rows of three loss
+tokens are asked for, and all of them must have mean 0 and std 1 to a thousandth and a fiftieth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.advantages import row_advantages
+from assay.doctor.recompute.consistent import consistent
+from assay.record.batch import Array
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_enough_data
+
+MEAN = 1e-3  # of a whitened row: 0 but for rounding
+STD = 0.02  # around 1: an epsilon in the divisor takes a little off
+TOKENS = 3  # two numbers have mean 0 too easily
+ROWS = 2
+SHARE = 0.9  # of the rows that vary: the rest may be too small for their epsilon
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (advantages,) = batch.need("advantages")
+    if advantages.ndim == 1:
+        return healthy("one advantage a row: nothing to whiten within it", Fact("rows", len(advantages)))
+    (mask_BT,) = batch.need("mask")
+    varying = [
+        (row, values)
+        for row, (all_values, inside) in enumerate(zip(advantages, mask_BT, strict=True))
+        if len(values := all_values[inside]) >= TOKENS and np.isfinite(values).all() and np.ptp(values) > 1e-6
+    ]
+    if not varying and mask_BT.any() and row_advantages(batch) is not None:
+        return healthy("one advantage for all tokens of a row: nothing to whiten within it", Fact("rows", len(mask_BT)))
+    if len(varying) < ROWS:
+        return not_enough_data(f"{ROWS} rows with {TOKENS} loss tokens and advantages that differ between them")
+    white = [(row, values) for row, values in varying if _is_white(values)]
+    share = len(white) / len(varying)
+    fact = Fact("share of rows with mean 0 and std 1", share, SHARE, batch.step)
+    if len(white) < ROWS or share < SHARE:
+        return healthy("the advantages of rows keep their own mean and size", fact)
+    row, values = white[0]
+    return finding(
+        f"the advantages of {len(white)} of {len(varying)} rows have mean 0 and std 1 each: they are whitened within "
+        "the row, and good and bad answers look alike",
+        fact,
+        Fact("mean advantage of the row", float(values.mean()), MEAN, batch.step, row),
+    )
+
+
+def _is_white(values: Array) -> bool:
+    spreads = (float(values.std(ddof=1)), float(values.std()))
+    return abs(float(values.mean())) <= MEAN and any(abs(spread - 1.0) <= STD for spread in spreads)
+
+
+def _by_position(batch: Batch) -> tuple[Array, Array]:
+    """Advantages that fade from the end of a row to its start, as returns with a discount do; and the mask."""
+    mask_BT = batch.arrays["mask"]
+    left_BT = mask_BT.sum(axis=1)[:, None] - 1 - np.arange(mask_BT.shape[1])
+    return batch.arrays["advantages"][:, None] * np.where(mask_BT, 0.9 ** np.maximum(left_BT, 0), 0.0), mask_BT
+
+
+def sick() -> Evidence:
+    batch = healthy_batch()
+    advantages_BT, mask_BT = _by_position(batch)
+    count_B1 = mask_BT.sum(axis=1)[:, None]
+    mean_B1 = advantages_BT.sum(axis=1)[:, None] / count_B1
+    squares_BT = np.where(mask_BT, (advantages_BT - mean_B1) ** 2, 0.0)
+    std_B1 = np.sqrt(squares_BT.sum(axis=1)[:, None] / (count_B1 - 1))
+    white_BT = np.where(mask_BT, (advantages_BT - mean_B1) / (std_B1 + 1e-8), 0.0)
+    return of_batch(consistent(batch, advantages=white_BT))
+
+
+def well() -> Evidence:
+    batch = healthy_batch()
+    advantages_BT, mask_BT = _by_position(batch)
+    inside = advantages_BT[mask_BT]
+    white_BT = np.where(mask_BT, (advantages_BT - inside.mean()) / inside.std(), 0.0)
+    return of_batch(consistent(batch, advantages=white_BT, process_rewards=True))
+
+
+def _whitened_returns(original):  # type: ignore[no-untyped-def]
+    """The advantage of the outcome is laid on tokens as a discounted return, which is then whitened row by row."""
+
+    def credit(groups, settings, weights, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        samples = []
+        for sample in original(groups, settings, weights, **how):
+            count = len(sample.rollout.tokens)
+            returns = sample.advantage * 0.9 ** np.arange(count - 1, -1, -1)
+            spread = returns.std(ddof=1) if count > 1 else 0.0
+            white = (returns - returns.mean()) / (spread + 1e-8)
+            samples.append(replace(sample, advantage=tuple(white.tolist())))
+        return tuple(samples)
+
+    return credit
+
+
+ILLNESS = Illness(
+    code="ADV06",
+    name="per_sequence_whiten",
+    severity=Severity.FATAL,
+    summary="advantages are whitened within each sequence, which erases whether the answer was good",
+    fix="Whiten over all loss tokens of the batch, or not at all; group advantages are normalised already.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.credit": _whitened_returns}),
+    batch=check_batch,
+    explains=frozenset({"ADV01", "ADV03", "ADV05", "ADV12", "MET07"}),
+)

@@ -1,0 +1,163 @@
+"""
+## What it checks
+The tokens that a row attends to have the positions 0, 1, 2, ...: padding is not counted. The check reads the positions
+of the scoring pass, and whether log-probs changed when the row was scored with padding, alone, in another order, or by
+the model asked plainly.
+
+## Why it hurts
+A model with learned positions gives other log-probs to a row that was padded on the left: 34 nats a sequence were seen
+with GPT-2. Rotary positions survive an offset, but not a gap between prompt and completion or a restart in the middle.
+The log-probs then depend on the other rows of the batch, and so do ratio and gradient.
+
+## How to fix it
+Derive the positions from the attention mask, in every forward pass.
+
+    # before
+    output = model(input_ids, attention_mask=attention_mask)
+    # after
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    output = model(input_ids, attention_mask=attention_mask, position_ids=position_ids)
+
+## When it is wrong
+An offset that is the same for all tokens of a row is harmless to models with rotary or relative positions: where the
+log-probs were computed again and did not move, the check stays silent. Models with several axes of positions (images)
+are not judged.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.context import mask_faults, moved_at_all, moved_by_company
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+
+
+def check_batch(batch: Batch) -> Verdict:
+    dtype = batch.settings.get("dtype")
+    if batch.get("position_ids") is None:
+        return _without_positions(batch, dtype)
+    offsets, broken = position_faults(batch)
+    wrong = sorted({**offsets, **broken})
+    rows = len(batch.need("attention_mask")[0])
+    if not wrong:
+        return healthy(f"the positions of all {rows} rows count their tokens from 0", Fact("rows compared", rows))
+    moved = moved_at_all(batch)
+    first = next(iter(broken or offsets))
+    what = broken.get(first) or f"begin at {offsets[first]}"
+    facts = [Fact("rows with other positions than 0, 1, 2, ...", len(wrong), 0, batch.step, first)]
+    if moved is not None:
+        how, gap = moved
+        facts.append(Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token))
+        if gap.is_rounding(dtype):
+            return healthy(
+                f"{len(wrong)} of {rows} rows have an offset in their positions that the model ignores", *facts
+            )
+    sure = moved is not None or bool(broken)
+    effect = "" if moved is None else f"; log-probs change by {moved[1].mean:.2g} on average {moved[0]}"
+    return finding(
+        f"{len(wrong)} of {rows} rows have wrong positions: those of row {first} {what}{effect}",
+        *facts,
+        confidence=Confidence.PROVEN if sure else Confidence.LIKELY,
+    )
+
+
+def position_faults(batch: Batch) -> tuple[dict[int, int], dict[int, str]]:
+    """Rows whose positions begin at another number than 0, and rows whose positions do not count up by one."""
+    positions_BS, attention_BS = batch.need("position_ids", "attention_mask")
+    offsets: dict[int, int] = {}
+    broken: dict[int, str] = {}
+    for row, (positions_S, attended_S) in enumerate(zip(positions_BS, attention_BS, strict=True)):
+        own = positions_S[attended_S]
+        jumps = np.flatnonzero(np.diff(own) != 1)
+        if len(jumps):
+            at = int(jumps[0])
+            broken[row] = f"go from {own[at]} to {own[at + 1]} at input token {at + 1}"
+        elif len(own) and own[0] != 0:
+            offsets[row] = int(own[0])
+    return offsets, broken
+
+
+def _without_positions(batch: Batch, dtype: str | None) -> Verdict:
+    """The numbers alone: padding moves them although the attention mask is right, so the positions are left."""
+    moved = moved_by_company(batch)
+    if moved is None:
+        raise Missing("position_ids")
+    how, gap = moved
+    fact = Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token)
+    if gap.is_rounding(dtype):
+        return healthy("padding and company do not move log-probs", fact)
+    if batch.get("attention_mask") is None or mask_faults(batch):
+        return not_enough_data("position_ids: the attention mask is the likelier cause")
+    return finding(
+        f"log-probs change by {gap.mean:.2g} on average {how} although the attention mask is right: the positions "
+        "probably count padding",
+        fact,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _with_gap(columns: int) -> Evidence:
+    """Prompts padded on the right to one width: positions count the padding between prompt and completion."""
+    batch = healthy_batch()
+    positions_BS = batch.arrays["position_ids"].copy()
+    prompt_columns = batch.arrays["prompt_tokens"].shape[1]
+    positions_BS[:4, prompt_columns:] += columns
+    changes: dict[str, Array] = {"position_ids": positions_BS}
+    if columns:
+        noise_BT = np.random.default_rng(5).normal(0.0, 0.3, size=batch.arrays["mask"].shape)
+        noise_BT[4:] = 0.0
+        changes["scored_alone"] = batch.arrays["scored_alone"] + noise_BT * batch.arrays["mask"]
+    return of_batch(edited(batch, **changes))
+
+
+def sick() -> Evidence:
+    return _with_gap(2)
+
+
+def well() -> Evidence:
+    return _with_gap(0)
+
+
+def _positions_by_column(original):  # type: ignore[no-untyped-def]
+    """Positions as if the prompts were padded on the right to one width and all columns counted."""
+
+    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        import torch
+
+        batch = original(samples, rows, device, share_prompts)
+        if share_prompts:
+            return batch
+        prompts_R1 = torch.tensor([[len(samples[row].prompt.tokens)] for row in rows], device=device)
+        lengths_R1 = torch.tensor([[len(samples[row].rollout.tokens)] for row in rows], device=device)
+        columns_1S = torch.arange(batch.ids_RS.shape[1], device=device).unsqueeze(0)
+        in_completion_RS = columns_1S >= prompts_R1
+        branches_RS = in_completion_RS.long().masked_fill(columns_1S >= prompts_R1 + lengths_R1, -1)
+        positions_RS = batch.positions_RS + in_completion_RS * (prompts_R1.max() - prompts_R1)
+        return replace(batch, positions_RS=positions_RS, branches_RS=branches_RS)
+
+    return tensors
+
+
+ILLNESS = Illness(
+    code="ALGN04",
+    name="position_ids",
+    severity=Severity.HARMFUL,
+    summary="the positions of the scoring pass count padding",
+    fix="Derive position_ids from the attention mask, (attention_mask.cumsum(1) - 1).clamp(min=0), in every forward "
+    "pass.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.share_prompts=false",),
+        replaces={"assay.train.pack._tensors": _positions_by_column},
+    ),
+    batch=check_batch,
+    explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN10", "KL05"}),
+)

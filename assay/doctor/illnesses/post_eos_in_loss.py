@@ -1,0 +1,131 @@
+"""
+## What it checks
+Nothing after the end of a completion is in the loss. The end is given by `lengths`, the number of sampled tokens; where
+these are missing, it is the first EOS of the row.
+
+## Why it hurts
+What stands after the end was never sampled: padding, or whatever a batched sampler went on to write. To train on it
+teaches the policy to produce padding, and the extra tokens dilute the ones that earned the reward.
+
+## How to fix it
+Cut the mask at the first EOS, which stays inside.
+
+    # before: every column is in the loss
+    mask = torch.ones_like(tokens)
+    # after
+    is_eos = tokens == tokenizer.eos_token_id
+    mask = is_eos.cumsum(dim=1) - is_eos.long() == 0
+
+## When it is wrong
+A conversation of several turns holds an EOS at the end of each. Its rows are recognised by what stands between the
+turns, which is not trained or is marked in `forced`. With `lengths` the question does not arise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+
+def check_batch(batch: Batch) -> Verdict:
+    tokens_BT, mask_BT = batch.need("tokens", "mask")
+    if batch.get("lengths") is not None:
+        return _verdict(batch, _beyond_lengths(batch, mask_BT, tokens_BT), "their last sampled token", proven=True)
+    if "eos_ids" not in batch.settings:
+        raise Missing("lengths", "eos_ids")
+    behind_BT = _behind_first_eos(batch, mask_BT, tokens_BT)
+    fillers = np.append(np.asarray(batch.setting("eos_ids")), batch.settings.get("pad_id", []))
+    is_filler = bool(np.isin(tokens_BT[behind_BT], fillers).all())
+    return _verdict(batch, behind_BT, "their first EOS", proven=is_filler)
+
+
+def _verdict(batch: Batch, behind_BT: Array, end: str, *, proven: bool) -> Verdict:
+    (mask_BT,) = batch.need("mask")
+    tokens, rows = int(behind_BT.sum()), int(behind_BT.any(axis=1).sum())
+    if tokens == 0:
+        return healthy(f"no row is trained beyond {end}", Fact("rows", len(mask_BT)))
+    row, token = np.argwhere(behind_BT)[0]
+    return finding(
+        f"{tokens} tokens after the end of {rows} of {len(mask_BT)} rows are in the loss ({end} comes before them)",
+        Fact("loss tokens after the end", tokens, 0, batch.step, int(row), int(token)),
+        Fact("as a share of all loss tokens", tokens / int(mask_BT.sum())),
+        confidence=Confidence.PROVEN if proven else Confidence.LIKELY,
+    )
+
+
+def _beyond_lengths(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
+    (lengths_B,) = batch.need("lengths")
+    beyond_BT = mask_BT & (np.arange(mask_BT.shape[1]) >= lengths_B[:, None])
+    # where tools spoke in between, lengths may count the policy's tokens alone: then no more are trained than that
+    beyond_BT &= np.asarray(mask_BT.sum(axis=1) > lengths_B)[:, None]
+    return np.asarray(beyond_BT & ~_is_first_eos(batch, beyond_BT, tokens_BT)[:, None])
+
+
+def _is_first_eos(batch: Batch, beyond_BT: Array, tokens_BT: Array) -> Array:
+    """Rows with one token beyond their length, the only EOS they have: lengths were counted without it, or the trainer
+    added it to a row that was cut off, which is tool_tokens."""
+    if "eos_ids" not in batch.settings:
+        return np.zeros(len(tokens_BT), dtype=bool)
+    is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
+    is_first_BT = is_eos_BT & (np.cumsum(is_eos_BT, axis=1) == 1)
+    return np.asarray((beyond_BT.sum(axis=1) == 1) & (beyond_BT & is_first_BT).any(axis=1))
+
+
+def _behind_first_eos(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
+    """Loss tokens in one unbroken run from the first EOS on; a gap in the mask is another turn."""
+    is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
+    first_B = np.where(is_eos_BT.any(axis=1), is_eos_BT.argmax(axis=1), mask_BT.shape[1])
+    behind_BT = np.arange(mask_BT.shape[1]) > first_B[:, None]
+    unbroken_BT = np.cumsum(behind_BT & ~mask_BT, axis=1) == 0
+    forced_BT = batch.get("forced")
+    if forced_BT is not None:  # turns of a conversation
+        behind_BT &= np.asarray(~forced_BT.any(axis=1))[:, None]
+    return np.asarray(behind_BT & mask_BT & unbroken_BT)
+
+
+def _example(extra: int) -> Evidence:
+    """Rows that are trained on `extra` columns of padding."""
+    batch = healthy_batch()
+    lengths_B, tokens_BT = batch.need("lengths", "tokens")
+    mask_BT = np.arange(tokens_BT.shape[1]) < lengths_B[:, None] + extra
+    return of_batch(edited(batch, mask=mask_BT, **_loss({**batch.arrays, "mask": mask_BT})))
+
+
+def sick() -> Evidence:
+    return _example(extra=2)
+
+
+def well() -> Evidence:
+    return _example(extra=0)
+
+
+def _mask_of_ones(original):  # type: ignore[no-untyped-def]
+    """The mask covers the padded width of the batch."""
+
+    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        batch = original(samples, rows, device, share_prompts)
+        return replace(batch, mask_BT=batch.mask_BT.any(dim=1, keepdim=True).expand_as(batch.mask_BT).clone())
+
+    return tensors
+
+
+ILLNESS = Illness(
+    code="MASK02",
+    name="post_eos_in_loss",
+    severity=Severity.HARMFUL,
+    summary="tokens after the end of a completion are in the loss",
+    fix="Cut the mask at the first EOS (which stays inside), or make it from the number of sampled tokens.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.pack._tensors": _mask_of_ones}),
+    batch=check_batch,
+    explains=frozenset({"ALGN02", "LOSS06", "MET06", "RAT01", "SAMP06"}),
+)

@@ -1,0 +1,160 @@
+"""
+## What it checks
+Tokens of the prompt are not in the loss. Where the rows of `tokens` hold the prompt before the completion, the mask
+must be 0 on it. That a row begins with its own prompt is seen by comparing it with `prompt_tokens`.
+
+## Why it hurts
+The policy did not choose the prompt. With a positive advantage it is taught to write questions, with a negative one to
+find them unlikely; and as prompts are often longer than answers, most of the gradient is about them.
+
+## How to fix it
+Begin the mask at the first sampled token. In log-probs shifted by one, the mask is shifted by the same one.
+
+    # before: the mask is that of attention
+    mask = attention_mask[:, 1:]
+    # after
+    mask = attention_mask[:, 1:].clone()
+    mask[:, : prompt_length - 1] = 0  # column t holds the log-prob of token t + 1
+
+## When it is wrong
+A policy may repeat its prompt word for word and be trained on that. With `lengths` or `sampled_tokens` the two cases
+are told apart; without them the finding is only likely, and only made if nearly all rows look so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+
+LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance
+NEARLY_ALL = 0.9  # of the rows; a policy that repeats its prompt seldom does so every time
+
+
+def check_batch(batch: Batch) -> Verdict:
+    tokens_BT, mask_BT, prompts_BP, real_BP = batch.need("tokens", "mask", "prompt_tokens", "prompt_mask")
+    prompt_BT = np.zeros(mask_BT.shape, dtype=bool)  # columns that hold the row's prompt
+    for row in range(len(tokens_BT)):
+        first, last = _place(tokens_BT[row], prompts_BP[row][real_BP[row]], prompts_BP.shape[1])
+        prompt_BT[row, first:last] = True
+    trained_BT = mask_BT & prompt_BT
+    repeats_B, is_certain = _sampled_by_the_policy(batch, tokens_BT, mask_BT, prompt_BT)
+    trained_BT &= ~repeats_B[:, None]
+    rows = int(trained_BT.any(axis=1).sum())
+    if rows == 0 or not (is_certain or rows >= NEARLY_ALL * len(tokens_BT)):
+        return healthy("no prompt token is in the loss", Fact("rows that hold their prompt", int(_any(prompt_BT))))
+    row, token = np.argwhere(trained_BT)[0]
+    count = int(trained_BT.sum())
+    return finding(
+        f"{count} prompt tokens are in the loss, {count / int(mask_BT.sum()):.0%} of all loss tokens, in {rows} of "
+        f"{len(tokens_BT)} rows",
+        Fact("prompt tokens in the loss", count, 0, batch.step, int(row), int(token)),
+        Fact("rows", rows),
+        confidence=Confidence.PROVEN if is_certain else Confidence.LIKELY,
+    )
+
+
+def _place(tokens: Array, prompt: Array, width: int) -> tuple[int, int]:
+    """Columns of a row that hold its prompt, padding before it allowed, its first token possibly dropped."""
+    if len(prompt) < LEAST_PROMPT:
+        return 0, 0
+    for rest in (prompt, prompt[1:]):
+        seen = min(len(rest), len(tokens))
+        if seen >= LEAST_PROMPT - 1 and np.array_equal(tokens[:seen], rest[:seen]):
+            return 0, seen
+    for first in range(1, min(width, len(tokens) - len(prompt)) + 1):
+        if np.array_equal(tokens[first : first + len(prompt)], prompt):
+            return first, first + len(prompt)
+    return 0, 0
+
+
+def _sampled_by_the_policy(batch: Batch, tokens_BT: Array, mask_BT: Array, prompt_BT: Array) -> tuple[Array, bool]:
+    """(rows whose prompt tokens the policy has itself sampled, whether the evidence can tell)."""
+    lengths_B, sampled_BT = batch.get("lengths"), batch.get("sampled_tokens")
+    if sampled_BT is not None:
+        return ((sampled_BT == tokens_BT) | ~prompt_BT).all(axis=1), True
+    if lengths_B is not None:
+        return mask_BT.sum(axis=1) <= lengths_B, True
+    return np.zeros(len(mask_BT), dtype=bool), False
+
+
+def _any(flags_BT: Array) -> int:
+    return int(flags_BT.any(axis=1).sum())
+
+
+def _example(*, prompt_trained: bool) -> Evidence:
+    """Rows of prompt and completion, as a trainer that keeps whole sequences has them."""
+    batch = healthy_batch()
+    prompts_BP, real_BP, tokens_BT, lengths_B = batch.need("prompt_tokens", "prompt_mask", "tokens", "lengths")
+    rows = [
+        [*prompt[real], *tokens[:length]]
+        for prompt, real, tokens, length in zip(prompts_BP, real_BP, tokens_BT, lengths_B, strict=True)
+    ]
+    starts = real_BP.sum(axis=1)
+    mask = [
+        [prompt_trained or column >= start for column in range(len(row))]
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    whole = {"tokens": _padded(rows, PAD), "mask": _padded(mask, 0)}
+    kept = ("prompt_tokens", "prompt_mask", "lengths", "finished", "rewards", "advantages", "group_ids")
+    unchanged = {name: batch.arrays[name] for name in kept}
+    return of_batch(edited(Batch({}, {}, batch.settings, batch.texts, batch.source), **unchanged, **whole))
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:
+    width = max(map(len, rows))
+    return np.array([[*row, *[filler] * (width - len(row))] for row in rows])
+
+
+def sick() -> Evidence:
+    return _example(prompt_trained=True)
+
+
+def well() -> Evidence:
+    return _example(prompt_trained=False)
+
+
+def _whole_sequences(original):  # type: ignore[no-untyped-def]
+    """Everything but the first token of a sequence is a target, the prompt included."""
+
+    def cut(samples, config, step, policy):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        whole = []
+        for sample in samples:
+            first, *rest = sample.prompt.tokens
+            rollout = replace(
+                sample.rollout,
+                tokens=(*rest, *sample.rollout.tokens),
+                sampler_logprobs=(*[float("nan")] * len(rest), *sample.rollout.sampler_logprobs),
+            )
+            whole.append(replace(sample, prompt=replace(sample.prompt, tokens=(first,)), rollout=rollout))
+        return original(whole, config, step, policy)
+
+    return cut
+
+
+ILLNESS = Illness(
+    code="MASK03",
+    name="prompt_in_loss",
+    severity=Severity.HARMFUL,
+    summary="tokens of the prompt are in the loss",
+    fix="Begin the loss mask at the first sampled token; shift it together with the log-probs.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.cut": _whole_sequences}),
+    batch=check_batch,
+    explains=frozenset(
+        {
+            "ALGN01", "ALGN02", "ALGN03", "LOSS06", "MASK01", "MASK02", "MET06", "RAT01", "SAMP01", "SAMP02", "SAMP04",
+            "SAMP05", "SAMP06",
+        }
+    ),
+)  # fmt: skip

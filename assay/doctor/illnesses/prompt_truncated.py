@@ -1,0 +1,151 @@
+"""
+## What it checks
+Prompts end with the words after which the policy is to speak: the generation prefix of a chat template, or whatever the
+prompts of this run have in common at their end. Prompts that lack it, all of the greatest length of the batch, while
+every shorter one has it, were cut on the right by a length limit.
+
+## Why it hurts
+What is cut off is the question's last words and the sign that it is the policy's turn. The policy then continues the
+question, is scored as if it had answered, and learns from noise.
+
+## How to fix it
+Leave long prompts out; or cut them on the left, where the end survives.
+
+    # before: the end is lost
+    prompt_ids = prompt_ids[:, :max_prompt_length]
+    # after
+    kept = [ids for ids in prompts if len(ids) <= max_prompt_length]
+
+## When it is wrong
+Prompts of free text have no common ending, and nothing can be said. If the longest prompts of a data set are of another
+kind and end otherwise by nature, the finding is wrong: look at the texts of the rows it names. A single such prompt
+beside others that share no more than their last token (a question mark) is merely possible.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
+LEAST_ALL = 4  # different prompts, all of one length
+LONG = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
+
+
+def check_batch(batch: Batch) -> Verdict:
+    prompts_BP, real_BP = batch.need("prompt_tokens", "prompt_mask")
+    rows: dict[tuple[int, ...], int] = {}  # each prompt once, with its first row
+    for row, (prompt, real) in enumerate(zip(prompts_BP, real_BP, strict=True)):
+        if real.any():
+            rows.setdefault(tuple(int(token) for token in prompt[real]), row)
+    if not rows:
+        return not_enough_data("prompt_tokens of any row")
+    longest = max(map(len, rows))
+    shorter = [prompt for prompt in rows if len(prompt) < longest]
+    if not shorter:
+        return _all_of_one_length(batch, rows, longest)
+    last = shorter[0][-1]
+    if any(prompt[-1] != last for prompt in shorter):
+        return not_applicable("the prompts have no common ending")
+    whole = [prompt for prompt in rows if prompt[-1] == last]
+    if len(whole) < LEAST_WHOLE:
+        return not_enough_data(f"{LEAST_WHOLE} different prompts that end alike")
+    ending = _common_ending(whole)
+    cut = [prompt for prompt in rows if prompt[-1] != last]
+    fact = Fact("tokens that the other prompts have in common at their end", len(ending))
+    if not cut:
+        return healthy("the longest prompts end as the others do", fact, Fact("longest prompt in tokens", longest))
+    return finding(
+        f"{len(cut)} of {len(rows)} prompts have exactly {longest} tokens, the most of all, and lack the ending that "
+        "every shorter one has: they were cut on the right",
+        Fact("prompts without the common ending", len(cut), 0, batch.step, rows[cut[0]]),
+        fact,
+        Fact("their length in tokens", longest),
+        confidence=Confidence.LIKELY if len(cut) >= 2 or len(ending) >= 2 else Confidence.POSSIBLE,
+    )
+
+
+def _all_of_one_length(batch: Batch, rows: dict[tuple[int, ...], int], length: int) -> Verdict:
+    endings = len({prompt[-1] for prompt in rows})
+    if len(rows) < LEAST_ALL:
+        return not_enough_data(f"{LEAST_ALL} different prompts")
+    fact = Fact("different last tokens", endings, step=batch.step)
+    if endings == 1:
+        return healthy("all prompts end alike", fact)
+    if length < LONG:
+        return not_applicable("the prompts are short, of one length, and have no common ending")
+    return finding(
+        f"all {len(rows)} prompts have exactly {length} tokens and end in {endings} different ones: a length limit may "
+        "have cut them on the right",
+        fact,
+        Fact("their length in tokens", length),
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _common_ending(prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    first = prompts[0]
+    length = 0
+    while length < min(map(len, prompts)) and len({prompt[-1 - length] for prompt in prompts}) == 1:
+        length += 1
+    return first[len(first) - length :]
+
+
+def _example(limit: int) -> Evidence:
+    """Four questions of 3 to 6 tokens and a prefix of two, cut to `limit` tokens."""
+    batch = healthy_batch()
+    random = np.random.default_rng(3)
+    prompts = [[*random.integers(10, 50, size=3 + number), 4, 5][:limit] for number in range(GROUPS)]
+    width = max(map(len, prompts))
+    prompts_GP = np.array([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
+    prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
+    # what the model was given holds other prompts: not part of this example
+    return of_batch(
+        edited(
+            batch,
+            prompt_tokens=prompts_BP,
+            prompt_mask=prompts_BP != PAD,
+            input_ids=None,
+            attention_mask=None,
+            position_ids=None,
+        )
+    )
+
+
+def sick() -> Evidence:
+    return _example(limit=7)
+
+
+def well() -> Evidence:
+    return _example(limit=8)
+
+
+def _cut_on_the_right(original):  # type: ignore[no-untyped-def]
+    """Prompts of more than 6 tokens lose their end."""
+
+    def prompt(policy, problem, max_tokens):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        whole = original(policy, problem, max_tokens)
+        return replace(whole, tokens=whole.tokens[:6])
+
+    return prompt
+
+
+ILLNESS = Illness(
+    code="ALGN07",
+    name="prompt_truncated",
+    severity=Severity.HARMFUL,
+    summary="prompts were cut on the right and lack the words after which the policy is to speak",
+    fix="Leave prompts that are too long out, or cut them on the left.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.policy.causal.CausalPolicy.prompt": _cut_on_the_right}),
+    batch=check_batch,
+    explains=frozenset({"ADV09", "MET03"}),
+)

@@ -1,0 +1,110 @@
+"""
+## What it checks
+The share of the trainable numbers that an optimizer update changed. With a gradient and a learning rate above 0 nearly
+all of them move; fewer than 5 % means that the changes are smaller than the weights' precision.
+
+## Why it hurts
+bfloat16 keeps 8 bits: a change below 1/256 of a weight is rounded away. At a learning rate of 1e-6, usual in GRPO, that
+is almost every change. The loss, the gradient and its norm look right, and the policy stays where it is.
+
+## How to fix it
+Keep the weights that the optimizer steps in float32 and compute with a rounded copy of them.
+
+    # before: the optimizer adds 1e-6 to weights that keep three digits
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
+    optimizer = AdamW(model.parameters(), lr=1e-6)
+    # after: float32 weights, bfloat16 arithmetic
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    optimizer = AdamW(model.parameters(), lr=1e-6)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = compute_loss(model, batch)
+
+## When it is wrong
+Where most numbers get no gradient they do not change either: rows of a large embedding for tokens that do not occur,
+experts without tokens. In float32 the check is therefore only likely. Stochastic rounding changes few numbers on
+purpose.
+"""
+
+from __future__ import annotations
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+FEW = 0.05  # of the numbers; an update in float32 changes nearly all
+IN_MOST = 0.5  # of the tensors: rounding leaves a few numbers changed in each, a frozen tensor none
+
+
+def check_batch(batch: Batch) -> Verdict:
+    share = float(batch.number("numbers_changed_share"))
+    norm = float(batch.number("gradient_norm"))
+    if not norm > 0 or batch.settings.get("learning_rate", 1.0) == 0:
+        return not_applicable("the update has no gradient, or a learning rate of 0")
+    facts = (
+        Fact("share of the numbers that changed", share, FEW, batch.step),
+        Fact("gradient norm", norm),
+        Fact("learning rate", batch.settings.get("learning_rate", "not recorded")),
+    )
+    if share >= FEW:
+        return healthy(f"the update changed {share:.0%} of the trainable numbers", *facts)
+    low = batch.settings.get("dtype") in ("bfloat16", "float16")
+    tensors, changed = batch.numbers.get("tensors", 1), batch.numbers.get("tensors_changed", 1)
+    reached = batch.numbers.get("tensors_without_gradient", 0) == 0
+    if not low and not (reached and changed > IN_MOST * tensors):
+        return not_applicable("few numbers changed, in few tensors: no_update (OPT02) speaks of that")
+    return finding(
+        f"the update changed {share:.2%} of the trainable numbers: the changes are below the precision of the weights",
+        *facts,
+        confidence=Confidence.PROVEN if low and reached else Confidence.LIKELY,
+    )
+
+
+def sick() -> Evidence:
+    return of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16"))
+
+
+def well() -> Evidence:
+    return of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16"))
+
+
+def _rounded_masters(original):  # type: ignore[no-untyped-def]
+    """The optimizer steps weights that are kept in bfloat16."""
+
+    def step(learner, rate, norm):  # type: ignore[no-untyped-def]
+        import math
+
+        import torch
+
+        for master in learner.masters:
+            master.data.copy_(master.data.bfloat16())
+        before = [master.detach().clone() for master in learner.masters]
+        original(learner, rate, norm)
+        for master, weight in zip(learner.masters, learner.weights, strict=True):
+            master.data.copy_(master.data.bfloat16())
+            weight.data.copy_(master.data)
+        lengths = [
+            float(torch.linalg.vector_norm(master - start))
+            for master, start in zip(learner.masters, before, strict=True)
+        ]
+        return math.hypot(*lengths), sum(length > 0 for length in lengths)
+
+    return step
+
+
+ILLNESS = Illness(
+    code="OPT01",
+    name="pure_bf16",
+    severity=Severity.FATAL,
+    summary="updates are smaller than the precision of the weights and are rounded away",
+    fix="Keep float32 master weights for the optimizer; compute in bfloat16 with a copy of them.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.learning_rate=1e-6", "model.dtype=bfloat16"),
+        replaces={"assay.train.learner.Learner._step": _rounded_masters},
+    ),
+    batch=check_batch,
+    explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
+)

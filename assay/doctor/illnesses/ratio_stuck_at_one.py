@@ -1,0 +1,143 @@
+"""
+## What it checks
+Once the optimizer has moved the weights, the ratio new / old of the same rollouts must leave 1. In a later update of a
+rollout batch the check looks for a loss token whose new log-prob is not, bit for bit, the old one. In the curves it
+looks at steps with several updates whose smallest and largest ratio are both 1.
+
+## Why it hurts
+A ratio that is always 1 means that `old` was computed again after the update, or is `new` without its gradient. The
+clip then never acts and nothing corrects for how far the policy has moved since it sampled: every update after the
+first is a plain policy gradient on stale data. Larger steps and more epochs make it unstable, and no metric shows why.
+
+## How to fix it
+Compute old log-probs once, before the first update of a rollout batch, and keep them for all of its updates.
+
+    # before: old follows the policy
+    for epoch in range(epochs):
+        new = logprobs(model, batch)
+        ratio = (new - new.detach()).exp()
+    # after
+    with torch.no_grad():
+        old = logprobs(model, batch)
+    for epoch in range(epochs):
+        new = logprobs(model, batch)
+        ratio = (new - old).exp()
+
+## When it is wrong
+With one update a rollout batch the ratio is 1 by construction, and nothing is said. If the weights did not move (a
+learning rate of 0, updates lost in bfloat16), new equals old for that reason: see no_update and pure_bf16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
+STEPS = 2  # one step may have had a first update too small to be seen
+STUCK = 1e-7  # of |ratio - 1|: one bit of a float32 at 1
+
+
+def check_batch(batch: Batch) -> Verdict:
+    mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
+    if batch.is_on_policy:
+        return not_applicable("the first update of its rollout batch: the ratio must be 1")
+    judged_BT = mask_BT & np.isfinite(new_BT) & np.isfinite(old_BT)
+    tokens = int(judged_BT.sum())
+    if tokens < TOKENS:
+        return not_enough_data(f"{TOKENS} loss tokens with new_logprobs and old_logprobs")
+    distance = float(np.abs(new_BT - old_BT)[judged_BT].max())
+    fact = Fact("largest |new - old|", distance, step=batch.step)
+    if distance > 0.0:
+        return healthy("the ratio leaves 1 after the first update", fact)
+    moved = _moved(batch)
+    if moved is None:
+        return not_enough_data("policy_version and sampler_versions, or update_norm: whether the weights have moved")
+    if not moved:
+        return not_applicable("the weights have not moved since the rollouts were sampled")
+    rounded = batch.settings.get("dtype", "bfloat16") != "float32"  # a small update may change no rounded weight
+    return finding(
+        f"update {int(batch.number('update')) + 1} of this rollout batch still has ratio 1 on all {tokens} loss "
+        f"tokens, although {moved}",
+        fact,
+        Fact("loss tokens with new = old, bit for bit", tokens, step=batch.step),
+        confidence=Confidence.LIKELY if rounded else Confidence.PROVEN,
+    )
+
+
+def _moved(batch: Batch) -> str | None:
+    """How it is known that the weights moved since sampling; "" if they did not; None if nothing tells."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is not None and len(versions_B) and version is not None:
+        behind = int(version - versions_B.max())
+        return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
+    norm = batch.numbers.get("update_norm")
+    if norm is None:
+        return None
+    return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""
+
+
+def check_curves(curves: Curves) -> Verdict:
+    updates = curves.settings.get("updates_per_rollout")
+    if updates == 1:
+        return not_applicable("one update a rollout batch: its ratio must be 1")
+    applied_N, lowest_N, highest_N, norm_N = curves.need("updates_applied", "ratio_min", "ratio_max", "update_norm")
+    judged_N = (applied_N > 1) & (norm_N > 0) & np.isfinite(lowest_N) & np.isfinite(highest_N)
+    if judged_N.sum() < STEPS:
+        return not_enough_data(f"{STEPS} steps with more than one applied update")
+    deviation_N = np.maximum(np.abs(lowest_N - 1), np.abs(highest_N - 1))[judged_N]
+    largest = float(deviation_N.max())
+    fact = Fact("largest |ratio - 1| of any step", largest, STUCK)
+    if largest > STUCK:
+        return healthy("the ratio leaves 1 in steps with several updates", fact)
+    return finding(
+        f"the ratio is 1 in all {int(judged_N.sum())} steps with more than one update, although the weights move",
+        fact,
+        Fact("mean update_norm", float(norm_N[judged_N].mean())),
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def sick() -> Evidence:
+    later = edited(healthy_batch(), update=1, policy_version=8)
+    return Evidence((later,), healthy_curves(ratio_mean=1.0, ratio_std=0.0, ratio_min=1.0, ratio_max=1.0, old_kl=0.0))
+
+
+def well() -> Evidence:
+    return Evidence((healthy_batch(update=1),), healthy_curves())
+
+
+def _old_is_new_detached(original):  # type: ignore[no-untyped-def]
+    """No old log-probs are kept, however many updates follow; each update then takes its own new ones."""
+
+    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+        batch = original(learner, minibatches)
+        scored = tuple(tuple(replaced(part, old_BT=None) for part in parts) for parts in batch.scored)
+        return replaced(batch, scored=scored)
+
+    return score
+
+
+ILLNESS = Illness(
+    code="RAT02",
+    name="ratio_stuck_at_one",
+    severity=Severity.HARMFUL,
+    summary="the ratio new / old stays 1 although the policy has moved since it sampled",
+    fix="Compute old log-probs once, before the first update of a rollout batch, and keep them for all its updates.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=2",),
+        replaces={"assay.train.learner.Learner.score": _old_is_new_detached},
+    ),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"SAMP06"}),  # old follows the policy away from the sampler
+)

@@ -1,0 +1,233 @@
+"""
+## What it checks
+The reference is the policy as it was at the start, frozen. Before the first update of a run its log-probs must be
+those of the policy: the KL is 0. Later it must not follow the policy: log-probs equal bit for bit, steps after the
+start, mean that the reference is the policy itself. And where the reference was asked again plainly (one row, no
+padding, eval mode), the log-probs that went into the KL must agree with that.
+
+## Why it hurts
+A reference that is the trained model itself gives a KL of 0 for ever: the penalty is switched off and no metric shows
+it. A reference with other weights, active dropout, a forgotten adapter or another temperature pulls the policy towards
+something that was never meant; the KL is positive before anything was learned, and part of the gradient goes there.
+
+## How to fix it
+Copy the model before training, freeze the copy and put it in eval mode. With adapters, switch them off for the
+reference pass.
+
+    # before: two names for one model
+    reference = model
+    # after
+    reference = copy.deepcopy(model).eval().requires_grad_(False)
+
+## When it is wrong
+A reference that is deliberately another model than the start (a teacher, an earlier checkpoint) differs from the policy
+at step 1. A reference that is renewed (reference_every) equals the policy right after; such runs are not judged by
+equality. In bfloat16 two passes differ by a few hundredths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
+
+LIMIT = {
+    "float32": 1e-3,
+    "bfloat16": 0.1,
+    "float16": 0.02,
+}  # of a mean |difference|: rounding stays below a third of it
+TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
+SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
+FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
+SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
+SAME = 1e-9  # of a logged KL: what is left when both sides are the same numbers
+
+
+def check_batch(batch: Batch) -> Verdict:
+    if batch.settings.get("kl_coef") == 0 and batch.get("ref_logprobs") is None:
+        return not_applicable("no reference: the KL coefficient is 0")
+    mask_BT, ref_BT = batch.need("mask", "ref_logprobs")
+    judged_BT = mask_BT & np.isfinite(ref_BT)
+    if judged_BT.sum() < TOKENS:
+        return not_enough_data(f"ref_logprobs of {TOKENS} loss tokens")
+    looked = [
+        verdict
+        for verdict in (_against_plain(batch, judged_BT), _at_the_start(batch, judged_BT), _itself(batch, judged_BT))
+        if verdict is not None
+    ]
+    found = [verdict for verdict in looked if verdict.state is State.FINDING]
+    if found or looked:
+        return (found or looked)[0]
+    return not_enough_data("plain_ref_logprobs, or old_logprobs of the first step or of a later one")
+
+
+def _limit(batch: Batch) -> float:
+    return LIMIT.get(batch.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+
+
+def _mean_distance(one_BT: Array, other_BT: Array, judged_BT: Array) -> float:
+    """NaN where fewer than TOKENS tokens have both numbers."""
+    both_BT = judged_BT & np.isfinite(one_BT) & np.isfinite(other_BT)
+    if both_BT.sum() < TOKENS:
+        return float("nan")
+    return float(np.abs(one_BT - other_BT)[both_BT].mean())
+
+
+def _scoring_is_off(batch: Batch, judged_BT: Array) -> bool:
+    """Whether the policy's own log-probs are off as well: then the reference is not to blame."""
+    old_BT, plain_BT = batch.get("old_logprobs"), batch.get("plain_logprobs")
+    if old_BT is None or plain_BT is None:
+        return False
+    return _mean_distance(old_BT, plain_BT, judged_BT) > _limit(batch)
+
+
+def _against_plain(batch: Batch, judged_BT: Array) -> Verdict | None:
+    ref_BT, plain_BT = batch.get("ref_logprobs"), batch.get("plain_ref_logprobs")
+    if ref_BT is None or plain_BT is None or _scoring_is_off(batch, judged_BT):
+        return None
+    distance = _mean_distance(ref_BT, plain_BT, judged_BT)
+    if np.isnan(distance):
+        return None
+    fact = Fact("mean |ref - the reference asked plainly|", distance, _limit(batch), batch.step)
+    if distance <= _limit(batch):
+        return healthy("the reference's log-probs are those it gives when asked plainly", fact)
+    return finding(
+        f"the reference's log-probs in the KL are not those it gives when asked plainly: {distance:.2g} off on average",
+        fact,
+        fix="Run the reference in eval mode, at the sampling temperature, on the same tokens and padding.",
+    )
+
+
+def _at_the_start(batch: Batch, judged_BT: Array) -> Verdict | None:
+    old_BT = batch.get("old_logprobs")
+    if old_BT is None or batch.step != 1 or batch.numbers.get("update", 0) != 0 or _scoring_is_off(batch, judged_BT):
+        return None
+    distance = _mean_distance(batch.need("ref_logprobs")[0], old_BT, judged_BT)
+    if np.isnan(distance):
+        return None
+    fact = Fact("mean |ref - old| before the first update", distance, _limit(batch), 1)
+    if distance <= _limit(batch):
+        return healthy("reference and policy agree before the first update", fact)
+    untouched = batch.numbers.get("policy_version") == 0
+    return finding(
+        f"the reference differs from the policy before anything was learned: {distance:.2g} in log-prob on average",
+        fact,
+        confidence=Confidence.PROVEN if untouched else Confidence.LIKELY,
+    )
+
+
+def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
+    """old is the policy at the start of this step; only a reference that follows it is equal to the last bit."""
+    old_BT = batch.get("old_logprobs") if batch.get("old_logprobs") is not None else batch.get("new_logprobs")
+    version = batch.numbers.get("policy_version")
+    if old_BT is None or batch.step is None or batch.step < 2 or batch.settings.get("reference_every"):
+        return None
+    if version == 0 or batch.numbers.get("update_norm") == 0 or batch.settings.get("learning_rate") == 0:
+        return None
+    ref_BT = batch.need("ref_logprobs")[0]
+    both_BT = judged_BT & np.isfinite(old_BT)
+    if both_BT.sum() < TOKENS:
+        return None
+    largest = float(np.abs(ref_BT - old_BT)[both_BT].max())
+    fact = Fact("largest |ref - policy|", largest, step=batch.step)
+    if largest > 0.0:
+        return healthy("the reference does not follow the policy", fact)
+    # weights stay where they are while no group has a signal; where many have one now, some had one before
+    advantages = batch.get("advantages")
+    signal = advantages is not None and float(np.mean(advantages != 0)) >= SIGNAL
+    known = signal and version is not None and batch.settings.get("dtype") == "float32"
+    return finding(
+        f"the reference is the policy itself: at step {batch.step} all {int(both_BT.sum())} loss tokens have the same "
+        "log-prob under both, bit for bit",
+        fact,
+        Fact("loss tokens with ref = policy", int(both_BT.sum()), step=batch.step),
+        confidence=Confidence.PROVEN if known and batch.step >= SETTLED else Confidence.LIKELY,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("kl_coef") == 0:
+        return not_applicable("no reference: the KL coefficient is 0")
+    (kl_N,) = curves.need("ref_kl")
+    steps_N, applied_N = curves.steps, _or_one(curves, "updates_applied")
+    if steps_N[0] == 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
+        return finding(
+            f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
+            Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
+            confidence=Confidence.POSSIBLE,
+        )
+    later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
+    if len(later_N) < SETTLED or curves.settings.get("reference_every"):
+        return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
+    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
+    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
+    if later_N.max() > SAME or not moving:
+        return healthy("the KL to the reference leaves 0 as the policy learns", fact)
+    return finding(
+        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _or_one(curves: Curves, name: str) -> Array:
+    return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
+
+
+def sick() -> Evidence:
+    return Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0))
+
+
+def well() -> Evidence:
+    return Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60)))
+
+
+def _following(batch: Batch) -> Batch:
+    """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
+    mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
+    gradients_BT = np.where(mask_BT, -advantages_BT, 0.0) / mask_BT.sum()
+    gradients = dict.fromkeys(("gradients", "gradients_split", "gradients_perturbed"), gradients_BT)
+    losses = {name: batch.number("policy_loss") for name in batch.numbers if name.startswith("loss")}
+    return edited(
+        batch,
+        ref_logprobs=old_BT,
+        plain_ref_logprobs=batch.arrays["plain_logprobs"],
+        kl=np.zeros(mask_BT.shape),
+        token_loss=gradients_BT * mask_BT.sum(),
+        kl_loss=0.0,
+        kl_mean=0.0,
+        **gradients,
+        **losses,
+    )
+
+
+def _two_names_for_one_model(original):  # type: ignore[no-untyped-def]
+    """`reference = policy`: nothing is copied."""
+
+    def frozen_copy(policy):  # type: ignore[no-untyped-def]
+        return policy
+
+    return frozen_copy
+
+
+ILLNESS = Illness(
+    code="KL05",
+    name="reference",
+    severity=Severity.HARMFUL,
+    summary="the reference is not the frozen policy of the start",
+    fix="Copy the model before training, freeze the copy, keep it in eval mode; with adapters, switch them off for it.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("loss.kl_coef=0.1",),
+        replaces={"assay.train.run.frozen_copy": _two_names_for_one_model},
+        steps=5,
+    ),
+    batch=check_batch,
+    curves=check_curves,
+)

@@ -1,0 +1,141 @@
+"""
+## What it checks
+PPO trains its critic towards returns = values + advantages, with the advantages as they come out of GAE. Whitening them
+(mean 0, std 1) is for the policy alone and must come after. The check compares returns - values with the raw and with
+the whitened advantages.
+
+## Why it hurts
+Whitened advantages have no unit. A critic trained towards values + whitened advantages chases a target that moves with
+its own error: the std of what is left is always 1, so the value loss never falls and the values drift away from any
+reward. The advantages computed from them are noise.
+
+## How to fix it
+Compute the returns first, then whiten.
+
+    # before
+    advantages = whiten(gae(rewards, values))
+    returns = advantages + values
+    # after
+    advantages = gae(rewards, values)
+    returns = advantages + values
+    advantages = whiten(advantages)
+
+## When it is wrong
+A critic with a lambda of its own has returns that are not values + raw advantages, and are no multiple of them either:
+such a batch is left alone. GRPO has no critic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+TOKENS = 20  # fewer numbers are near any straight line
+NEAR = 1e-3  # relative to the spread: float32 leaves a thousandth of it
+WHITE = 1e-2  # of |std - 1|: sample and population std of a few hundred tokens differ by less
+OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
+
+
+def check_batch(batch: Batch) -> Verdict:
+    if batch.get("values") is None and batch.get("returns") is None and "baseline" in batch.settings:
+        return not_applicable("no critic: the baseline is the group's mean")
+    mask_BT, values_BT, returns_BT = batch.need("mask", "values", "returns")
+    raw_BT = batch.get("raw_advantages")
+    judged_BT = mask_BT & np.isfinite(values_BT) & np.isfinite(returns_BT)
+    if raw_BT is not None:
+        judged_BT &= np.isfinite(raw_BT)
+    if judged_BT.sum() < TOKENS:
+        return not_enough_data(f"values and returns of {TOKENS} loss tokens")
+    gained_N = (returns_BT - values_BT)[judged_BT]
+    facts = (
+        Fact("mean of returns - values", float(gained_N.mean()), step=batch.step),
+        Fact("std of returns - values", float(gained_N.std()), step=batch.step),
+    )
+    if raw_BT is None:
+        return _without_raw(gained_N, facts)
+    return _against_raw(batch, gained_N, raw_BT[judged_BT], facts)
+
+
+def _is_white(values_N: Array) -> bool:
+    return bool(abs(values_N.mean()) < WHITE and abs(values_N.std() - 1.0) < WHITE)
+
+
+def _without_raw(gained_N: Array, facts: tuple[Fact, ...]) -> Verdict:
+    if not _is_white(gained_N):
+        return healthy("returns - values is not whitened", *facts)
+    return finding(
+        f"returns - values has mean {gained_N.mean():.2g} and std {gained_N.std():.3g}: the returns are made of "
+        "whitened advantages",
+        *facts,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _against_raw(batch: Batch, gained_N: Array, raw_N: Array, facts: tuple[Fact, ...]) -> Verdict:
+    spread = float(raw_N.std())
+    if spread == 0.0:
+        return not_enough_data("raw_advantages that differ")
+    if np.abs(gained_N - raw_N).max() <= NEAR * max(spread, float(np.abs(raw_N).max())):
+        return healthy("returns - values are the raw advantages", *facts)
+    slope, offset = np.polyfit(raw_N, gained_N, 1)
+    left = float(np.abs(gained_N - (slope * raw_N + offset)).max())
+    if left > NEAR * max(float(gained_N.std()), 1e-12) * 10 or not slope > 0:
+        return not_applicable(
+            "returns - values is no multiple of the raw advantages: the critic has a lambda of its own"
+        )
+    return finding(
+        f"returns - values is the raw advantage times {slope:.3g} plus {offset:.2g}, of mean {gained_N.mean():.2g} and "
+        f"std {gained_N.std():.3g}: the advantages were normalised before the returns were made",
+        *facts,
+        Fact("largest distance from that line", left, step=batch.step),
+        confidence=Confidence.PROVEN if _is_white(gained_N) else Confidence.LIKELY,
+    )
+
+
+def sick() -> Evidence:
+    return Evidence((_with_a_critic(healthy_batch(), whitened_first=True),))
+
+
+def well() -> Evidence:
+    return Evidence((_with_a_critic(healthy_batch(), whitened_first=False),))
+
+
+def _with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
+    """The batch as PPO would have it: advantages by token, no groups; what a loss made of it is left out."""
+    mask_BT = batch.arrays["mask"]
+    random = np.random.default_rng(5)
+    values_BT = np.where(mask_BT, random.normal(0.4, 0.1, size=mask_BT.shape), 0.0)
+    raw_BT = np.where(mask_BT, random.normal(0.1, 0.3, size=mask_BT.shape), 0.0)
+    white_BT = np.where(mask_BT, (raw_BT - raw_BT[mask_BT].mean()) / raw_BT[mask_BT].std(), 0.0)
+    returns_BT = np.where(mask_BT, values_BT + (white_BT if whitened_first else raw_BT), 0.0)
+    made = (name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    changes: dict[str, Any] = {**dict.fromkeys(made), "group_ids": None}
+    changes |= dict.fromkeys(name for name in ("baseline", "std", "scale", "combine") if name in batch.settings)
+    critic = {"values": values_BT, "raw_advantages": raw_BT, "advantages": white_BT, "returns": returns_BT}
+    return edited(batch, **changes, **critic)
+
+
+def _plant(batch: Batch) -> Batch:
+    return _with_a_critic(batch, whitened_first=True) if "mask" in batch.arrays else batch
+
+
+ILLNESS = Illness(
+    code="ADV07",
+    name="returns_from_whitened",
+    severity=Severity.HARMFUL,
+    summary="the critic is trained towards whitened advantages",
+    fix="Make the returns from the raw advantages, then whiten the advantages for the policy.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(edits=_plant),
+    batch=check_batch,
+    explains=frozenset({"ADV03", "ADV05", "ADV06"}),
+)

@@ -1,0 +1,163 @@
+"""
+## What it checks
+Different answers must be able to earn different rewards. The check looks for a batch in which every scored row has the
+same reward although the completions differ, and the reward is neither the best nor the worst one. In the curves it
+looks for rewards that never vary, within a step or between steps, and for rewards that fail for most rollouts.
+
+## Why it hurts
+Equal rewards have no advantage: the gradient is 0, and the run costs as much as one that learns. The usual cause is an
+exception inside the reward that is caught and turned into a number, a parser that never matches, or a judge that gives
+one mark to everything.
+
+## How to fix it
+Let a failing reward fail, and try it on a right and on a wrong answer before training.
+
+    # before: every answer is worth 0.5 once the parser breaks
+    try:
+        return grade(parse(completion), answer)
+    except Exception:
+        return 0.5
+    # after: a failure is recorded as one
+    return grade(parse(completion), answer)
+
+## When it is wrong
+A batch whose rewards are all the best is solved. One whose rewards are all the worst may be too hard for the policy, or
+scored by a broken reward: zero_signal says both. A reward of few levels can give a small batch the same one by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace as replaced
+from typing import Any
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+ROWS = 8  # different completions: fewer may well be worth the same
+STEPS = 3  # a constant over fewer is one batch seen twice
+FAILED = 0.5  # of the rollouts without a reward: more than half is a broken reward, not a hard case
+CONVENTIONAL = (-1.0, 0.0, 1.0)  # the ends of a scale that is not stated
+OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (rewards_B,) = batch.need("rewards")
+    scored_B = np.isfinite(rewards_B)
+    if scored_B.sum() < ROWS:
+        return not_enough_data(f"rewards of {ROWS} rows")
+    lowest, highest = float(rewards_B[scored_B].min()), float(rewards_B[scored_B].max())
+    facts = (Fact("lowest reward", lowest, step=batch.step), Fact("highest reward", highest, step=batch.step))
+    if highest > lowest:
+        return healthy("rewards vary", *facts)
+    if highest >= batch.settings.get("max_reward", np.inf):
+        return healthy("every row has the best reward: solved", *facts)
+    if _is_an_end(lowest, batch.settings):
+        return not_applicable(f"every reward is {lowest:g}, an end of the scale: zero_signal says what that can mean")
+    different = _different(batch, scored_B)
+    if different is None:
+        return not_enough_data("tokens or completion texts: whether the completions differ")
+    if different < ROWS:
+        return not_applicable(f"only {different} different completions: equal answers earn equal rewards")
+    return finding(
+        f"all {int(scored_B.sum())} rewards are {lowest:g}, although {different} different completions were scored and "
+        "it is neither the best nor the worst reward",
+        *facts,
+        Fact("different completions", different, ROWS, batch.step),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
+    if "min_reward" in settings:
+        return bool(value <= settings["min_reward"])
+    return value in CONVENTIONAL
+
+
+def _different(batch: Batch, scored_B: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int | None:
+    tokens_BT = batch.get("tokens")
+    if tokens_BT is not None:
+        return len(np.unique(tokens_BT[scored_B], axis=0))
+    texts = batch.texts.get("completion")
+    return None if texts is None else len({text for text, scored in zip(texts, scored_B, strict=True) if scored})
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if curves.has("rollouts_scored", "rollouts_unscored"):
+        scored_N, unscored_N = curves.need("rollouts_scored", "rollouts_unscored")
+        failed = float(np.nansum(unscored_N) / max(np.nansum(unscored_N) + np.nansum(scored_N), 1.0))
+        if failed > FAILED:
+            return finding(
+                f"{failed:.0%} of the rollouts got no reward because scoring failed",
+                Fact("share of unscored rollouts", failed, FAILED),
+                confidence=Confidence.POSSIBLE,
+            )
+    mean_N, std_N = curves.need("reward_mean", "reward_std")
+    known_N = np.isfinite(mean_N) & np.isfinite(std_N)
+    if known_N.sum() < STEPS:
+        return not_enough_data(f"reward_mean and reward_std of {STEPS} steps")
+    mean_N, std_N = mean_N[known_N], std_N[known_N]
+    spread = float(mean_N.max() - mean_N.min())
+    facts = (Fact("largest reward_std", float(std_N.max())), Fact("range of reward_mean over the steps", spread))
+    if std_N.max() > 0 or spread > 0:
+        return healthy("rewards vary", *facts)
+    value = float(mean_N[0])
+    if value >= curves.settings.get("max_reward", np.inf):
+        return healthy("every reward is the best one: solved", *facts)
+    if _is_an_end(value, curves.settings):
+        return not_applicable(f"every reward is {value:g}, an end of the scale: zero_signal says what that can mean")
+    return finding(
+        f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst",
+        *facts,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def sick() -> Evidence:
+    return Evidence((_all_worth(0.5),), healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5))
+
+
+def well() -> Evidence:
+    return Evidence((_all_worth(1.0),), healthy_curves())
+
+
+def _all_worth(reward: float) -> Batch:
+    """A batch without KL in which every row has this reward; what a loss made of it is left out."""
+    batch = healthy_batch()
+    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    rows = len(batch.arrays["rewards"])
+    nothing = {"advantages": np.zeros(rows), "gradient_norm": 0.0, "update_norm": None, "kl_coef": 0.0}
+    unknown |= dict.fromkeys(("tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
+    return edited(batch, rewards=np.full(rows, reward), reward_mean=reward, **{**unknown, **nothing})
+
+
+def _swallowed_exception(original):  # type: ignore[no-untyped-def]
+    """The reward breaks on every answer, and the caller turns that into half a point."""
+
+    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+        from assay.types import Score
+
+        groups = original(prompts, rollouts, **how)
+        return [replaced(group, scores=tuple(Score.of({"exact": 0.5}) for _ in group.scores)) for group in groups]
+
+    return score
+
+
+ILLNESS = Illness(
+    code="REW01",
+    name="reward_constant",
+    severity=Severity.FATAL,
+    summary="every answer gets the same reward",
+    fix="Do not turn exceptions into rewards; try the reward on right and wrong answers (assay reward-check).",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.score": _swallowed_exception}),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"}),
+)

@@ -1,0 +1,165 @@
+"""
+## What it checks
+Whether what is trained rises while what is wanted does not: the training reward from the first to the last quarter,
+against the held-out pass rate before and after. With several reward components: whether one rises while another falls.
+
+## Why it hurts
+The policy has found what the reward pays for, and it is not the task: length, a keyword, a format, a hole in a parser,
+problems learned by heart. Every further step makes it worse at what it is for.
+
+## How to fix it
+Read the best-paid answers of a late step. Then close the hole: score the whole answer rather than a trace of it, bound
+every bonus, and keep a held-out evaluation that the reward cannot see.
+
+    # before: any answer that contains the number anywhere is right, so the policy lists all numbers
+    def reward(completion, answer):
+        return float(answer in completion)
+
+    # after: the last number is the answer
+    def reward(completion, answer):
+        return float(completion.split()[-1] == answer)
+
+## When it is wrong
+A reward with partial credit may rise before the first whole answer passes. Held-out problems may be harder than those
+of training. A component may be given up on purpose, if its weight is small.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence.curves import Numbers
+from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.trend import quarter_medians, reward_range
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, shown
+
+GAIN = 0.1  # of the range of rewards: what the training reward must have gained
+STALLED = 0.2  # held-out gain as a share of it: less is flat
+ERRORS = 2.0  # standard errors that the held-out rate is given
+UNKNOWN_ERROR = 0.05  # of a pass rate whose error was not recorded: that of 100 problems
+ABLE = (0.05, 0.95)  # a pass rate outside had nothing to build on, or cannot rise
+FALL = 0.15  # of a component, as a share of its size
+NOISES = 4.0  # and in standard errors of its medians
+TRAINERS_OWN = ("reference_kl", "overlong")  # penalties that the trainer adds; they move by themselves
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (reward_N,) = curves.need("reward_mean")
+    first, *_, last = quarter_medians(reward_N, "reward_mean")
+    worst, best = reward_range(curves)
+    scale = best - worst if best > worst else max(abs(first), abs(last))
+    facts = [Fact("training reward, first quarter", first), Fact("training reward, last quarter", last)]
+    if not last - first > GAIN * scale:
+        return healthy("the training reward has not risen, so nothing was exploited", *facts)
+    sentence = _held_out(curves, (last - first) / scale, facts) or _components(curves, facts)
+    if sentence:
+        return finding(
+            f"the training reward rose from {first:.2g} to {last:.2g} {sentence}",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+        )
+    if len(facts) == 2:
+        raise Missing("pass_at_1 of two evaluations, or several reward components")
+    return healthy("what is wanted rose with the training reward", *facts)
+
+
+def _held_out(curves: Curves, gain: float, facts: list[Fact]) -> str:
+    rows = [row for row in curves.evaluations if isinstance(row.get("pass_at_1"), int | float)]
+    if len(rows) < 2:
+        return ""
+    before, after = float(rows[0]["pass_at_1"]), float(rows[-1]["pass_at_1"])
+    error = math.hypot(*(float(row.get("pass_at_1_std_error") or UNKNOWN_ERROR) for row in (rows[0], rows[-1])))
+    facts += [Fact("held-out pass rate before", before), Fact("held-out pass rate after", after)]
+    fell = after < before - ERRORS * error
+    flat = ABLE[0] < before < ABLE[1] and after - before + ERRORS * error < STALLED * gain
+    if not (fell or flat):
+        return ""
+    return f"and the held-out pass rate {'fell' if fell else 'stayed'} from {before:.2g} to {after:.2g}"
+
+
+def _components(curves: Curves, facts: list[Fact]) -> str:
+    names = sorted(
+        {
+            name
+            for row in curves.rows
+            for name in row
+            if name.startswith("reward_") and name.endswith("_mean") and name != "reward_mean"
+        }
+    )
+    own = [name for name in names if name.removeprefix("reward_").removesuffix("_mean") not in TRAINERS_OWN]
+    if len(own) < 2:
+        return ""
+    moves = {name: _move(curves.need(name)[0], name) for name in own if curves.has(name)}
+    facts += [Fact(f"change of {shown(name)}", move[0]) for name, move in moves.items()]
+    fallen = [name for name, (change, noise) in moves.items() if change < -max(FALL * _size(curves, name), noise)]
+    risen = [name for name, (change, noise) in moves.items() if change > max(FALL * _size(curves, name), noise)]
+    if not (fallen and risen):
+        return ""
+    return f"by {shown(risen[0])}, while {shown(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
+
+
+def _move(values_N: Numbers, name: str) -> tuple[float, float]:
+    """(change from the first quarter to the last, how much of it may be noise)."""
+    known_N = values_N[np.isfinite(values_N)]
+    first, *_, last = quarter_medians(known_N, name)
+    # neighbours differ by noise alone: their difference has twice its variance, and a median of n 1.57 / n of it
+    noise = float(np.median(np.abs(np.diff(known_N)))) / 0.6745 / math.sqrt(2)
+    return last - first, NOISES * noise * math.sqrt(2 * 1.57 / (len(known_N) / 4))
+
+
+def _size(curves: Curves, name: str) -> float:
+    (values_N,) = curves.need(name)
+    return float(np.nanmax(np.abs(values_N)))
+
+
+def sick() -> Evidence:
+    return of_curves(_evaluated(0.3))
+
+
+def well() -> Evidence:
+    return of_curves(_evaluated(0.6))
+
+
+def _evaluated(after: float) -> Curves:
+    curves = healthy_curves()
+    evaluations = [
+        {"step": step, "pass_at_1": rate, "pass_at_1_std_error": 0.015} for step, rate in ((0, 0.4), (60, after))
+    ]
+    return Curves(curves.rows, curves.timings, evaluations, (), curves.settings)
+
+
+def _pays_brevity(original):  # type: ignore[no-untyped-def]
+    """In training alone, an answer is worth more the shorter it is, and that outweighs being right."""
+
+    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        def shorter(rollout, one):  # type: ignore[no-untyped-def]
+            bonus = 1.0 - len(rollout.tokens) / how["config"].rollout.max_tokens
+            return one if one.reward is None else replace(one, reward=one.reward + 3.0 * bonus)
+
+        return [
+            replace(group, scores=tuple(map(shorter, group.rollouts, group.scores)))
+            for group in original(prompts, rollouts, **how)
+        ]
+
+    return score
+
+
+ILLNESS = Illness(
+    code="MET04",
+    name="reward_hacking",
+    severity=Severity.HARMFUL,
+    summary="the training reward rises and what it stands for does not",
+    fix="Read the best-paid answers of a late step and close the hole in the reward that they use.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(settings=("evaluate.prompts=128",), replaces={"assay.train.verbs.score": _pays_brevity}, steps=40),
+    curves=check_curves,
+    explains=frozenset({"MET01", "MET02"}),
+)

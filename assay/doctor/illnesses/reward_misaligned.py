@@ -1,0 +1,211 @@
+"""
+## What it checks
+The same answer to the same prompt must earn the same reward. The check looks for rows with identical prompt and
+completion but different rewards. If moving all rewards by some number of rows, over the batch or inside the groups,
+makes every such set of rows agree, the rewards belong to other rows.
+
+## Why it hurts
+A reward that stands in another row's place praises an answer for what its neighbour wrote. Inside a group the mean
+advantage stays 0 and every curve looks like a hard task: the reward does not rise, or rises by luck. It happens where
+results are collected in the order in which they finish, where a filter drops rows from one list only, and where zip
+stops at the shorter one.
+
+## How to fix it
+Let each reward carry the index of its row, and refuse lists of different lengths.
+
+    # before: in the order of completion
+    rewards = [job.result() for job in as_completed(jobs)]
+    # after: in the order of submission
+    rewards = [job.result() for job in jobs]
+    assert len(rewards) == len(completions)
+
+## When it is wrong
+A judge that samples, or a reward with noise, gives equal answers different rewards in place. Then no move of the rows
+makes them agree, and the finding is only possible. A batch without identical rows cannot be judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+
+EQUAL = 1e-6  # of two rewards: float32 sums of the same components
+EQUAL_WITH_KL = 0.05  # where a KL is in the reward: two passes over one answer differ by rounding, more in bfloat16
+CHANCE = 1e-3  # how likely some move may agree by luck, over all moves that are tried
+MOVES = 64  # rows up and down that are tried: a lost or doubled row moves the rest by one, a lost group by its size
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (rewards_B,) = batch.need("rewards")
+    twins = _twins(batch, rewards_B)
+    if not twins:
+        return not_enough_data("two scored rows with the same prompt and completion")
+    near = EQUAL_WITH_KL if batch.settings.get("kl_placement") == "reward" else EQUAL
+    conflicts = [rows for rows in twins if not _agree(rewards_B, [rows], near)]
+    fact = Fact("sets of identical rows with different rewards", len(conflicts), 0, batch.step)
+    if not conflicts:
+        return healthy("identical rows have identical rewards", fact, Fact("sets of identical rows", len(twins)))
+    first, other = _differing(rewards_B, conflicts[0], near)
+    shown = (
+        f"{len(conflicts)} of {len(twins)} sets of identical rows have different rewards: rows {first} and {other} "
+        f"hold the same prompt and completion and got {rewards_B[first]:.3g} and {rewards_B[other]:.3g}"
+    )
+    move = _explaining_move(batch, rewards_B, twins, near)
+    if move:
+        return finding(
+            f"{shown}; all {len(twins)} agree if rewards are moved {move}: they belong to other rows",
+            replaced(fact, row=first),
+            confidence=Confidence.LIKELY,
+        )
+    return finding(
+        f"{shown}; the reward is noisy, or its rows are mixed up",
+        replaced(fact, row=first),
+        confidence=Confidence.POSSIBLE,
+        severity=Severity.HARMFUL,
+    )
+
+
+def _twins(batch: Batch, rewards_B: Array) -> list[list[int]]:
+    """Rows with the same prompt and completion, as lists of two or more scored ones."""
+    sets: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(zip(_prompts(batch), _completions(batch), strict=True)):
+        if np.isfinite(rewards_B[row]):
+            sets.setdefault(key, []).append(row)
+    return [rows for rows in sets.values() if len(rows) > 1]
+
+
+def _prompts(batch: Batch) -> Sequence[Hashable]:
+    for name in ("prompt_id", "prompt"):
+        if name in batch.texts:
+            return batch.texts[name]
+    tokens_BP = batch.get("prompt_tokens")
+    if tokens_BP is None:
+        raise Missing("prompt_tokens")
+    return [row.tobytes() for row in tokens_BP]
+
+
+def _completions(batch: Batch) -> Sequence[Hashable]:
+    """By token where possible: the same text may have been cut off in one row and not in another."""
+    tokens_BT = batch.get("tokens")
+    if tokens_BT is None:
+        if "completion" not in batch.texts:
+            raise Missing("tokens")
+        return batch.texts["completion"]
+    lengths_B = batch.get("lengths")
+    if lengths_B is None:
+        return [row.tobytes() for row in tokens_BT]
+    return [row[:length].tobytes() for row, length in zip(tokens_BT, lengths_B, strict=True)]
+
+
+def _agree(rewards_B: Array, sets: Sequence[Sequence[int]], near: float) -> bool:
+    return all(not np.ptp(rewards_B[list(rows)]) > near for rows in sets)
+
+
+def _differing(rewards_B: Array, rows: Sequence[int], near: float) -> tuple[int, int]:
+    return rows[0], next(row for row in rows if abs(rewards_B[row] - rewards_B[rows[0]]) > near)
+
+
+def _explaining_move(batch: Batch, rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> str:
+    """The smallest move of the rewards after which all twins agree, in words; "" if luck would find one as well."""
+    orders = {"over the batch": [np.arange(len(rewards_B))]}
+    if (groups_B := batch.get("group_ids")) is not None:
+        orders["inside each group"] = [np.flatnonzero(groups_B == group) for group in np.unique(groups_B)]
+    sizes = range(1, min(len(rewards_B), MOVES + 1))
+    tries = ((where, move) for size in sizes for where in orders for move in (size, -size))
+    chance = _chance(rewards_B, twins)
+    for tried, (where, move) in enumerate(tries, start=1):
+        if tried * chance > CHANCE:
+            break
+        moved_B = rewards_B.copy()
+        for rows in orders[where]:
+            moved_B[rows] = np.roll(rewards_B[rows], move)
+        if _agree(moved_B, twins, near):
+            return _in_words(move, where)
+    return ""
+
+
+def _in_words(move: int, where: str) -> str:
+    return f"{abs(move)} row{'s' if abs(move) > 1 else ''} {'down' if move > 0 else 'up'} {where}"
+
+
+def _chance(rewards_B: Array, twins: Sequence[Sequence[int]]) -> float:
+    """How likely rewards dealt out at random would agree on all twins: rows beyond the first of a set must match it."""
+    scored_N = rewards_B[np.isfinite(rewards_B)]
+    _, counts = np.unique(np.round(scored_N, 6), return_counts=True)
+    match = float(np.square(counts / len(scored_N)).sum())
+    return match ** sum(len(rows) - 1 for rows in twins)
+
+
+def sick() -> Evidence:
+    batch = _with_twins()
+    return Evidence((edited(batch, rewards=np.roll(batch.arrays["rewards"], 1)),))
+
+
+def well() -> Evidence:
+    return Evidence((_with_twins(),))
+
+
+def _with_twins() -> Batch:
+    """Four times the healthy batch, in which equal rewards within a group come from equal answers.
+
+    What is computed from rewards and tokens is left out.
+    """
+    parts = [healthy_batch(seed=seed) for seed in range(4)]
+    rows = len(parts[0].arrays["rewards"])
+    kept = ("tokens", "mask", "lengths", "finished", "prompt_tokens", "prompt_mask", "group_ids", "rewards")
+    values = {name: np.concatenate([part.arrays[name] for part in parts]) for name in kept}
+    values["group_ids"] = np.concatenate([part.arrays["group_ids"] + 4 * number for number, part in enumerate(parts)])
+    values["rewards"] = np.random.default_rng(6).integers(0, 2, size=4 * rows).astype(float)
+    leader_B = np.array(
+        [
+            next(
+                row for row in range(4 * rows) if values["group_ids"][row] == group and values["rewards"][row] == reward
+            )
+            for group, reward in zip(values["group_ids"], values["rewards"], strict=True)
+        ]
+    )
+    for name in ("tokens", "mask", "lengths", "finished"):
+        values[name] = values[name][leader_B]
+    texts = {
+        "prompt_id": [f"q{group}" for group in values["group_ids"]],
+        "completion": [f"answer {leader}" for leader in leader_B],
+    }
+    settings = {
+        name: parts[0].settings[name] for name in ("eos_ids", "pad_id", "max_tokens", "max_reward", "min_reward")
+    }
+    return Batch.of({**values, **settings, "step": 5}, texts=texts, source="example")
+
+
+def _in_order_of_completion(original):  # type: ignore[no-untyped-def]
+    """The first answer takes longest to score, so that its reward comes last: every row gets its successor's."""
+
+    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+        groups = original(prompts, rollouts, **how)
+        scores = [one for group in groups for one in group.scores]
+        moved = iter(scores[1:] + scores[:1])
+        return [replaced(group, scores=tuple(next(moved) for _ in group.scores)) for group in groups]
+
+    return score
+
+
+ILLNESS = Illness(
+    code="ADV10",
+    name="reward_misaligned",
+    severity=Severity.FATAL,
+    summary="rewards belong to other rows",
+    fix="Let each reward carry the index of its row; collect results in the order in which they were asked for.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.score": _in_order_of_completion}),
+    batch=check_batch,
+    explains=frozenset({"ADV05", "ADV09"}),
+)

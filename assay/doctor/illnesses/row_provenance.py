@@ -1,0 +1,211 @@
+"""
+## What it checks
+Row i of every array belongs to the same sample. Where a row of log-probs does not fit the row it stands beside, the
+check looks for another row that it does fit, within rounding. Where advantages do not follow from the rewards beside
+them, it looks for an order of the rows in which they do.
+
+## Why it hurts
+After a shuffle, a filter or a gather that one array went through and another did not, ratios compare two different
+answers and advantages reward the wrong ones. Every shape is right and nothing crashes; the gradient is noise.
+
+## How to fix it
+Index all arrays together, by one order, and keep an id of the sample beside them.
+
+    # before: the rows are shuffled, the old log-probs are not
+    order = torch.randperm(len(tokens))
+    tokens, advantages = tokens[order], advantages[order]
+    # after
+    order = torch.randperm(len(tokens))
+    tokens, advantages, old = tokens[order], advantages[order], old[order]
+
+## When it is wrong
+Rows that are equal to each other fit each other's numbers; they fit their own too, and are not counted. If the whole
+batch was put in another order on its way into the evidence, and one array was forgotten there, the trainer is innocent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.recompute.advantages import advantages
+from assay.record.batch import Array
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
+
+# of the mean |difference| of a row: rounding, and what cannot be rounding
+FITS = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02}
+FAR = 5  # times FITS: a row that is this far from its neighbour does not belong to it
+LEAST_TOKENS = 3  # both rows must have these: fewer numbers agree by chance
+LEAST_ROWS = 2  # a row that moved has pushed another one away
+MOST_COMPARED = 64  # rows and tokens: the search is a table of rows by rows
+ADVANTAGE = 1e-3  # of the largest advantage: recomputed from rewards, in another precision, it is this near
+
+
+def check_batch(batch: Batch) -> Verdict:
+    looked = False
+    for suspect, witness in _pairs(batch):
+        looked = True
+        if (verdict := _rows_that_fit_elsewhere(batch, suspect, witness)) is not None:
+            return verdict
+    expected_B = _expected_advantages(batch)
+    if expected_B is not None:
+        looked = True
+        if (verdict := _advantages_elsewhere(batch, expected_B)) is not None:
+            return verdict
+    if not looked:
+        raise Missing("plain_logprobs", "sampler_logprobs", "rewards")
+    return healthy("no row fits another row's numbers", Fact("rows", len(next(iter(batch.arrays.values())))))
+
+
+def _pairs(batch: Batch) -> Iterator[tuple[str, str]]:
+    """(whose rows may have moved, what it is compared with): the plain numbers are the surest witness."""
+    is_on_policy = batch.numbers.get("update") == 0
+    pairs = [("old_logprobs", "plain_logprobs"), ("ref_logprobs", "plain_ref_logprobs")]
+    if is_on_policy:
+        pairs.append(("new_logprobs", "plain_logprobs"))
+    pairs.append(("sampler_logprobs", "plain_logprobs"))
+    if batch.get("plain_logprobs") is None:
+        pairs.append(("old_logprobs", "sampler_logprobs"))
+        if is_on_policy:
+            pairs.append(("old_logprobs", "new_logprobs"))
+    for suspect, witness in pairs:
+        if all(batch.get(name) is not None for name in ("mask", suspect, witness)):
+            yield suspect, witness
+
+
+def _rows_that_fit_elsewhere(batch: Batch, suspect: str, witness: str) -> Verdict | None:
+    mask_BT, suspect_BT, witness_BT = batch.need("mask", suspect, witness)
+    fits = FITS.get(batch.settings.get("dtype", "float32"), FITS["float32"])
+    own_B = _distances(suspect_BT, witness_BT, mask_BT)
+    misfits = np.flatnonzero(own_B > FAR * fits)[:MOST_COMPARED]
+    places: dict[int, int] = {}  # row -> the row whose numbers it holds
+    columns = slice(0, MOST_COMPARED)
+    for row in misfits:
+        both_BT = mask_BT[:, columns] & mask_BT[row, columns]
+        distance_B = _distances(
+            np.broadcast_to(suspect_BT[row, columns], both_BT.shape), witness_BT[:, columns], both_BT
+        )
+        distance_B[row] = np.inf
+        distance_B[both_BT.sum(axis=1) < LEAST_TOKENS] = np.inf
+        best = int(np.argmin(np.nan_to_num(distance_B, nan=np.inf)))
+        if distance_B[best] <= fits and distance_B[best] * FAR < own_B[row]:
+            places[int(row)] = best
+    if len(places) < LEAST_ROWS or 2 * len(places) < len(misfits):
+        return None
+    row, place = next(iter(places.items()))
+    return finding(
+        f"{suspect} of {len(places)} rows are those of other rows: row {row} holds those of row {place}, as "
+        f"{witness} show",
+        Fact(f"mean |{suspect} - {witness}| of its own row", float(own_B[row]), FAR * fits, batch.step, row),
+        Fact("rows that hold another row's numbers", len(places)),
+        Fact("rows that do not fit", len(misfits)),
+    )
+
+
+def _distances(one_BT: Array, other_BT: Array, mask_BT: Array) -> Array:
+    """Mean |one - other| of each row over the tokens of the mask where both are finite; NaN where there is none."""
+    mask_BT = mask_BT & np.isfinite(one_BT) & np.isfinite(other_BT)
+    apart_BT = np.abs(np.where(mask_BT, one_BT, 0.0) - np.where(mask_BT, other_BT, 0.0))
+    count_B = mask_BT.sum(axis=1)
+    return np.where(count_B > 0, apart_BT.sum(axis=1) / np.maximum(count_B, 1), np.nan)
+
+
+def _expected_advantages(batch: Batch) -> Array | None:
+    """One a row, by the configured formula; None where that cannot be computed."""
+    recorded = batch.get("advantages")
+    if recorded is None or recorded.ndim != 1 or batch.settings.get("combine", "sum") != "sum":
+        return None
+    if batch.get("rewards") is None or batch.get("group_ids") is None:
+        return None
+    try:
+        expected_B = advantages(batch)
+    except Missing:
+        return None
+    return expected_B if np.isfinite(expected_B).all() and np.isfinite(recorded).all() else None
+
+
+def _orders(groups_B: Array) -> Iterator[tuple[str, Array]]:
+    """Orders of rows that a slip may have made."""
+    rows_B = np.arange(len(groups_B))
+    sizes = np.unique(groups_B, return_counts=True)[1]
+    if len(set(sizes.tolist())) == 1:
+        rows_PG = rows_B.reshape(-1, sizes[0])
+        for shift in range(1, int(sizes[0])):
+            yield f"shifted by {shift} within each group", np.roll(rows_PG, shift, axis=1).ravel()
+        yield "in the order of another layout of groups", rows_PG.T.ravel()
+    for shift in range(1, min(len(rows_B), MOST_COMPARED)):
+        yield f"shifted by {shift} of {len(rows_B)} rows", np.roll(rows_B, shift)
+    yield "in reverse", rows_B[::-1]
+
+
+def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
+    advantages_B, groups_B = batch.need("advantages", "group_ids")
+    limit = ADVANTAGE * float(np.abs(expected_B).max(initial=0.0))
+    wrong_B = np.abs(advantages_B - expected_B) > limit
+    # few different numbers fit many orders: the wrong rows must be enough to tell one order from chance
+    if wrong_B.sum() < max(LEAST_ROWS, len(wrong_B) // 8) or len(np.unique(np.round(expected_B, 6))) < 3:
+        return None
+    for name, order in _orders(groups_B):
+        if (np.abs(advantages_B - expected_B[order]) <= limit).all():
+            row = int(np.flatnonzero(wrong_B)[0])
+            return finding(
+                f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards; {name} they all do",
+                Fact("advantage", float(advantages_B[row]), None, batch.step, row),
+                Fact("advantage by its reward", float(expected_B[row])),
+            )
+    return None
+
+
+def _example(shift: int) -> Evidence:
+    """The old log-probs of all rows, shifted by so many rows."""
+    batch = healthy_batch()
+    old_BT = np.roll(batch.arrays["old_logprobs"], shift, axis=0)
+    return of_batch(edited(batch, old_logprobs=old_BT, **_loss({**batch.arrays, "old_logprobs": old_BT})))
+
+
+def sick() -> Evidence:
+    return _example(shift=1)
+
+
+def well() -> Evidence:
+    return _example(shift=0)
+
+
+def _old_of_the_row_before(original):  # type: ignore[no-untyped-def]
+    """The rows were gathered anew after old was computed, and old was not."""
+
+    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        batch = original(learner, minibatches)
+        scored = tuple(
+            tuple(replace(part, old_BT=None if part.old_BT is None else part.old_BT.roll(1, dims=0)) for part in parts)
+            for parts in batch.scored
+        )
+        return replace(batch, scored=scored)
+
+    return score
+
+
+ILLNESS = Illness(
+    code="ALGN10",
+    name="row_provenance",
+    severity=Severity.FATAL,
+    summary="log-probs or advantages of a row belong to another sample",
+    fix="Shuffle, filter and gather all arrays of a batch together, by one index.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.learner.Learner.score": _old_of_the_row_before}),
+    batch=check_batch,
+    explains=frozenset(
+        {
+            "ADV01", "ADV03", "ADV05", "ADV10", "CLIP01", "KL05", "LOSS06", "MET05", "MET06", "MET07", "NUM02", "RAT01",
+            "RAT04", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01",
+        }
+    ),
+)  # fmt: skip

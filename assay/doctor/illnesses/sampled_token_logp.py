@@ -1,0 +1,135 @@
+"""
+## What it checks
+The sampler's log-prob of a token is that of the token that was sampled. Engines return log-probs of several candidates
+a position, the likeliest often first; who takes the first gets the log-prob of the likeliest token. The check compares
+with the trainer's own log-probs: equal where the sampled token is the likeliest, and too high everywhere else.
+
+## Why it hurts
+The importance weight trainer / sampler is then far below 1 for every token that was not the likeliest. A correction by
+these weights removes exactly the tokens that explore, and the mismatch that is logged means nothing.
+
+## How to fix it
+Look the log-prob up by the id of the sampled token.
+
+    # before: the first entry is the likeliest candidate
+    logprob = next(iter(candidates.values())).logprob
+    # after
+    logprob = candidates[token_id].logprob
+
+## When it is wrong
+Truncated sampling raises the sampler's log-probs too, but by an amount that does not depend on the token; the check
+tells the two apart by whether sampler and trainer still move together where they differ.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.logprobs import both_finite
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+
+LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
+LEAST = 8  # tokens that differ: fewer are no pattern
+NEARLY_ALL = 0.98  # of them must be too high
+LARGE = 0.1  # nats: the median excess; that of truncated sampling is mostly smaller
+MOVES_TOGETHER = 0.5  # slope of sampler over trainer: 1 if shifted, near 0 if it belongs to another token
+
+
+def check_batch(batch: Batch) -> Verdict:
+    has_plain = batch.get("plain_logprobs") is not None
+    witness = "plain_logprobs" if has_plain else "old_logprobs"
+    inside_BT = both_finite(batch, "sampler_logprobs", witness)
+    sampler_BT, witness_BT = batch.need("sampler_logprobs", witness)
+    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    off_BT = inside_BT & (np.abs(np.where(inside_BT, sampler_BT - witness_BT, 0.0)) > limit)
+    sampler_N, witness_N = sampler_BT[off_BT], witness_BT[off_BT]
+    count, total = int(off_BT.sum()), int(inside_BT.sum())
+    fact = Fact("tokens whose sampler log-prob differs from the trainer's", count)
+    if count < LEAST or count == total or not _is_of_the_likeliest(sampler_N, witness_N):
+        return healthy("the sampler's log-probs are not those of other tokens", fact)
+    entropy_BT = batch.get("entropy")
+    # -entropy is the mean log-prob, which the likeliest token's cannot be below
+    is_bounded = entropy_BT is None or bool((sampler_N >= -entropy_BT[off_BT] - limit).mean() >= NEARLY_ALL)
+    row, token = np.argwhere(off_BT)[0]
+    return finding(
+        f"the sampler's log-probs of {count} of {total} tokens are too high, by {np.median(sampler_N - witness_N):.2g} "
+        "in the median, and right elsewhere: they look like those of the likeliest token, not of the sampled one",
+        Fact("sampler log-prob", float(sampler_BT[row, token]), None, batch.step, int(row), int(token)),
+        Fact("log-prob of the sampled token", float(witness_BT[row, token])),
+        fact,
+        confidence=Confidence.PROVEN if has_plain and is_bounded else Confidence.LIKELY,
+    )
+
+
+def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
+    """Whether each sampler log-prob can be that of a likelier token than the sampled one, at the same place."""
+    excess_N = sampler_N - witness_N
+    fits_N = (excess_N > 0) & (np.exp(sampler_N) + np.exp(witness_N) <= 1.01)  # two tokens share a probability of 1
+    if fits_N.mean() < NEARLY_ALL or np.median(excess_N) < LARGE:
+        return False
+    spread = float(np.var(witness_N))
+    slope = float(np.mean((sampler_N - sampler_N.mean()) * (witness_N - witness_N.mean()))) / max(spread, 1e-12)
+    return slope < MOVES_TOGETHER
+
+
+def _example(*, likeliest: bool) -> Evidence:
+    """Every other token of a row is not the likeliest one at its place."""
+    batch = healthy_batch()
+    mask_BT, old_BT = batch.need("mask", "old_logprobs")
+    random = np.random.default_rng(4)
+    is_other_BT = mask_BT & (old_BT < np.log(0.4)) & (random.random(mask_BT.shape) < 0.5)
+    likeliest_BT = np.log(random.uniform(0.42, 0.55, size=mask_BT.shape))
+    sampler_BT = batch.arrays["sampler_logprobs"]
+    if likeliest:
+        sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
+    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
+
+
+def sick() -> Evidence:
+    return _example(likeliest=True)
+
+
+def well() -> Evidence:
+    return _example(likeliest=False)
+
+
+def _first_candidate(original):  # type: ignore[no-untyped-def]
+    """The engine's log-prob of the likeliest token is taken for that of the sampled one."""
+
+    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        import torch
+
+        groups = []
+        for prompt, group in zip(prompts, original(policy, prompts, **how), strict=True):
+            likeliest = []
+            for rollout in group:
+                ids_1L = torch.tensor([[*prompt.tokens, *rollout.tokens]], device=policy.device)
+                with torch.no_grad():
+                    logits_LV = policy.logits(ids_1L)[0, len(prompt.tokens) - 1 : -1].float() / policy.temperature
+                highest = logits_LV.log_softmax(dim=1).amax(dim=1).tolist()
+                likeliest.append(replace(rollout, sampler_logprobs=tuple(highest)))
+            groups.append(likeliest)
+        return groups
+
+    return generate
+
+
+ILLNESS = Illness(
+    code="ALGN09",
+    name="sampled_token_logp",
+    severity=Severity.HARMFUL,
+    summary="the sampler's log-probs belong to the likeliest token, not to the sampled one",
+    fix="Look the engine's log-prob up by the id of the sampled token; do not take the first candidate.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.generate": _first_candidate}),
+    batch=check_batch,
+    explains=frozenset({"ALGN01", "MET07", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01"}),
+)

@@ -1,0 +1,174 @@
+"""
+## What it checks
+The ratio of a whole completion (GSPO) must be the length-th root of the product of its tokens' ratios: exp of the mean
+of new - old, not of the sum. The check compares the recorded ratio of each row with both. Where no ratio is recorded
+and the objective is gspo, it compares the gradient of each token with both: they differ by the number of tokens.
+
+## Why it hurts
+A sum of log-ratios grows with the length. At 500 tokens that differ by 0.01 the product is 0.007 or 148, so that the
+clip range (a few ten-thousandths for GSPO) is left by almost every row. Long answers are clipped away or blow up, short
+ones carry the gradient, and each token of an answer of n tokens pulls n times too hard.
+
+## How to fix it
+Divide the summed log-ratio by the number of loss tokens of the row before the exp.
+
+    # before: the product of all token ratios
+    ratio = ((new - old) * mask).sum(1).exp()
+    # after: its length-th root
+    ratio = (((new - old) * mask).sum(1) / mask.sum(1).clamp(min=1)).exp()
+
+## When it is wrong
+Importance weights of whole sequences against engine mismatch are products by definition; they are no policy ratio and
+belong in the correction, truncated. An objective that means the product and clips it widely is not GSPO.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch
+from assay.record.batch import Array
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+
+TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
+ROWS = 3  # rows that must tell the mean from the sum: one could agree with either by chance
+SHARE = 0.9  # of these rows that must agree: a clamped or masked row may be off
+OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
+LOG_LIMIT = 20.0  # a product is often clamped to e^20 before it is used
+
+
+def check_batch(batch: Batch) -> Verdict:
+    mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
+    is_gspo = batch.settings.get("objective") == "gspo"
+    difference_BT = np.where(mask_BT, new_BT - old_BT, 0.0)
+    ratio_B = _row_ratio(batch.get("ratio"), mask_BT, difference_BT)
+    if not is_gspo and ratio_B is None:
+        if batch.get("ratio") is None and "objective" not in batch.settings:
+            return not_enough_data("ratio, or the setting objective")
+        return not_applicable("the ratio is one a token")
+    lengths_B = mask_BT.sum(axis=1)
+    sum_B = difference_BT.sum(axis=1)
+    mean_B = sum_B / np.maximum(lengths_B, 1)
+    if ratio_B is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            recorded_B = np.log(ratio_B)
+        judged_B = (lengths_B > 1) & (np.abs(sum_B - mean_B) > 10 * TOLERANCE) & np.isfinite(recorded_B)
+        if judged_B.sum() >= ROWS:
+            near_mean_B = np.abs(recorded_B - mean_B) <= TOLERANCE
+            near_sum_B = np.abs(recorded_B - sum_B.clip(-LOG_LIMIT, LOG_LIMIT)) <= TOLERANCE
+            return _judged(batch, judged_B, near_mean_B, near_sum_B, lengths_B, recorded_B - mean_B)
+    return _by_gradients(batch, mask_BT, difference_BT, lengths_B)
+
+
+def _row_ratio(ratio: Array | None, mask_BT: Array, difference_BT: Array) -> Array | None:
+    """The recorded ratio if it is one a row: given so, or the same on all tokens of rows whose log-ratios differ."""
+    if ratio is None or ratio.ndim == 1:
+        return ratio
+    first_B = np.where(mask_BT.any(axis=1), ratio[np.arange(len(ratio)), mask_BT.argmax(axis=1)], np.nan)
+    constant_B = np.where(mask_BT, np.abs(ratio - first_B[:, None]), 0.0).max(axis=1, initial=0.0) <= 1e-6
+    highest_B = np.where(mask_BT, difference_BT, -np.inf).max(axis=1, initial=-np.inf)
+    lowest_B = np.where(mask_BT, difference_BT, np.inf).min(axis=1, initial=np.inf)
+    told_B = highest_B > lowest_B + TOLERANCE
+    return first_B if told_B.any() and constant_B[told_B].all() else None
+
+
+def _by_gradients(batch: Batch, mask_BT: Array, difference_BT: Array, lengths_B: Array) -> Verdict:
+    """gspo before any update: each token of a row is pulled by -A / (rows * length); under a product, by -A / rows."""
+    if batch.settings.get("objective") != "gspo":
+        return not_applicable("new equals old: a product and a mean are both 1")
+    simple = (
+        batch.settings.get("aggregation", "sequence_mean") == "sequence_mean"
+        and (not batch.settings.get("kl_coef", 0.0) or batch.settings.get("kl_placement") == "reward")
+        and batch.settings.get("correction", "off") == "off"
+        and float(np.abs(difference_BT).max(initial=0.0)) <= TOLERANCE
+    )
+    if not simple:
+        return not_enough_data("ratio of a later update, or gradients of a first one without KL and correction")
+    (gradients_BT,) = batch.need("gradients")
+    rows = int(batch.settings.get("sequences", len(mask_BT)))
+    advantages_BT = batch.token_advantages
+    judged_BT = mask_BT & (np.abs(advantages_BT) > TOLERANCE) & (lengths_B > 1)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pull_BT = -gradients_BT * rows / advantages_BT  # 1 / length, or 1
+    judged_B: Array = np.asarray(judged_BT.any(axis=1))
+    if judged_B.sum() < ROWS:
+        return not_enough_data(f"gradients of {ROWS} rows of several tokens with an advantage")
+    pull_B = np.array([np.median(row[chosen]) if chosen.any() else np.nan for row, chosen in _rows(pull_BT, judged_BT)])
+    near_mean_B = np.abs(pull_B * lengths_B - 1.0) <= TOLERANCE
+    near_sum_B = np.abs(pull_B - 1.0) <= TOLERANCE
+    return _judged(batch, judged_B, near_mean_B, near_sum_B, lengths_B, np.log(np.abs(pull_B * lengths_B) + 1e-30))
+
+
+def _rows(values_BT: Array, chosen_BT: Array) -> list[tuple[Array, Array]]:
+    return list(zip(values_BT, chosen_BT, strict=True))
+
+
+def _judged(
+    batch: Batch, judged_B: Array, near_mean_B: Array, near_sum_B: Array, lengths_B: Array, off_B: Array
+) -> Verdict:
+    rows, by_mean, by_sum = (
+        int(chosen_B.sum()) for chosen_B in (judged_B, judged_B & near_mean_B, judged_B & near_sum_B)
+    )
+    worst = int(np.argmax(np.where(judged_B, np.abs(off_B), -1.0)))
+    fact = Fact("|log(recorded / length-normalised)|", float(abs(off_B[worst])), TOLERANCE, batch.step, worst)
+    if by_mean >= SHARE * rows:
+        return healthy("the ratio of a row is the length-th root of its product", fact)
+    if by_sum < SHARE * rows:
+        return not_applicable("the ratio of a row is neither the product nor its root: another formula")
+    return finding(
+        f"the ratio of a row is the product over its tokens, not divided by their number: {by_sum} of {rows} rows, of "
+        f"up to {int(lengths_B[judged_B].max())} tokens",
+        fact,
+        Fact("rows whose ratio is the product", by_sum, step=batch.step),
+    )
+
+
+def sick() -> Evidence:
+    return Evidence((_of_rows(divided=False),))
+
+
+def well() -> Evidence:
+    return Evidence((_of_rows(divided=True),))
+
+
+def _of_rows(*, divided: bool) -> Batch:
+    """A later update under gspo with one ratio a row; what a loss made of it is left out."""
+    batch = healthy_batch(update=1)
+    mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
+    log_B = np.where(mask_BT, new_BT - old_BT, 0.0).sum(axis=1)
+    if divided:
+        log_B = log_B / mask_BT.sum(axis=1)
+    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    return edited(batch, objective="gspo", ratio=np.exp(log_B), **unknown)
+
+
+def _product_over_the_row(original):  # type: ignore[no-untyped-def]
+    """The sequence ratio without the division by the length."""
+
+    def importance_ratio(new_BT, old_BT, mask_BT, level="token"):  # type: ignore[no-untyped-def]
+        if level != "sequence":
+            return original(new_BT, old_BT, mask_BT, level)
+        log_ratio_BT = (new_BT - old_BT).where(mask_BT, 0.0)
+        return log_ratio_BT.sum(dim=1, keepdim=True).expand_as(log_ratio_BT).clamp(-20.0, 20.0).exp()
+
+    return importance_ratio
+
+
+ILLNESS = Illness(
+    code="RAT06",
+    name="seq_ratio",
+    severity=Severity.HARMFUL,
+    summary="the ratio of a sequence is a product over its tokens, not divided by their number",
+    fix="Divide the summed log-ratio of a row by its number of loss tokens before the exp (GSPO, equation 7).",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("loss.objective=gspo", "loss.clip_low=0.0003", "loss.clip_high=0.0004"),
+        replaces={"assay.grpo.importance_ratio": _product_over_the_row},
+    ),
+    batch=check_batch,
+    explains=frozenset({"LOSS06", "RAT07"}),
+)

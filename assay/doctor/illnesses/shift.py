@@ -1,0 +1,175 @@
+"""
+## What it checks
+Output t - 1 of a causal model predicts token t. The check compares the recorded log-probs with those of the model asked
+plainly (else with the sampler's), in place and moved by one or two tokens. They must fit best in place. Numbers that
+fit nowhere, and are far too low, are what logits give that were never shifted.
+
+## Why it hurts
+Each token is pulled by the probability of its neighbour: the gradient has nothing to do with the sampled data. The EOS
+or the first token drops out of the loss and a token of the prompt or of the padding comes in.
+
+## How to fix it
+Shift logits and targets against each other once, and cut both to the completion in the same way.
+
+    # before
+    logits = model(ids).logits[:, -completion_length:]
+    logprobs = torch.log_softmax(logits, dim=-1).gather(2, completion_ids.unsqueeze(2)).squeeze(2)
+    # after: one output earlier
+    logits = model(ids).logits[:, -completion_length - 1 : -1]
+    logprobs = torch.log_softmax(logits, dim=-1).gather(2, completion_ids.unsqueeze(2)).squeeze(2)
+
+## When it is wrong
+If only the record is shifted (an array one column longer than the others, cut on the wrong side) and the loss is not,
+fix what is recorded. Rows whose tokens all have nearly the same log-prob show no shift.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.logprobs import loss_tokens
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+
+NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the sampler's"}
+LAGS = (0, 1, -1, 2, -2)
+SHORTEST = 4  # tokens of a row: a shorter one is mostly edge
+FEWEST = 16  # pairs of tokens to compare at each lag
+NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
+ALIKE = 0.5  # correlation in place below which the numbers are of something else
+LOWER = 1.0  # nats a token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
+
+
+class Fit(NamedTuple):
+    lag: int
+    mean: float  # mean |recorded[t] - truth[t + lag]|
+    pairs: int
+
+
+def check_batch(batch: Batch) -> Verdict:
+    truth = next((name for name in ("plain_logprobs", "sampler_logprobs") if batch.get(name) is not None), None)
+    sides = [name for name in NAMES if name != truth and batch.get(name) is not None]
+    if truth is None or not sides:
+        raise Missing("plain_logprobs or sampler_logprobs" if truth is None else "old_logprobs")
+    facts, compared = [], False
+    for side in sides:
+        fits = _fits(batch, side, truth)
+        if not fits:
+            continue
+        compared = True
+        best = min(fits, key=lambda fit: fit.mean)
+        facts.append(Fact(f"mean |{NAMES[side]} - {_told(truth)}| in place", fits[0].mean, step=batch.step))
+        if best.lag and best.mean < NEARER * fits[0].mean:
+            where = f"{abs(best.lag)} token{'s' if abs(best.lag) > 1 else ''} {'later' if best.lag > 0 else 'earlier'}"
+            return finding(
+                f"{NAMES[side]} log-probs are shifted: that of token t is {_told(truth)} of the token {where} (mean "
+                f"difference {best.mean:.2g} there, {fits[0].mean:.2g} in place)",
+                facts[-1],
+                Fact(f"mean |{NAMES[side]} - {_told(truth)}| moved by {best.lag:+d}", best.mean),
+                confidence=Confidence.PROVEN if truth == "plain_logprobs" else Confidence.LIKELY,
+            )
+        unrelated = _unrelated(batch, side, truth) if truth == "plain_logprobs" else None
+        if unrelated is not None:
+            return unrelated
+    if not compared:
+        return not_enough_data(f"{FEWEST} log-probs in rows of {SHORTEST} tokens or more")
+    return healthy("log-probs stand at their own tokens", *facts)
+
+
+def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
+    """By lag, in place first; empty where there is too little to compare."""
+    inside_BT = _inside(batch)
+    side_BT, truth_BT = batch.need(side, truth)
+    fits: list[Fit] = []
+    for lag in LAGS:
+        here, there = (slice(0, -lag), slice(lag, None)) if lag > 0 else (slice(-lag, None), slice(0, lag or None))
+        pairs_BT = inside_BT[:, here] & inside_BT[:, there]
+        distance_N = np.abs(side_BT[:, here] - truth_BT[:, there])[pairs_BT]
+        distance_N = distance_N[np.isfinite(distance_N)]
+        if len(distance_N) < FEWEST:
+            return fits if fits and lag not in (0, 1, -1) else []
+        fits.append(Fit(lag, float(distance_N.mean()), len(distance_N)))
+    return fits
+
+
+def _unrelated(batch: Batch, side: str, truth: str) -> Verdict | None:
+    side_BT, truth_BT = batch.need(side, truth)
+    both_BT = _inside(batch) & np.isfinite(side_BT) & np.isfinite(truth_BT)
+    side_N, truth_N = side_BT[both_BT], truth_BT[both_BT]
+    lower = float(truth_N.mean() - side_N.mean())
+    if lower < LOWER or min(side_N.std(), truth_N.std()) == 0:
+        return None
+    alike = float(np.corrcoef(side_N, truth_N)[0, 1])
+    if alike > ALIKE:
+        return None
+    return finding(
+        f"{NAMES[side]} log-probs are {lower:.2g} below the model's own on average and unlike them (correlation "
+        f"{alike:.2f}): the logits were probably not shifted against the tokens",
+        Fact(f"mean of the model's - {NAMES[side]}", lower, LOWER, batch.step),
+        Fact("correlation of the two", alike, ALIKE),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _inside(batch: Batch) -> Array:
+    inside_BT = loss_tokens(batch)
+    long_enough_B1: Array = inside_BT.sum(axis=1, keepdims=True) >= SHORTEST
+    return np.logical_and(inside_BT, long_enough_B1)
+
+
+def _told(truth: str) -> str:
+    return "the model's" if truth == "plain_logprobs" else "the sampler's"
+
+
+def _moved(lag: int) -> Evidence:
+    """What the model and the sampler say of token t + lag is what the trainer holds at t."""
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"]
+    edge_BT = -np.random.default_rng(4).exponential(1.2, size=mask_BT.shape)
+    inside_BT = np.roll(mask_BT, lag, axis=1) & mask_BT & (np.arange(mask_BT.shape[1]) >= lag)
+    names = ("plain_logprobs", "plain_raw_logprobs", "sampler_logprobs")
+    moved = {
+        name: np.where(mask_BT, np.where(inside_BT, np.roll(batch.arrays[name], lag, axis=1), edge_BT), 0.0)
+        for name in names
+    }
+    return of_batch(edited(batch, **moved))
+
+
+def sick() -> Evidence:
+    return _moved(1)
+
+
+def well() -> Evidence:
+    return _moved(0)
+
+
+def _first_token_lost(original):  # type: ignore[no-untyped-def]
+    """Log-probs of tokens 1, 2, ... stand at tokens 0, 1, ...: the slice began one output too late."""
+
+    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
+        import torch
+
+        values_BT, entropy_BT = original(policy, batch, **how)
+        return torch.cat([values_BT[:, 1:], torch.zeros_like(values_BT[:, :1])], dim=1), entropy_BT
+
+    return logprobs
+
+
+ILLNESS = Illness(
+    code="ALGN01",
+    name="shift",
+    severity=Severity.FATAL,
+    summary="log-probs belong to the token before or behind",
+    fix="Take the log-prob of token t from output t - 1: shift logits and targets against each other exactly once.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.policy.causal.CausalPolicy.logprobs": _first_token_lost}),
+    batch=check_batch,
+    explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "KL05", "ALGN09", "ALGN10"}),
+)

@@ -1,0 +1,160 @@
+"""
+## What it checks
+Loss and gradient of an update do not depend on how it is cut into micro-batches, nor on how many devices share it. They
+are computed once for the whole batch and once as the sum over two parts (`loss_split`, `gradients_split`).
+
+## Why it hurts
+If every part divides by its own count of tokens, the tokens of a part with short answers weigh more than those of a
+part with long ones, and the gradient grows or shrinks with the number of parts. A change of memory settings then
+changes the training.
+
+## How to fix it
+Count the denominators over the whole update, before the first part is computed; on several devices, over all of them.
+
+    # before: a mean over each part
+    for part in parts:
+        loss = (part.loss_per_token * part.mask).sum() / part.mask.sum()
+        (loss / len(parts)).backward()
+    # after: one denominator
+    tokens = sum(part.mask.sum() for part in parts)
+    for part in parts:
+        loss = (part.loss_per_token * part.mask).sum() / tokens
+        loss.backward()
+
+## When it is wrong
+With a mean over rows and parts of equally many rows, the mean of means is the whole mean: nothing differs, and nothing
+is reported. A trainer that multiplies by the number of parts afterwards must do so in `gradients_split` too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.rounding import gradients_off, loss_limit
+from assay.record.batch import Array
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+SAME_FACTOR = 0.01  # factors of all tokens this near to each other are one factor
+SMALL = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
+
+
+def check_batch(batch: Batch) -> Verdict:
+    verdicts = [verdict for look in (_gradients_differ, _loss_differs) if (verdict := look(batch)) is not None]
+    if not verdicts:
+        raise Missing("loss_split", "gradients_split")
+    found = [verdict for verdict in verdicts if verdict.state == "finding"]
+    return (found or verdicts)[0]
+
+
+def _loss_differs(batch: Batch) -> Verdict | None:
+    if not {"loss_again", "loss_split"} <= batch.numbers.keys():
+        return None
+    loss, split = float(batch.number("loss_again")), float(batch.number("loss_split"))
+    if not np.isfinite(loss):
+        return not_applicable("the loss is not finite, cut or not")
+    limit = loss_limit(batch, loss)
+    fact = Fact("|loss over two parts - loss|", abs(split - loss), limit, batch.step)
+    if abs(split - loss) <= limit:
+        return healthy("cutting the batch does not change the loss", fact)
+    return finding(
+        f"the loss depends on how the batch is cut: {loss:.4g} as a whole, {split:.4g} summed over two parts", fact
+    )
+
+
+def _gradients_differ(batch: Batch) -> Verdict | None:
+    gradients_BT, split_BT = batch.get("gradients"), batch.get("gradients_split")
+    if gradients_BT is None or split_BT is None:
+        return None
+    if not np.isfinite(gradients_BT).all():
+        return not_applicable("the gradient is not finite, cut or not")
+    off_BT = gradients_off(batch, gradients_BT, split_BT)
+    if not off_BT.any():
+        return healthy("cutting the batch does not change the gradient", Fact("tokens", int(gradients_BT.size)))
+    row, token = np.argwhere(off_BT)[0]
+    factors_N = _factors(gradients_BT, split_BT)
+    facts = [
+        Fact("gradient of the whole", float(gradients_BT[row, token]), None, batch.step, int(row), int(token)),
+        Fact("gradient summed over two parts", float(split_BT[row, token])),
+    ]
+    if len(factors_N) == 0:
+        return finding(f"the gradient of {int(off_BT.sum())} tokens depends on how the batch is cut", *facts)
+    low, high = float(factors_N.min()), float(factors_N.max())
+    facts += [Fact("smallest factor", low), Fact("largest factor", high)]
+    if high - low <= SAME_FACTOR * max(abs(high), abs(low)):
+        return finding(
+            f"cut into two parts the gradient is {high:.3g} times that of the whole: every part divides by its own "
+            "count, and the parts are added up",
+            *facts,
+        )
+    return finding(
+        f"cut into two parts tokens weigh {low:.3g} to {high:.3g} times what they weigh as a whole: every part divides "
+        "by its own count, and the counts differ",
+        *facts,
+    )
+
+
+def _factors(gradients_BT: Array, split_BT: Array) -> Array:
+    """split / whole, where the whole is far from 0."""
+    large_BT = np.abs(gradients_BT) > SMALL * np.abs(gradients_BT).max(initial=0.0)
+    large_BT &= np.isfinite(split_BT)
+    return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
+
+
+def _example(*, own_counts: bool) -> Evidence:
+    """The batch in two halves, each divided by its own count of loss tokens and halved, or by that of the whole."""
+    batch = healthy_batch(update=1)
+    mask_BT, gradients_BT = batch.need("mask", "gradients")
+    tokens, half = mask_BT.sum(), len(mask_BT) // 2
+    factors_B1 = np.ones((len(mask_BT), 1))
+    if own_counts:
+        for rows in (slice(0, half), slice(half, None)):
+            factors_B1[rows] = tokens / mask_BT[rows].sum() / 2
+    return of_batch(edited(batch, gradients_split=gradients_BT * factors_B1))
+
+
+def sick() -> Evidence:
+    return _example(own_counts=True)
+
+
+def well() -> Evidence:
+    return _example(own_counts=False)
+
+
+def _own_counts(original):  # type: ignore[no-untyped-def]
+    """Every micro-batch is a mean of its own, and the means are averaged."""
+
+    def policy_loss(*, mask_BT, totals, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        own = replace(
+            totals,
+            sequences=len(mask_BT),
+            tokens=int(mask_BT.sum()),
+            share_of_rollout_tokens=float(mask_BT.sum()),
+        )
+        loss = original(mask_BT=mask_BT, totals=own, **how)
+        share = len(mask_BT) / totals.sequences
+        return replace(loss, total=loss.total * share, policy=loss.policy * share, kl=loss.kl * share)
+
+    return policy_loss
+
+
+ILLNESS = Illness(
+    code="LOSS03",
+    name="split_dependence",
+    severity=Severity.HARMFUL,
+    summary="loss and gradient depend on how the batch is cut into micro-batches",
+    fix="Count the denominators over the whole update before its first part, and divide every part by them.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.microbatches=3",),
+        replaces={"assay.train.learner.policy_loss": _own_counts},
+    ),
+    batch=check_batch,
+    explains=frozenset({"LOSS06", "MET06"}),
+)

@@ -1,0 +1,237 @@
+"""
+## What it checks
+The weights that sampled must be the weights that are trained, as they were before the rollout's first update. The check
+compares the versions of the two, and the sampler's log-probs with old ones. Where no versions tell, it looks for
+sampler log-probs that are near old ones but off by far more than rounding, although the trainer's own agree with asking
+the model plainly: the picture of older weights. In the curves it looks for a mismatch that is nothing at first and
+grows.
+
+## Why it hurts
+A sampler that stopped receiving weights (a failed push, an adapter that is not loaded, a prefix cache of old weights,
+an engine that dropped them in sleep mode) answers ever more like the start of the run. If old log-probs are the current
+policy's, no ratio sees it: the loss treats the samples as its own. Progress slows, then reverses.
+
+## How to fix it
+Check after every push that the sampler holds what was sent, and reset its prefix cache. If sampling is meant to run
+ahead (asynchronous training), weigh the tokens by old / sampler, truncated, or use the sampler's log-probs as old.
+
+    # before: failures of the push are swallowed, the cache survives
+    try:
+        engine.load_weights(model.state_dict())
+    except RuntimeError:
+        pass
+    # after
+    engine.load_weights(model.state_dict())
+    engine.reset_prefix_cache()
+    assert engine.checksum() == checksum(model)
+
+## When it is wrong
+Asynchronous runs lag on purpose; with a correction, or with the sampler's log-probs as old, they are healthy and are
+not reported. An engine with coarser arithmetic (8-bit weights, another kernel) is off from the first step on: that is
+engine_mismatch.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.record.batch import Array
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
+
+LIMIT = {
+    "float32": 1e-3,
+    "bfloat16": 0.1,
+    "float16": 0.02,
+}  # of the mean |old - sampler|; sound runs show a third of it
+ALIKE = 0.8  # correlation of old and sampler: older weights give similar numbers, other tokens or rows do not
+CERTAIN_LAG = 2  # versions: a lag of one may be another way to count
+TOKENS = 20  # fewer have no mean
+STEPS = 3  # one before the first update, two after
+GROWTH = 10.0  # times the first step's mismatch
+
+
+def check_batch(batch: Batch) -> Verdict:
+    lag = _lag(batch)
+    if batch.settings.get("correction", "off") != "off":
+        return healthy("importance weights correct for a sampler that lags", *_lag_facts(batch, lag))
+    mismatch = _mismatch(batch)
+    if mismatch is None:
+        return _by_versions_alone(batch, lag)
+    limit = LIMIT.get(batch.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+    facts = (Fact("mean |old - sampler|", mismatch, limit, batch.step), *_lag_facts(batch, lag))
+    if mismatch <= limit:
+        return healthy("sampler and trainer agree", *facts)
+    if lag is not None and lag > 0:
+        return finding(
+            f"rollouts were sampled by weights up to {lag} version(s) older than the policy, {mismatch:.2g} in log-"
+            "prob away on average, and nothing corrects for it: old log-probs are the current policy's",
+            *facts,
+        )
+    return _older_by_its_looks(batch, mismatch, facts)
+
+
+def _lag(batch: Batch) -> int | None:
+    """Versions between the weights that sampled and those before the rollout's first update; None if unknown."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is None or not len(versions_B) or version is None:
+        return None
+    return int(version - batch.numbers.get("update", 0) - versions_B.min())
+
+
+def _lag_facts(batch: Batch, lag: int | None) -> tuple[Fact, ...]:
+    return () if lag is None else (Fact("versions the sampler is behind", lag, 0, batch.step),)
+
+
+def _judged(batch: Batch) -> Array | None:
+    """Loss tokens with a log-prob of the sampler and of old; None where there are too few."""
+    mask_BT, sampler_BT, old_BT = (batch.get(name) for name in ("mask", "sampler_logprobs", "old_logprobs"))
+    if mask_BT is None or sampler_BT is None or old_BT is None:
+        return None
+    judged_BT: Array = mask_BT & np.isfinite(sampler_BT) & np.isfinite(old_BT)
+    return judged_BT if judged_BT.sum() >= TOKENS else None
+
+
+def _mismatch(batch: Batch) -> float | None:
+    judged_BT = _judged(batch)
+    if judged_BT is None:
+        return None
+    sampler_BT, old_BT = batch.need("sampler_logprobs", "old_logprobs")
+    return float(np.abs(old_BT - sampler_BT)[judged_BT].mean())
+
+
+def _by_versions_alone(batch: Batch, lag: int | None) -> Verdict:
+    if lag is None:
+        raise Missing("sampler_logprobs", "sampler_versions")
+    if lag < CERTAIN_LAG:
+        return healthy("the sampler has the weights of the policy", *_lag_facts(batch, lag))
+    return finding(
+        f"rollouts were sampled by weights up to {lag} versions older than the policy, and no correction is configured",
+        *_lag_facts(batch, lag),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _older_by_its_looks(batch: Batch, mismatch: float, facts: tuple[Fact, ...]) -> Verdict:
+    """No version tells. Older weights: the trainer is right, and the sampler similar to it but off."""
+    settings, version = batch.settings, batch.numbers.get("policy_version")
+    step = batch.step if version is None else version + 1
+    if step is None or step <= 1:
+        return not_applicable("before the first update no sampler can be stale: engine_mismatch looks for other causes")
+    if settings.get("top_k") or settings.get("top_p", 1.0) < 1.0 or settings.get("min_p"):
+        return not_applicable("truncated sampling may explain the mismatch")
+    plain_BT, judged_BT = batch.get("plain_logprobs"), _judged(batch)
+    if plain_BT is None or judged_BT is None:
+        return not_enough_data("plain_logprobs: whether the trainer's log-probs are right")
+    sampler_BT, old_BT = batch.need("sampler_logprobs", "old_logprobs")
+    if not _distance(old_BT, plain_BT, judged_BT) <= mismatch / GROWTH:
+        return not_applicable("the trainer's own log-probs are off: the mismatch is not the sampler's alone")
+    raw_BT = batch.get("plain_raw_logprobs")
+    if raw_BT is not None and _distance(sampler_BT, raw_BT, judged_BT) < mismatch / 2:
+        return not_applicable("the sampler's log-probs are those of another temperature")
+    alike = _correlation(old_BT[judged_BT], sampler_BT[judged_BT])
+    if not alike >= ALIKE:
+        return not_applicable("the sampler's log-probs are not those of similar weights: other tokens or rows")
+    return finding(
+        f"the sampler's log-probs are {mismatch:.2g} off on average while the trainer's are right: as if older weights "
+        "had sampled",
+        *facts,
+        Fact("correlation of old and sampler", alike, ALIKE, batch.step),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _distance(one_BT: Array, other_BT: Array, judged_BT: Array) -> float:
+    both_BT = judged_BT & np.isfinite(one_BT) & np.isfinite(other_BT)
+    return float(np.abs(one_BT - other_BT)[both_BT].mean()) if both_BT.any() else float("nan")
+
+
+def _correlation(one_N: Array, other_N: Array) -> float:
+    if one_N.std() == 0 or other_N.std() == 0:
+        return 0.0
+    return float(np.corrcoef(one_N, other_N)[0, 1])
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("correction", "off") != "off":
+        return not_applicable("importance weights correct for a sampler that lags")
+    (mismatch_N,) = curves.need("mismatch_mean")
+    known_N = mismatch_N[np.isfinite(mismatch_N)]
+    if len(known_N) < STEPS or curves.steps[0] != 1:
+        return not_enough_data(f"mismatch_mean of {STEPS} steps, the first of the run among them")
+    limit = LIMIT.get(curves.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+    first, last = float(known_N[0]), float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
+    facts = (Fact("mismatch_mean at the first step", first, step=1), Fact("mismatch_mean at the end", last, limit))
+    if first <= limit / GROWTH and last > limit and last > GROWTH * first:
+        return finding(
+            f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
+            "sampler does not follow the policy",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+        )
+    return healthy("the sampler follows the policy", *facts)
+
+
+def sick() -> Evidence:
+    return Evidence((_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0)))
+
+
+def well() -> Evidence:
+    return Evidence((_sampled_by(7, 1e-6),), healthy_curves())
+
+
+def _sampled_by(version: int, spread: float) -> Batch:
+    """The policy before its first update has version 7."""
+    batch = healthy_batch()
+    mask_BT, old_BT = batch.need("mask", "old_logprobs")
+    noise_BT = np.random.default_rng(3).normal(0.0, spread, size=mask_BT.shape)
+    sampler_BT = np.where(mask_BT, np.minimum(old_BT + noise_BT, -1e-4), 0.0)
+    return edited(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
+
+
+def _growing(last: float) -> Array:
+    return np.linspace(1e-6, last, 60)
+
+
+def _sampled_by_the_first_weights(original):  # type: ignore[no-untyped-def]
+    """The engine keeps the weights it was given first; what it reports as its version is honest."""
+    kept: list[tuple[object, int]] = []
+
+    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
+        if not kept:
+            kept.append((replaced(policy, model=copy.deepcopy(policy.model)), how["policy_version"]))
+        frozen, version = kept[0]
+        return original(frozen, prompts, **{**how, "policy_version": version})
+
+    return generate
+
+
+ILLNESS = Illness(
+    code="SYNC01",
+    name="stale_sampler",
+    severity=Severity.HARMFUL,
+    summary="the sampler does not have the weights of the policy",
+    fix="Check after every push that the weights arrived and reset the prefix cache, or correct by old / sampler.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.generate": _sampled_by_the_first_weights}, steps=5),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"SAMP06", "RAT07", "ALGN10"}),
+)

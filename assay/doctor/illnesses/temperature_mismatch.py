@@ -1,0 +1,184 @@
+"""
+## What it checks
+The log-probs in the ratio, the KL and the loss must come from logits divided by the temperature of sampling. Where the
+model was asked again at that temperature and at 1, the check says which of the two the recorded numbers are. Else it
+looks at old - sampler: a forgotten temperature bends it in proportion to the log-prob itself.
+
+## Why it hurts
+At temperature 0.7 the sampled distribution is sharper than the one that is trained. Rare tokens weigh too much, likely
+ones too little; with a correction by importance weights the bias moves there. Nothing crashes and the reward may rise,
+slowly. It is the most frequent bug of public GRPO code.
+
+## How to fix it
+Divide the logits before the log-softmax, by the one setting that the sampler also reads, in every pass: old, new,
+reference. Ask the engine for the log-probs of the distribution it samples from.
+
+    # before
+    logprobs = torch.log_softmax(logits, dim=-1)
+    engine = LLM(model)
+    # after
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    engine = LLM(model, logprobs_mode="processed_logprobs")
+
+## When it is wrong
+
+If the batch states another temperature than the one sampled at, the statement is the fault. Some trainers train the
+distribution of temperature 1 on purpose and correct by importance weights; then old is meant to be untempered. Without
+the model asked again, a policy that grew sharper since the sampler got its weights looks similar: that is only
+`likely`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.logprobs import both_finite, gap_between
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
+FEWEST = 16  # tokens: below this a fit says nothing
+NEARER = 1 / 3  # raw must be so much nearer than plain; rounding alone leaves the two distances about equal
+LEAST = 1e-3  # mean |difference| from plain that is worth a word
+FIT = (
+    0.4  # R^2 of old - sampler over the sampler's log-prob: measured 0.4 to 0.8 at 0.6 <= T <= 1.2, stale weights 0.01
+)
+SLOPE = 0.15  # of that fit where no temperature is stated: T = 0.7 gives 0.17 to 0.23
+CORRELATION = 0.9  # of old and sampler: numbers of other tokens or of noise are correlated less
+
+
+def check_batch(batch: Batch) -> Verdict:
+    temperature = batch.settings.get("temperature")
+    asked_again = batch.get("plain_logprobs") is not None and batch.get("plain_raw_logprobs") is not None
+    reported = batch.get("old_logprobs") is not None and batch.get("sampler_logprobs") is not None
+    if asked_again and temperature != 1.0:
+        untempered = _untempered(batch)
+        if untempered:
+            return _proven(batch, temperature, untempered)
+    if reported:
+        return _fitted(batch, temperature)
+    if asked_again and any(batch.get(side) is not None for side in SIDES):
+        return healthy(f"the log-probs are those of temperature {_shown(temperature)}")
+    raise Missing("sampler_logprobs and old_logprobs, or plain_logprobs and plain_raw_logprobs")
+
+
+def _untempered(batch: Batch) -> dict[str, Fact]:
+    """The sides whose numbers are those of temperature 1, each with its mean distance from what they should be."""
+    found = {}
+    for side, name in SIDES.items():
+        values_BT = batch.get(side)
+        if values_BT is None or not np.isfinite(values_BT).any():
+            continue
+        wanted, raw = gap_between(batch, side, "plain_logprobs"), gap_between(batch, side, "plain_raw_logprobs")
+        if wanted.tokens >= FEWEST and wanted.mean > LEAST and raw.mean < NEARER * wanted.mean:
+            what = f"mean |{name} log-prob - the model's|, at temperature 1 only {raw.mean:.2g}"
+            found[side] = Fact(what, wanted.mean, LEAST, batch.step, wanted.row, wanted.token)
+    return found
+
+
+def _proven(batch: Batch, temperature: float | None, untempered: dict[str, Fact]) -> Verdict:
+    trainers = [side for side in untempered if side != "sampler_logprobs"]
+    who = " and ".join(SIDES[side] for side in untempered)
+    message = f"{who} log-probs are those of temperature 1, but sampling was at {_shown(temperature)}"
+    if not trainers:
+        return finding(
+            message,
+            *untempered.values(),
+            fix="Ask the engine for the log-probs of the tempered distribution (vLLM: logprobs_mode = "
+            "'processed_logprobs'); the trainer's numbers are right.",
+        )
+    return finding(message, *untempered.values())
+
+
+def _fitted(batch: Batch, temperature: float | None) -> Verdict:
+    """old - sampler = (T - 1) * sampler + a term of the context, if the one is untempered and the other not."""
+    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
+    old_N, sampler_N = (values_BT[inside_BT] for values_BT in batch.need("old_logprobs", "sampler_logprobs"))
+    difference_N = old_N - sampler_N
+    mean = float(np.abs(difference_N).mean())
+    at_hand = Fact("mean |old - sampler|", mean, step=batch.step)
+    if len(old_N) < FEWEST or mean <= LEAST or min(np.std(old_N), np.std(sampler_N), np.std(difference_N)) < LEAST:
+        return healthy("trainer and sampler give the same log-probs, so they share a temperature", at_hand)
+    slope, _ = np.polyfit(sampler_N, difference_N, 1)
+    fit = float(np.corrcoef(sampler_N, difference_N)[0, 1] ** 2)
+    alike = float(np.corrcoef(sampler_N, old_N)[0, 1])
+    facts = (
+        Fact("slope of old - sampler over the sampler's log-prob", float(slope), step=batch.step),
+        Fact("share of its variance that the slope explains", fit, FIT),
+        at_hand,
+    )
+    bent = fit > FIT and alike > CORRELATION and _both_signs(difference_N)
+    if bent and _plausible(float(slope), temperature):
+        return finding(
+            f"trainer and sampler use different temperatures (sampling is stated at {_shown(temperature)}): old - "
+            f"sampler is {slope:+.2f} times the log-prob itself, a ratio of temperatures of {1 + slope:.2g} or further "
+            "from 1",
+            *facts,
+            confidence=Confidence.LIKELY,
+        )
+    return healthy("trainer and sampler do not differ as two temperatures would", *facts)
+
+
+def _both_signs(difference_N: Array) -> bool:
+    """Two temperatures cross: likely tokens move one way, rare ones the other."""
+    return bool(0.02 < (difference_N > 0).mean() < 0.98)
+
+
+def _plausible(slope: float, temperature: float | None) -> bool:
+    """Sampling stated at 1 has no temperature to forget; a stated one bounds the slope."""
+    if temperature is None:
+        return abs(slope) > SLOPE
+    largest = max(abs(temperature - 1.0), abs(1.0 / temperature - 1.0)) if temperature > 0 else 0.0
+    return 0.2 * largest < abs(slope) < 1.2 * largest
+
+
+def _shown(temperature: float | None) -> str:
+    return "an unstated temperature" if temperature is None else f"{temperature:.3g}"
+
+
+def _sharper(logprobs_BT: Array, temperature: float) -> Array:
+    """log-probs at a lower temperature, of a token against one other: z / T against the other's z / T."""
+    others_BT = np.log(-np.expm1(np.minimum(logprobs_BT, -1e-9)))
+    return logprobs_BT / temperature - np.logaddexp(logprobs_BT / temperature, others_BT / temperature)
+
+
+def sick() -> Evidence:
+    """The engine sampled at 0.7; old and new are those of temperature 1."""
+    batch = healthy_batch(temperature=0.7)
+    tempered_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 0.7), 0.0)
+    return of_batch(edited(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
+
+
+def well() -> Evidence:
+    """The same temperature, and every log-prob is that of 0.7."""
+    batch = healthy_batch(temperature=0.7)
+    raw_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 1 / 0.7), 0.0)
+    return of_batch(edited(batch, plain_raw_logprobs=raw_BT))
+
+
+def _without_temperature(original):  # type: ignore[no-untyped-def]
+    def token_logprobs(logits_BTV, targets_BT, temperature):  # type: ignore[no-untyped-def]
+        return original(logits_BTV, targets_BT, 1.0)
+
+    return token_logprobs
+
+
+ILLNESS = Illness(
+    code="SAMP01",
+    name="temperature_mismatch",
+    severity=Severity.HARMFUL,
+    summary="log-probs are not those of the temperature that was sampled at",
+    fix="Divide the logits by the sampling temperature before the log-softmax, in every pass that makes log-probs.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("rollout.temperature=0.7",),
+        replaces={"assay.policy.causal.token_logprobs": _without_temperature},
+    ),
+    batch=check_batch,
+    explains=frozenset({"SAMP06", "RAT01", "RAT07", "SYNC01", "KL05", "MODE01"}),
+)

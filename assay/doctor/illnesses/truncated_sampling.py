@@ -1,0 +1,135 @@
+"""
+## What it checks
+Sampling with top_k, top_p or min_p draws from a distribution that was cut and renormalised. Its log-probs are higher
+than the model's own by the log of the surviving probability. The check compares old with the sampler's numbers: below
+them at every token, and exp(old - sampler) with a mean below 1, is what truncation leaves and nothing else does.
+
+## Why it hurts
+The trained distribution is not the sampled one. Importance weights old / sampler are all below 1 (top_p = 0.95 gives
+0.95, top_k = 50 was seen to give 0.17), so the gradient shrinks with the mass that was cut. Tokens that could not be
+sampled keep their probability without ever being judged.
+
+## How to fix it
+Sample without truncation, or renormalise the trainer's log-probs over the same tokens. Say the settings explicitly:
+a model's own generation config may bring top_k = 50 with it.
+
+    # before
+    generation = GenerationConfig(do_sample=True, top_k=50, top_p=0.95)
+    # after
+    generation = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, min_p=None, repetition_penalty=1.0)
+
+## When it is wrong
+An engine that reports the raw model's log-probs hides the cut; then this check sees nothing. A correction by importance
+weights does not repair truncation: it only scales the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.logprobs import both_finite
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
+
+FEWEST = 16  # tokens
+ABOVE = 1e-3  # old above sampler by more than this is not float32 rounding
+ABOVE_LOW_PRECISION = 0.2  # in bfloat16 single tokens are off by more: SHARE lets them
+SHARE = 0.02  # of tokens that may still lie above: under truncation none does
+LEAST = 0.002  # of missing mass; float32 rounding leaves 1e-5
+LEAST_LOW_PRECISION = 0.03  # bfloat16 noise has a mean of its own
+ERRORS = 4.0  # standard errors that the missing mass must exceed
+SILENT = 0.5  # share of tokens without any difference above which another token's log-prob is likelier: see ALGN09
+
+
+def check_batch(batch: Batch) -> Verdict:
+    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
+    old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
+    difference_N = (old_BT - sampler_BT)[inside_BT]
+    if len(difference_N) < FEWEST:
+        return not_enough_data(f"log-probs of {FEWEST} loss tokens")
+    is_float32 = batch.settings.get("dtype") == "float32"
+    weights_N = np.exp(np.minimum(difference_N, 20.0))
+    mass, error = float(weights_N.mean()), float(weights_N.std() / math.sqrt(len(weights_N)))
+    above = float((difference_N > (ABOVE if is_float32 else ABOVE_LOW_PRECISION)).mean())
+    least = LEAST if is_float32 else LEAST_LOW_PRECISION
+    settings = _truncation(batch)
+    facts = (
+        Fact("mean of exp(old - sampler)", mass, 1.0 - max(least, ERRORS * error), batch.step),
+        Fact("share of tokens with old above sampler", above, SHARE),
+    )
+    if mass >= 1.0 - max(least, ERRORS * error) or above > SHARE:
+        return healthy("the sampler's log-probs are those of the whole distribution", *facts)
+    if not settings and _is_another_token(difference_N):
+        return healthy(
+            "the sampler's log-probs are too high at some tokens and right at most: not a truncation", *facts
+        )
+    if settings:
+        kept = " although training is meant to renormalise likewise" if batch.settings.get("support_kept") else ""
+        return finding(
+            f"sampling is truncated ({settings}) and the trainer's log-probs are not{kept}: exp(old - sampler) is "
+            f"{mass:.3f} on average",
+            *facts,
+        )
+    return finding(
+        f"sampling looks truncated (top_k, top_p or the like): old is below the sampler's log-prob at {1 - above:.0%} "
+        f"of the tokens and exp(old - sampler) is {mass:.3f} on average",
+        *facts,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _truncation(batch: Batch) -> str:
+    off = {"top_k": (0, -1, None), "top_p": (1, None), "min_p": (0, None)}
+    stated = {name: batch.settings.get(name) for name in off}
+    return ", ".join(f"{name} = {value}" for name, value in stated.items() if value not in off[name])
+
+
+def _is_another_token(difference_N: np.ndarray) -> bool:
+    """Equal at most tokens and far below at the others: the sampler's number belongs to another token."""
+    differing_N = np.abs(difference_N) > 0.05
+    return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
+
+
+def sick() -> Evidence:
+    """One tenth of what the sampled token leaves was cut away, at every token."""
+    batch = healthy_batch(top_p=0.9)
+    old_BT = batch.arrays["old_logprobs"]
+    surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
+    sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
+    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
+
+
+def well() -> Evidence:
+    """The same setting; the trainer renormalises over the same tokens."""
+    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
+
+
+def _with_support_lost(original):  # type: ignore[no-untyped-def]
+    """The engine truncates; what it sampled among never reaches the trainer."""
+
+    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        return [[replace(one, support=None) for one in group] for group in original(policy, prompts, **how)]
+
+    return generate
+
+
+ILLNESS = Illness(
+    code="SAMP02",
+    name="truncated_sampling",
+    severity=Severity.HARMFUL,
+    summary="sampling is truncated (top_k, top_p, min_p) and training is not",
+    fix="Switch truncation off (top_k = 0, top_p = 1, min_p = 0), or renormalise the trainer's log-probs over the same "
+    "tokens.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(settings=("rollout.top_k=4",), replaces={"assay.train.verbs.generate": _with_support_lost}),
+    batch=check_batch,
+    explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN09"}),
+)

@@ -1,0 +1,220 @@
+"""
+## What it checks
+No loss token may have a ratio new / old that runs away: the check looks for new - old above 10, a ratio of 22,000,
+where nothing in the loss bounds it, and for ratios that are infinite. It computes the importance weight old / sampler
+as configured and looks whether its mean is near 1, which it must be. In the curves it looks at ratio_max and
+correction_mean.
+
+## Why it hurts
+The clip bounds a large ratio only where the advantage is positive. Where it is negative the loss is ratio * |A|, so one
+such token outweighs the rest of the batch and, through the gradient norm, shrinks every other token's pull to nothing.
+Beyond e^88 a float32 is infinite, and infinite times a mask of 0 is NaN. A mean importance weight of 0.06 makes the
+gradient 17 times too small.
+
+## How to fix it
+Clamp the log-ratio before the exp, and find out where such a distance comes from: old log-probs of other rows or of
+other weights, tokens that were never sampled, truncated sampling.
+
+    # before
+    ratio = (new - old).exp()
+    # after
+    ratio = (new - old).clamp(-20.0, 20.0).exp()
+
+## When it is wrong
+A token that becomes impossible (new far below old) has a ratio near 0; that is harmless and not reported. Objectives
+that bound the ratio from above (cispo, sapo, dual clip, delta) are reported only where it is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+
+FAR = 10.0  # of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token
+OVERFLOW = 88.0  # the exp of more is infinite in float32
+RATIO_LIMIT = 1e3  # of a curve's ratio_max: it is a maximum over many tokens, of which one may be rare
+STEPS = 2  # with such a maximum: one step may hold one rare token
+WEIGHT_LOW, WEIGHT_HIGH = 0.5, 2.0  # of the mean importance weight, whose expectation is 1
+OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
+TOKENS = 20  # fewer weights have no mean to speak of
+
+
+def check_batch(batch: Batch) -> Verdict:
+    if batch.get("new_logprobs") is None and batch.settings.get("correction", "off") == "off":
+        raise Missing("new_logprobs")
+    mask_BT, old_BT = batch.need("mask", "old_logprobs")
+    if not mask_BT.any():
+        return not_enough_data("a loss token: the mask is empty")
+    found = _ratio(batch, mask_BT, old_BT)
+    return found if found is not None else _weights(batch, mask_BT, old_BT)
+
+
+def _ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict | None:
+    new_BT = batch.get("new_logprobs")
+    if new_BT is None:
+        return None
+    with np.errstate(invalid="ignore"):
+        log_ratio_BT = np.where(mask_BT, new_BT - old_BT, -np.inf)
+    log_ratio_BT = np.where(np.isnan(log_ratio_BT), -np.inf, log_ratio_BT)
+    row, token = (int(index) for index in np.unravel_index(np.argmax(log_ratio_BT), log_ratio_BT.shape))
+    largest = float(log_ratio_BT[row, token])
+    limit = OVERFLOW if _is_bounded(batch) else FAR
+    if not largest > limit:
+        return None
+    recorded = _recorded(batch, row, token)
+    if recorded is not None and np.isfinite(recorded) and recorded < np.exp(FAR):
+        return None  # the trainer bounds it before it is used
+    far = int((log_ratio_BT > limit).sum())
+    used = "" if recorded is None else f"; the ratio that went into the loss is {recorded:.2g}"
+    return finding(
+        f"the log-ratio new - old reaches {largest:.3g} and is beyond {limit:g} on {far} of {int(mask_BT.sum())} loss "
+        f"tokens{used}",
+        Fact("largest new - old", largest, limit, batch.step, row, token),
+        Fact("loss tokens beyond the limit", far, step=batch.step),
+        confidence=Confidence.LIKELY if recorded is None else Confidence.PROVEN,
+    )
+
+
+def _is_bounded(batch: Batch) -> bool:
+    """Whether the objective itself bounds a large ratio on both sides of the advantage."""
+    settings = batch.settings
+    return settings.get("objective") in ("cispo", "sapo") or any(settings.get(name) for name in ("delta", "dual_clip"))
+
+
+def _recorded(batch: Batch, row: int, token: int) -> float | None:
+    ratio = batch.get("ratio")
+    if ratio is None:
+        return None
+    return float(ratio[row] if ratio.ndim == 1 else ratio[row, token])
+
+
+def _weights(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
+    """The ratios are bounded; now the importance weights, where they are used."""
+    if batch.settings.get("correction", "off") == "off":
+        return healthy(
+            "no ratio is out of bounds", Fact("largest new - old", _largest(batch, mask_BT), FAR, batch.step)
+        )
+    (sampler_BT,) = batch.need("sampler_logprobs")
+    judged_BT = mask_BT & np.isfinite(sampler_BT) & np.isfinite(old_BT)
+    if judged_BT.sum() < TOKENS:
+        return not_enough_data(f"sampler_logprobs of {TOKENS} loss tokens")
+    log_weight_BT = np.where(judged_BT, old_BT - sampler_BT, 0.0)
+    level = batch.settings["correction"]
+    if level in ("sequence", "geometric"):
+        log_weight_B1 = log_weight_BT.sum(axis=1, keepdims=True)
+        if level == "geometric":
+            log_weight_B1 = log_weight_B1 / np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+        log_weight_BT = np.broadcast_to(log_weight_B1, mask_BT.shape)
+    low, high = batch.settings.get("correction_low", 0.0), batch.settings.get("correction_high", 2.0)
+    weight_BT = np.exp(log_weight_BT.clip(-OVERFLOW, OVERFLOW))
+    if batch.settings.get("correction_mode", "truncate") == "truncate":
+        weight_BT = weight_BT.clip(low, high)
+    else:
+        weight_BT = np.where((weight_BT >= low) & (weight_BT <= high), weight_BT, 0.0)
+    mean = float(weight_BT[judged_BT].mean())
+    fact = Fact("mean importance weight old / sampler", mean, WEIGHT_LOW, batch.step)
+    if WEIGHT_LOW <= mean <= WEIGHT_HIGH:
+        return healthy("no ratio is out of bounds and the importance weights have a mean near 1", fact)
+    return finding(
+        f"the importance weights old / sampler ({level}) have a mean of {mean:.3g} instead of about 1, so that the "
+        f"gradient is {'multiplied' if mean > 1 else 'shrunk'} by it",
+        fact,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _largest(batch: Batch, mask_BT: Array) -> float:
+    new_BT, old_BT = batch.need("new_logprobs", "old_logprobs")
+    judged_BT = mask_BT & np.isfinite(new_BT) & np.isfinite(old_BT)
+    return float((new_BT - old_BT)[judged_BT].max(initial=-np.inf))
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (highest_N,) = curves.need("ratio_max")
+    far_N = highest_N > RATIO_LIMIT
+    worst = int(np.nanargmax(highest_N))
+    facts = [Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, int(curves.steps[worst]))]
+    message = f"the ratio is beyond {RATIO_LIMIT:g} in {int(far_N.sum())} of {len(curves)} steps"
+    is_sick = bool(far_N.sum() >= STEPS)
+    if curves.settings.get("correction", "off") != "off" and curves.has("correction_mean"):
+        mean = float(np.nanmedian(curves.need("correction_mean")[0]))
+        facts.append(Fact("median of the mean importance weight", mean, WEIGHT_LOW))
+        if not is_sick and not WEIGHT_LOW <= mean <= WEIGHT_HIGH:
+            is_sick, message = (
+                True,
+                f"the importance weights old / sampler have a mean of {mean:.3g} instead of about 1",
+            )
+    if not is_sick:
+        return healthy("ratios and importance weights stay in bounds", *facts)
+    return finding(message, *facts, confidence=Confidence.POSSIBLE)
+
+
+def sick() -> Evidence:
+    return Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5))
+
+
+def well() -> Evidence:
+    return Evidence((_with_a_jump(0.5),), healthy_curves(ratio_max=10.0))
+
+
+def _with_a_jump(distance: float) -> Batch:
+    """A later update in which one token of row 1 became likelier by so much; what a loss made of it is left out."""
+    batch = healthy_batch(update=1)
+    old_BT, new_BT = batch.arrays["old_logprobs"].copy(), batch.arrays["new_logprobs"].copy()
+    old_BT[1, 2], new_BT[1, 2] = -distance - 0.2, -0.2
+    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown |= dict.fromkeys(("ref_logprobs", "plain_ref_logprobs"))
+    ratio_BT = np.where(batch.arrays["mask"], np.exp(new_BT - old_BT), 1.0)
+    others = dict.fromkeys(("sampler_logprobs", "plain_logprobs", "plain_raw_logprobs"), old_BT)
+    scored = dict.fromkeys(("scored_again", "scored_padded", "scored_permuted", "scored_alone"), new_BT)
+    changes = {**unknown, **others, **scored, "ratio": ratio_BT, "kl_coef": 0.0}
+    return edited(batch, old_logprobs=old_BT, new_logprobs=new_BT, **changes)
+
+
+def _filled_in(original):  # type: ignore[no-untyped-def]
+    """Probabilities are stored, that of a last token is lost in one row of four, and log(0 + 1e-7) stands for it."""
+
+    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+        batch = original(learner, minibatches)
+        scored = tuple(
+            tuple(map(filled, minibatch.microbatches, parts))
+            for minibatch, parts in zip(minibatches, batch.scored, strict=True)
+        )
+        return replaced(batch, scored=scored)
+
+    def filled(microbatch, part):  # type: ignore[no-untyped-def]
+        import torch
+
+        old_BT, mask_BT = part.old_BT.clone(), microbatch.mask_BT
+        rows = torch.arange(len(old_BT), device=old_BT.device)[mask_BT.any(dim=1)][::4]
+        old_BT[rows, (mask_BT.sum(dim=1) - 1)[rows]] = math.log(1e-7)
+        return replaced(part, old_BT=old_BT)
+
+    return score
+
+
+ILLNESS = Illness(
+    code="RAT07",
+    name="unbounded_exp",
+    severity=Severity.HARMFUL,
+    summary="ratios or importance weights run away: an exp without a bound",
+    fix="Clamp the log-ratio before the exp, and find out why old log-probs are so far from new ones.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=2",),
+        replaces={"assay.train.learner.Learner.score": _filled_in},
+    ),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"ALGN09", "LOSS06", "MET05", "MET07", "RAT01", "SAMP06"}),
+)

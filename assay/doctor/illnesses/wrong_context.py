@@ -1,0 +1,150 @@
+"""
+## What it checks
+The model must score the completion behind the prompt that it was sampled for. The check puts each row's prompt and
+completion together and looks for them in what the model was given (`input_ids` under its attention mask): both present,
+once, and nothing else in front.
+
+## Why it hurts
+A completion behind another prompt, a prompt that is cut or missing, or one that comes twice has other probabilities
+than the ones it was sampled with. The policy learns answers to questions that were not asked.
+
+## How to fix it
+Build the scored sequence from the very ids that the engine was given, row by row, before any shuffle.
+
+    # before: the completions were shuffled, the prompts were not
+    ids = torch.cat([prompt_ids, completion_ids[order]], dim=1)
+    # after
+    ids = torch.cat([prompt_ids, completion_ids], dim=1)[order]
+
+## When it is wrong
+If `prompt_tokens` were recorded without special tokens that the engine adds itself (BOS), the context is right and the
+record is not. The last token of a completion may be left out of the input: it predicts nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.context import Row, is_padding, rows_given
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+
+
+def check_batch(batch: Batch) -> Verdict:
+    rows = rows_given(batch)
+    lost = [row for row in rows if row.places is None]
+    if lost:
+        causes = [_cause(row, rows) for row in lost]
+        usual = max(set(causes), key=causes.count)
+        first = lost[causes.index(usual)]
+        return finding(
+            f"{len(lost)} of {len(rows)} rows were not scored as prompt + completion; in {causes.count(usual)} of them "
+            f"{usual}",
+            Fact("rows scored in another context", len(lost), 0, batch.step, first.number),
+            Fact("tokens of prompt and completion", len(first.prompt) + len(first.completion), row=first.number),
+            Fact("tokens given to the model", len(_seen(first)), row=first.number),
+        )
+    crowded = [row for row in rows if row.attended_S is not None and len(row.stray)]
+    strange = [row for row in crowded if not is_padding(batch, row.given_S[row.stray])]
+    if strange:
+        row = strange[0]
+        twice = _holds(row.given_S[row.stray], row.prompt)
+        what = "the prompt comes twice" if twice else f"{len(row.stray)} other tokens stand in front of the prompt"
+        return finding(
+            f"{len(strange)} of {len(rows)} rows were scored with more than their prompt: in row {row.number} {what}",
+            Fact("tokens that are not the row's", len(row.stray), 0, batch.step, row.number, None),
+            confidence=Confidence.PROVEN if twice else Confidence.LIKELY,
+        )
+    return healthy(f"all {len(rows)} rows were scored as prompt + completion", Fact("rows compared", len(rows)))
+
+
+def _cause(row: Row, rows: list[Row]) -> str:
+    seen = _seen(row)
+    has_prompt, has_completion = _holds(seen, row.prompt), _holds(seen, row.completion)
+    if has_prompt and has_completion:
+        return "something stands between prompt and completion"
+    if has_completion:
+        before = seen[: len(seen) - len(row.completion)]
+        strangers = [other for other in rows if not np.array_equal(other.prompt, row.prompt)]
+        if any(_holds(before, other.prompt) for other in strangers):
+            return "the completion stands behind another row's prompt"
+        if len(before) and _holds(row.prompt, before):
+            return f"the prompt is cut to {len(before)} of its {len(row.prompt)} tokens"
+        return "the prompt is missing" if not len(before) else "the prompt is another one"
+    if has_prompt:
+        if any(_holds(seen, other.completion) for other in rows):
+            return "the prompt is followed by another row's completion"
+        return "the completion is not the trained one"
+    return "neither the prompt nor the completion is there"
+
+
+def _seen(row: Row) -> np.ndarray:
+    return row.given_S if row.attended_S is None else row.given_S[row.attended_S]
+
+
+def _holds(ids: np.ndarray, part: np.ndarray) -> bool:
+    if not len(part) or len(part) > len(ids):
+        return False
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(part))
+    return bool((windows == part).all(axis=1).any())
+
+
+def _prompts_moved_by(groups: int) -> Evidence:
+    """Each group's completions stand behind the prompt of another group; mask and positions fit what is there."""
+    batch = healthy_batch()
+    prompts_BP, prompt_mask_BP = (
+        np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
+    )
+    inside_BT = np.arange(batch.arrays["tokens"].shape[1]) < batch.arrays["lengths"][:, None]
+    attention_BS = np.concatenate([prompt_mask_BP, inside_BT], axis=1)
+    return of_batch(
+        edited(
+            batch,
+            input_ids=np.concatenate([prompts_BP, batch.arrays["tokens"]], axis=1),
+            attention_mask=attention_BS,
+            position_ids=np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
+        )
+    )
+
+
+def sick() -> Evidence:
+    return _prompts_moved_by(1)
+
+
+def well() -> Evidence:
+    return _prompts_moved_by(0)
+
+
+def _prompts_of_the_next_row(original):  # type: ignore[no-untyped-def]
+    """Completions were shuffled against their prompts."""
+
+    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        prompts = [sample.prompt for sample in samples]
+        moved = [
+            replace(sample, prompt=prompt, rollout=replace(sample.rollout, prompt_id=prompt.id))
+            for sample, prompt in zip(samples, prompts[-1:] + prompts[:-1], strict=True)
+        ]
+        return original(moved, rows, device, share_prompts)
+
+    return tensors
+
+
+ILLNESS = Illness(
+    code="ALGN03",
+    name="wrong_context",
+    severity=Severity.FATAL,
+    summary="completions are scored behind another prompt, or none",
+    fix="Score prompt + completion of one and the same row, with the ids that the engine was given.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.pack._tensors": _prompts_of_the_next_row}),
+    batch=check_batch,
+    explains=frozenset(
+        {"SAMP06", "SAMP01", "ALGN01", "ALGN04", "ALGN05", "ALGN10", "SYNC01", "RAT01", "RAT07", "KL05"}
+    ),
+)

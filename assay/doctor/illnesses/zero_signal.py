@@ -1,0 +1,189 @@
+"""
+## What it checks
+A group teaches something only if its answers got different rewards. The check counts the groups whose scored rewards
+are all equal (and whose advantages, where recorded, are all 0) and says which kind they are: solved (the best reward),
+hopeless (the worst), or neither. In the curves it looks at zero_variance_share over the last steps.
+
+## Why it hurts
+A group without variance has advantage 0 in every row: its tokens were generated and scored for nothing. With three
+groups in four like that, the rest carries the whole gradient, from a quarter of the batch. With all of them, nothing is
+learned at all, and momentum or a KL term may still move the weights.
+
+## How to fix it
+Find out which kind it is. Hopeless: easier prompts, partial credit, more rollouts a prompt, a better starting model;
+and try the reward on a known right answer. Solved: harder prompts. Equal rewards within every group but not between
+them: the reward looks at the prompt instead of the answer.
+
+    # before: one reward for all answers of a prompt
+    rewards = [score(prompt, answers[0]) for answers in groups for _ in answers]
+    # after
+    rewards = [score(prompt, answer) for answers in groups for answer in answers]
+
+## When it is wrong
+A run that has solved its task has no signal left and is healthy; that is told by max_reward. A hard task may begin with
+almost no signal and find some later, so a hopeless batch is only a possible finding. Dynamic sampling
+(zero_variance = refill) leaves such groups out before training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import replace as replaced
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
+
+LIMIT = 0.75  # of the groups without signal: fewer than one in four then carries the gradient
+GROUPS = 4  # fewer have no share to speak of
+SOLVED = 0.5  # of the groups at the best reward: a run that has mostly solved its task
+NEARLY = 0.9  # of the best reward: a mean this high is a task that is nearly solved
+STEPS = 5  # of a curve; the last ten are judged
+CONVENTIONAL_WORST = (-1.0, 0.0)  # where the scale is not stated
+OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
+
+
+@dataclass(frozen=True)
+class _Counts:
+    groups: int
+    flat: int
+    solved: int
+    hopeless: int
+    values: int  # different rewards among the flat groups
+
+    @property
+    def share(self) -> float:
+        return self.flat / self.groups
+
+
+def check_batch(batch: Batch) -> Verdict:
+    rewards_B, groups_B = batch.need("rewards", "group_ids")
+    counts = _count(batch, rewards_B, groups_B)
+    if counts.groups < GROUPS:
+        return not_enough_data(f"{GROUPS} groups of at least two scored rows")
+    facts = (
+        Fact("share of groups without signal", counts.share, LIMIT, batch.step),
+        Fact("of these, groups at the best reward", counts.solved, step=batch.step),
+        Fact("of these, groups at the worst reward", counts.hopeless, step=batch.step),
+    )
+    if counts.share <= LIMIT:
+        return healthy(f"{counts.groups - counts.flat} of {counts.groups} groups have a signal", *facts)
+    if counts.solved == counts.groups or (counts.solved >= SOLVED * counts.groups and counts.share < 1.0):
+        return healthy("most groups are solved: little is left to learn", *facts)
+    told = f"{counts.flat} of {counts.groups} groups have equal rewards and teach nothing"
+    if counts.hopeless == counts.flat:
+        return finding(
+            f"{told}: all of them have the worst reward; no answer was right, or the reward gives it to every answer",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+            fix="Try the reward on a known right answer (assay reward-check); then easier prompts, partial credit, "
+            "more rollouts a prompt.",
+        )
+    if counts.share < 1.0 or counts.values < 2:
+        return finding(told, *facts, confidence=Confidence.POSSIBLE)
+    return finding(
+        f"{told}, while rewards differ between groups ({counts.values} values): the reward tells prompts apart, not "
+        "answers",
+        *facts,
+        confidence=Confidence.LIKELY,
+        severity=Severity.HARMFUL,
+        fix="Score each answer by itself: pass the completion, not only the prompt or the group's first answer.",
+    )
+
+
+def _count(batch: Batch, rewards_B: Array, groups_B: Array) -> _Counts:
+    best = float(batch.settings.get("max_reward", np.inf))
+    advantages = batch.get("advantages")
+    signal_B = np.zeros(len(rewards_B), dtype=bool)
+    if advantages is not None:
+        rows = advantages if advantages.ndim == 2 else advantages[:, None]
+        signal_B = np.asarray((np.abs(np.nan_to_num(rows)) > 0).any(axis=1))
+    groups, flat_rewards = 0, []
+    for group in np.unique(groups_B):
+        member_B = groups_B == group
+        scored_N = rewards_B[member_B & np.isfinite(rewards_B)]
+        if len(scored_N) < 2:
+            continue
+        groups += 1
+        # process rewards and several rewards may tell answers of equal sum apart: then the advantages do
+        if scored_N.max() == scored_N.min() and not signal_B[member_B].any():
+            flat_rewards.append(float(scored_N[0]))
+    solved = sum(reward >= best for reward in flat_rewards)
+    hopeless = sum(_is_worst(reward, batch) for reward in flat_rewards)
+    return _Counts(groups, len(flat_rewards), solved, hopeless, len(set(flat_rewards)))
+
+
+def _is_worst(reward: float, batch: Batch) -> bool:
+    if "min_reward" in batch.settings:
+        return bool(reward <= batch.settings["min_reward"])
+    return reward in CONVENTIONAL_WORST
+
+
+def check_curves(curves: Curves) -> Verdict:
+    share_N, mean_N = curves.need("zero_variance_share", "reward_mean")
+    known_N = np.isfinite(share_N) & np.isfinite(mean_N)
+    if known_N.sum() < STEPS:
+        return not_enough_data(f"zero_variance_share and reward_mean of {STEPS} steps")
+    share, mean = float(np.median(share_N[known_N][-10:])), float(np.median(mean_N[known_N][-10:]))
+    facts = (
+        Fact("median share of groups without signal, last steps", share, LIMIT),
+        Fact("median reward_mean, last steps", mean),
+    )
+    if share <= LIMIT:
+        return healthy("enough groups have a signal", *facts)
+    best = curves.settings.get("max_reward")
+    if best is not None and mean >= NEARLY * best:
+        return healthy("the task is nearly solved: little is left to learn", *facts)
+    return finding(
+        f"{share:.0%} of the groups had equal rewards in the last steps, at a mean reward of {mean:.2g}",
+        *facts,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def sick() -> Evidence:
+    return Evidence((_one_reward_a_group((1.0, 0.0, 0.0, 1.0)),), healthy_curves(zero_variance_share=0.9))
+
+
+def well() -> Evidence:
+    return Evidence((_one_reward_a_group((1.0, 1.0, 1.0, 1.0)),), healthy_curves(zero_variance_share=0.7))
+
+
+def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
+    """Every row of a group has its group's reward; what a loss made of it is left out."""
+    batch = healthy_batch()
+    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown |= dict.fromkeys(("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
+    rewards_B = np.repeat(rewards, len(batch.arrays["rewards"]) // len(rewards))
+    nothing = {"advantages": np.zeros(len(rewards_B)), "gradient_norm": 0.0, "kl_coef": 0.0}
+    return edited(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
+
+
+def _the_first_answer_counts(original):  # type: ignore[no-untyped-def]
+    """All answers of a prompt get the reward of the first one."""
+
+    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+        groups = original(prompts, rollouts, **how)
+        return [replaced(group, scores=(group.scores[0],) * len(group.scores)) for group in groups]
+
+    return score
+
+
+ILLNESS = Illness(
+    code="ADV09",
+    name="zero_signal",
+    severity=Severity.WASTEFUL,
+    summary="most groups have equal rewards and teach nothing",
+    fix="Look at the answers: they are too hard, too easy, or the reward cannot tell them apart.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(replaces={"assay.train.verbs.score": _the_first_answer_counts}, steps=5),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02"}),
+)

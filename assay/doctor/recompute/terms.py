@@ -1,0 +1,233 @@
+"""Log-probs -> ratio, clip, KL, loss of each token and d loss / d new_logprobs, by the formulas of assay/grpo.py.
+
+Shape legend: B rows, T completion tokens. What stands outside of the mask never matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from assay import grpo
+from assay.config.sections import LossConfig
+from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
+from assay.record.batch import Batch
+from assay.types import Totals
+from assay.verdict import Missing
+
+FAR = 10.0  # of |log-ratio| and of a KL: trainers clamp beyond it, each in its own way
+FLOOR = 2e-6  # absolute, in float32: what is left of exp(d) - 1 near d = 0
+FINE = 1e-3  # a wider tolerance is one of 16-bit numbers, whose exp(d) is off by as much near d = 0
+STEP = 1e-6  # of the ratio, for a central difference: off by 1e-10
+
+_OBJECTIVES = tuple(grpo.OBJECTIVES)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Each token's part before aggregation; the loss is sum(weights * (policy + kl_coef * kl)) + entropy."""
+
+    mask_BT: Array
+    ratio_BT: Array
+    clipped_BT: Array
+    policy_BT: Array  # correction included
+    kl_BT: Array | None  # times the ratio where kl_gradient says so; None: no KL in the loss
+    kl_coef: float
+    settings: LossConfig
+
+    def of_tokens(self) -> Array:
+        return self.policy_BT if self.kl_BT is None else self.policy_BT + self.kl_coef * self.kl_BT
+
+
+def loss_settings(batch: Batch) -> LossConfig:
+    """The stated settings over the defaults; a KL gradient that is not stated is naive, as it is elsewhere."""
+    known = {field.name for field in fields(LossConfig)}
+    stated = {name: value for name, value in batch.settings.items() if name in known}
+    settings = replace(LossConfig(kl_gradient="naive"), **stated)
+    if settings.objective not in grpo.OBJECTIVES:
+        raise Missing(f"an objective that is known here ({', '.join(_OBJECTIVES)})")
+    return settings
+
+
+def totals(batch: Batch) -> Totals:
+    """Of the whole update where the settings count it, else of this batch."""
+    (mask_BT,) = batch.need("mask")
+    tokens = float(batch.settings.get("loss_tokens", mask_BT.sum()))  # a share of a rollout batch may be no integer
+    return Totals(
+        sequences=int(batch.settings.get("sequences", len(mask_BT))),
+        tokens=round(tokens),
+        share_of_rollout_tokens=tokens,
+        max_tokens=int(batch.settings.get("max_tokens", mask_BT.shape[1])),
+    )
+
+
+def terms(batch: Batch, settings: LossConfig | None = None) -> Terms:
+    settings = loss_settings(batch) if settings is None else settings
+    mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
+    new_BT, old_BT, advantages_BT = (_inside(one, mask_BT) for one in (new_BT, old_BT, batch.token_advantages))
+    objective = grpo.OBJECTIVES[settings.objective]
+    ratio_BT = grpo.importance_ratio(tensor(new_BT), tensor(old_BT), tensor(mask_BT), objective.level)
+    policy_BT, clipped_BT = objective.term(ratio_BT, tensor(advantages_BT), tensor(new_BT), settings)
+    kl_BT: Any = None
+    if settings.kl_coef and settings.kl_placement == "loss":
+        (ref_BT,) = batch.need("ref_logprobs")
+        kl_BT = grpo.kl_estimate(tensor(new_BT), tensor(_inside(ref_BT, mask_BT)), settings.kl_estimator)
+        kl_BT = plain(kl_BT * ratio_BT if settings.kl_gradient == "unbiased" else kl_BT)
+    return Terms(
+        mask_BT=mask_BT,
+        ratio_BT=plain(ratio_BT),
+        clipped_BT=plain(clipped_BT) & mask_BT,
+        policy_BT=plain(policy_BT) * correction(batch, settings),
+        kl_BT=kl_BT,
+        kl_coef=settings.kl_coef,
+        settings=settings,
+    )
+
+
+def gradients(batch: Batch, weights_BT: Array, settings: LossConfig | None = None) -> Array:
+    """d loss / d new_logprobs; the entropy bonus has no part in it."""
+    policy_BT, kl_BT = gradient_parts(batch, weights_BT, settings)
+    return policy_BT + kl_BT
+
+
+def gradient_parts(batch: Batch, weights_BT: Array, settings: LossConfig | None = None) -> tuple[Array, Array]:
+    """The gradient of the policy part, and that of the KL (zeros where the loss has none)."""
+    settings = loss_settings(batch) if settings is None else settings
+    found = terms(batch, settings)
+    mask_BT, ratio_BT = found.mask_BT, found.ratio_BT
+    new_BT = _inside(batch.need("new_logprobs")[0], mask_BT)
+    advantages_BT = _inside(batch.token_advantages, mask_BT)
+    weights_BT = weights_BT * mask_BT
+    objective = grpo.OBJECTIVES[settings.objective]
+
+    def term(ratio: Array) -> Array:
+        return plain(objective.term(tensor(ratio), tensor(advantages_BT), tensor(new_BT), settings)[0])
+
+    if settings.objective == "cispo":  # its ratio is a weight without gradient: the log-prob carries it
+        by_logprob_BT = -np.minimum(ratio_BT, settings.cispo_max) * advantages_BT * weights_BT
+        policy_BT = by_logprob_BT * correction(batch, settings)
+    else:
+        slope_BT = (term(ratio_BT + STEP) - term(ratio_BT - STEP)) / (2 * STEP) * ratio_BT
+        policy_BT = _through_ratio(slope_BT * weights_BT * correction(batch, settings), mask_BT, objective.level)
+    if found.kl_BT is None:
+        return policy_BT, np.zeros(mask_BT.shape)
+    difference_BT = new_BT - _inside(batch.need("ref_logprobs")[0], mask_BT)
+    slope_BT = {
+        "k1": np.ones(mask_BT.shape),
+        "k2": difference_BT,
+        "k3": -np.expm1(-np.clip(difference_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)),
+    }[settings.kl_estimator]
+    weights_BT = weights_BT * settings.kl_coef
+    if settings.kl_gradient == "naive":
+        return policy_BT, slope_BT * weights_BT
+    direct_BT = slope_BT * ratio_BT * weights_BT
+    return policy_BT, direct_BT + _through_ratio(found.kl_BT * weights_BT, mask_BT, objective.level)
+
+
+def nearest_ratio(batch: Batch) -> Match:
+    mask_BT, new_BT, old_BT, recorded = batch.need("mask", "new_logprobs", "old_logprobs", "ratio")
+    log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
+    lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+    sums_BT = np.broadcast_to(log_BT.sum(axis=1, keepdims=True), log_BT.shape)
+    token = {"objective": tuple(name for name in _OBJECTIVES if grpo.OBJECTIVES[name].level == "token")}
+    sequence = {"objective": tuple(name for name in _OBJECTIVES if grpo.OBJECTIVES[name].level == "sequence")}
+    bounded_BT = np.clip(log_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)
+    by_row = "of new - old over the row)"
+    ways = [
+        Variant("exp(new - old)", np.exp(bounded_BT), False, token),
+        Variant(f"exp(mean {by_row}", np.exp(sums_BT / lengths_B1), False, sequence),
+        Variant(f"exp(sum {by_row}", _exp(sums_BT), False, {"objective": ()}),
+        Variant("exp(old - new), the inverse", np.exp(-bounded_BT), True),
+        Variant("new - old, without exp", log_BT, True),
+        Variant("old - new, without exp", -log_BT, True),
+        Variant("exp(exp(new - old)), exp taken twice", _exp(np.exp(bounded_BT)), True),
+        Variant(f"the inverse of exp(mean {by_row}", np.exp(-sums_BT / lengths_B1), True),
+    ]
+    sampler_BT = batch.get("sampler_logprobs")
+    if sampler_BT is not None and np.isfinite(sampler_BT[mask_BT]).all():
+        by_sampler_BT = _exp(_inside(new_BT, mask_BT) - _inside(sampler_BT, mask_BT))
+        ways.append(Variant("exp(new - sampler)", by_sampler_BT, False, {"objective": ()}))
+    if recorded.ndim == 1:  # one a row
+        seen_B = mask_BT.any(axis=1) & (np.abs(sums_BT[:, 0]) < FAR)
+        rows = [replace(one, values=one.values[:, 0]) for one in ways if by_row in one.name]
+        return _nearest_inside(batch, recorded, rows, seen_B)
+    return _nearest_inside(batch, recorded, ways, mask_BT & (np.abs(log_BT) < FAR))
+
+
+def nearest_kl(batch: Batch) -> Match:
+    mask_BT, new_BT, ref_BT, recorded_BT = batch.need("mask", "new_logprobs", "ref_logprobs", "kl")
+    difference_BT = _inside(new_BT, mask_BT) - _inside(ref_BT, mask_BT)
+    near_BT = mask_BT & (_exp(np.abs(difference_BT)) < FAR)  # so that k3 is below it, either way round
+    return _nearest_inside(batch, recorded_BT, kl_variants(new_BT, ref_BT, batch.get("old_logprobs"), mask_BT), near_BT)
+
+
+def kl_variants(new_BT: Array, ref_BT: Array, old_BT: Array | None, mask_BT: Array) -> list[Variant]:
+    difference_BT = _inside(new_BT, mask_BT) - _inside(ref_BT, mask_BT)
+    difference_BT = np.clip(difference_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)
+    k3_BT = np.expm1(-difference_BT) + difference_BT
+    kinds = {"k1": difference_BT, "k2": difference_BT**2 / 2, "k3": k3_BT}
+    found = [Variant(name, values_BT, False, {"kl_estimator": (name,)}) for name, values_BT in kinds.items()]
+    if old_BT is not None:
+        log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
+        mean_B1 = log_BT.sum(axis=1, keepdims=True) / np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+        found += [
+            Variant(f"{name} times the ratio{of_row}", values_BT * _exp(exponent), False, {"kl_estimator": (name,)})
+            for name, values_BT in kinds.items()
+            for of_row, exponent in (("", log_BT), (" of its row", mean_B1))
+        ]
+    swapped = "k3 with ref and new exchanged: exp(new - ref) - (new - ref) - 1"
+    return [
+        *found,
+        Variant("|new - ref|", np.abs(difference_BT), False, {"kl_estimator": ("abs",)}),
+        Variant(swapped, np.expm1(difference_BT) - difference_BT, True),
+        Variant("ref - new: k1 with the sign flipped", -difference_BT, True),
+        Variant("k3 with the sign flipped", -k3_BT, True),
+        Variant("exp(ref - new) - (ref - new): k3 without its - 1", k3_BT + 1.0, True),
+        Variant("exp(ref - new) + (ref - new) - 1: k3 with one sign wrong", k3_BT - 2 * difference_BT, True),
+    ]
+
+
+def _nearest_inside(batch: Batch, recorded: Array, variants: list[Variant], seen: Array) -> Match:
+    if not seen.any():
+        raise Missing("a loss token with log-probs that are not far apart")
+    limit = tolerance(batch, recorded[seen])
+    floor = FLOOR if limit <= FINE else limit
+    kept = [replace(one, values=one.values[seen]) for one in variants]
+    return nearest(recorded[seen], kept, batch.settings, tolerance=limit, floor=floor)
+
+
+def correction(batch: Batch, settings: LossConfig) -> Any:
+    """The importance weight old / sampler of each token; 1 where it is off."""
+    if settings.correction == "off":
+        return 1.0
+    mask_BT, old_BT, sampler_BT = batch.need("mask", "old_logprobs", "sampler_logprobs")
+    return plain(
+        grpo.mismatch_weights(
+            tensor(_inside(old_BT, mask_BT)),
+            tensor(sampler_BT),
+            tensor(mask_BT),
+            level=settings.correction,
+            mode=settings.correction_mode,
+            low=settings.correction_low,
+            high=settings.correction_high,
+        )
+    )
+
+
+def _through_ratio(by_log_ratio_BT: Array, mask_BT: Array, level: str) -> Array:
+    """From d loss / d log-ratio to d loss / d new: a sequence's ratio hangs on all of its tokens alike."""
+    if level == "token":
+        return by_log_ratio_BT
+    lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+    return np.asarray(mask_BT * (by_log_ratio_BT * mask_BT).sum(axis=1, keepdims=True) / lengths_B1)
+
+
+def _inside(values_BT: Array, mask_BT: Array) -> Array:
+    return np.where(mask_BT, values_BT, 0.0)
+
+
+def _exp(values: Array) -> Array:
+    return np.asarray(np.exp(np.clip(values, -700.0, 700.0)))

@@ -1,0 +1,57 @@
+"""Rows that were sampled twice: which completions are equal, and how probable that is under the policy itself.
+
+Shape legend: B completions, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.evidence import Batch
+from assay.doctor.logprobs import row_lengths
+from assay.record.batch import Array
+from assay.verdict import Missing
+
+Completion = tuple[int, ...]
+_WORDS = ("old_logprobs", "sampler_logprobs")
+_CERTAIN = -1e-6  # a log-prob above this is a probability of 1
+
+
+def completions(batch: Batch) -> list[Completion]:
+    """Token ids of each row, without padding; () where nothing says how long the row is."""
+    (tokens_BT,) = batch.need("sampled_tokens" if batch.get("sampled_tokens") is not None else "tokens")
+    return [tuple(row[:length].tolist()) for row, length in zip(tokens_BT, row_lengths(batch), strict=True)]
+
+
+def log_chances(batch: Batch) -> Array:
+    """Log-probability of each whole completion; NaN where a token has none. Raises Missing without log-probs.
+
+    The model's own word, where it was asked plainly. Else the higher of the trainer's and the sampler's: an error of
+    either must not make a common answer look rare. A sampler that was certain of every token is not heard: a greedy
+    engine may report a probability of 1 for whatever it took.
+    """
+    inside_BT = np.arange(batch.need("tokens")[0].shape[1]) < row_lengths(batch)[:, None]
+    asked = batch.get("plain_logprobs")
+    words = [asked] if asked is not None else [word for name in _WORDS if (word := batch.get(name)) is not None]
+    known = [word_BT for word_BT in words if np.isfinite(word_BT[inside_BT]).any()]
+    doubtful = [word_BT for word_BT in known if not (word_BT[inside_BT] > _CERTAIN).all()]
+    if not known:
+        raise Missing(f"plain_logprobs, {' or '.join(_WORDS)}")
+    sums_WB = np.array([np.where(inside_BT, word_BT, 0.0).sum(axis=1) for word_BT in doubtful or known])
+    chances_B: Array = np.minimum(np.fmax.reduce(sums_WB, axis=0), 0.0)
+    return chances_B
+
+
+def groups_of(batch: Batch) -> list[list[int]]:
+    """Rows of each group in order; groups of one row are left out, and so are rows without a completion."""
+    groups: dict[int | str, list[int]] = {}
+    if batch.get("group_ids") is not None:
+        names: list[int | str] = batch.need("group_ids")[0].tolist()
+    elif "prompt_id" in batch.texts:
+        names = list(batch.texts["prompt_id"])
+    else:
+        raise Missing("group_ids")
+    for row, (name, completion) in enumerate(zip(names, completions(batch), strict=True)):
+        if completion:
+            groups.setdefault(name, []).append(row)
+    return [rows for rows in groups.values() if len(rows) > 1]

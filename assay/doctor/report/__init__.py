@@ -1,0 +1,149 @@
+"""Diagnosis --> what is printed: text for a reader, JSON, SARIF and annotations for machines, Markdown to paste.
+
+Every writer is one short file and a pure function of its reports. Machine output and Markdown never hold a prompt or
+a completion: where a message quotes one, TEXT_LEFT_OUT stands in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from assay.doctor.diagnosis import Diagnosis, Word
+from assay.doctor.evidence import Batch, Evidence
+from assay.record import METRICS_FILE
+from assay.verdict import Fact, State, Verdict, shown
+
+FORMATS = ("full", "concise", "json", "sarif", "github", "md")
+LEVELS = ("error", "warning", "note")  # gravest first
+TEXT_LEFT_OUT = "<text left out>"
+# measurements that are worth a look even where nothing is wrong
+WORTH_KNOWING = ("MET07", "SAMP06", "LOSS05", "PERF03")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the doctor says of one path. `path` is shown as it was given."""
+
+    path: str
+    diagnosis: Diagnosis
+    looked_at: str = ""  # curves and batches, in words
+    quotes: tuple[str, ...] = field(default=(), repr=False)  # prompts and completions as `shown`, the longest first
+
+    @classmethod
+    def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
+        texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
+        quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
+        return cls(path, diagnosis, _looked_at(evidence), tuple(quotes))
+
+    @property
+    def roots(self) -> list[Word]:
+        return [word for word in self.diagnosis.findings if word.code not in self.diagnosis.causes]
+
+    @property
+    def notable(self) -> list[Word]:
+        return [word for word in self.diagnosis.of(State.HEALTHY) if word.code in WORTH_KNOWING]
+
+    @property
+    def counts(self) -> str:
+        """57 checks: 1 finding, 40 healthy, 9 not applicable, 7 not enough data, 0 crashed"""
+        found = {state: len(self.diagnosis.of(state)) for state in State}
+        words = {**{state: str(state) for state in State}, State.FINDING: "finding" + "s" * (found[State.FINDING] != 1)}
+        checks = len(self.diagnosis.words)
+        return f"{checks} check{'s' * (checks != 1)}: " + ", ".join(f"{found[state]} {words[state]}" for state in State)
+
+    def place(self, word: Word) -> str:
+        """The file that the word was given on, where there is one; else the path itself."""
+        root = Path(self.path)
+        names = (word.source, f"examined/{word.source}") if word.source else (METRICS_FILE,)
+        return next((str(root / name) for name in names if (root / name).is_file()), self.path)
+
+    def missing(self) -> dict[str, list[str]]:
+        """What was not there --> codes of the checks that wanted it, the most wanted first."""
+        wanted: dict[str, list[str]] = {}
+        for word in self.diagnosis.of(State.NOT_ENOUGH_DATA):
+            for name in missing_names(word.verdict.message):
+                wanted.setdefault(name, []).append(word.code)
+        return dict(sorted(wanted.items(), key=lambda item: (-len(item[1]), item[0])))
+
+    def without_texts(self) -> Report:
+        """The same report, with every quoted prompt and completion taken out."""
+        words = tuple(replace(word, verdict=self._without_texts(word.verdict)) for word in self.diagnosis.words)
+        notes = tuple(self._left_out(note) for note in self.diagnosis.notes)
+        return replace(self, diagnosis=replace(self.diagnosis, words=words, notes=notes), quotes=())
+
+    def _without_texts(self, verdict: Verdict) -> Verdict:
+        facts = tuple(
+            replace(fact, what=self._left_out(fact.what), value=self._value(fact.value)) for fact in verdict.facts
+        )
+        return replace(verdict, message=self._left_out(verdict.message), facts=facts, fix=self._left_out(verdict.fix))
+
+    def _value(self, value: float | int | str) -> float | int | str:
+        if not isinstance(value, str):
+            return value
+        # a fact may hold the text itself, not its quoted form
+        return TEXT_LEFT_OUT if shown(value) in self.quotes else self._left_out(value)
+
+    def _left_out(self, sentence: str) -> str:
+        if "'" in sentence or '"' in sentence:
+            for quote in self.quotes:
+                sentence = sentence.replace(quote, TEXT_LEFT_OUT)
+        return sentence
+
+
+def write(
+    reports: Sequence[Report], how: str, *, width: int = 100, colour: bool = False, all_passes: bool = False
+) -> str:
+    """The reports in one of FORMATS. `width`, `colour` and `all_passes` are for readers, and nothing to machines."""
+    from assay.doctor.report import document, github, markdown, sarif, text
+
+    if how == "full":
+        return text.full(reports, width=width, colour=colour, all_passes=all_passes)
+    if how == "concise":
+        return text.concise(reports, colour=colour)
+    bare = [report.without_texts() for report in reports]
+    if how == "md":
+        return markdown.page(bare, all_passes=all_passes)
+    return {"json": document.write, "sarif": sarif.write, "github": github.write}[how](bare)
+
+
+def escaped(text: str) -> str:
+    r"""One line in which every character that is not printable is escaped; user code and models wrote some of it.
+
+    >>> escaped("a\nb\x1b[2J")
+    'a\\nb\\x1b[2J'
+    """
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def step_of(facts: Sequence[Fact]) -> int | None:
+    return next((fact.step for fact in facts if fact.step is not None), None)
+
+
+def missing_names(message: str) -> list[str]:
+    """The fields that a check missed; a sentence stays whole.
+
+    >>> missing_names("mask, old_logprobs"), missing_names("metrics of 20 steps, or more")
+    (['mask', 'old_logprobs'], ['metrics of 20 steps, or more'])
+    """
+    return message.split(", ") if re.fullmatch(r"\w+(, \w+)*", message) else [message]
+
+
+def _private(batch: Batch) -> list[Sequence[str]]:
+    return [rows for name, rows in batch.texts.items() if name != "prompt_id"]
+
+
+def _looked_at(evidence: Evidence) -> str:
+    parts = []
+    if evidence.curves is not None:
+        steps = len(evidence.curves)
+        parts.append(f"curves of {steps} step{'s' * (steps != 1)}")
+    if evidence.batches:
+        known = sorted({batch.step for batch in evidence.batches if batch.step is not None})
+        shown_steps = [str(step) for step in known] if len(known) <= 6 else [f"{known[0]} to {known[-1]}"]
+        where = f" of step{'s' * (len(known) != 1)} {', '.join(shown_steps)}" if known else ""
+        count = len(evidence.batches)
+        parts.append(f"{count} batch{'es' * (count != 1)}{where}")
+    return ", ".join(parts) or "nothing that could be looked at"

@@ -1,0 +1,95 @@
+"""Reports --> JSON. schema-1.json describes it; a test holds the two together.
+
+One path is one object; several are one object with `reports`, a list of such objects.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from assay import __version__
+from assay.doctor.diagnosis import Word
+from assay.doctor.report import Report, missing_names, step_of
+from assay.verdict import Fact, State
+
+SCHEMA_VERSION = 1  # a field that is added does not change it; one that is renamed or taken away does
+
+
+def write(reports: Sequence[Report]) -> str:
+    objects = [_report(report) for report in reports]
+    whole = objects[0] if len(objects) == 1 else {**_versions(), "reports": objects}
+    return json.dumps(whole, indent=2, allow_nan=False)
+
+
+def _versions() -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "assay_version": __version__}
+
+
+def _report(report: Report) -> dict[str, Any]:
+    said = report.diagnosis.of
+    return {
+        **_versions(),
+        "source": report.path,
+        "looked_at": report.looked_at,
+        "findings": [_finding(report, word) for word in report.diagnosis.findings],
+        "passed": [_told(word) for word in said(State.HEALTHY)],
+        "not_applicable": [_told(word) for word in said(State.NOT_APPLICABLE)],
+        "not_enough_data": [
+            {**_named(word), "missing": missing_names(word.verdict.message)} for word in said(State.NOT_ENOUGH_DATA)
+        ],
+        "crashed": [_told(word) for word in said(State.CRASHED)],
+        "notes": list(report.diagnosis.notes),
+    }
+
+
+def _named(word: Word) -> dict[str, str]:
+    return {"code": word.code, "name": word.illness.name}
+
+
+def _told(word: Word) -> dict[str, Any]:
+    return {**_named(word), "message": word.verdict.message, "evidence": _evidence(word)}
+
+
+def _evidence(word: Word) -> list[dict[str, Any]]:
+    return [_fact(fact) for fact in word.verdict.facts]
+
+
+def _finding(report: Report, word: Word) -> dict[str, Any]:
+    mapping = {
+        **_named(word),
+        "severity": word.severity.value,
+        "confidence": word.confidence.value,
+        "level": word.level,
+        "message": word.verdict.message,
+        "evidence": _evidence(word),
+        "fix": word.fix,
+        "explain": f"assay explain {word.code}",
+        "follows_from": report.diagnosis.causes.get(word.code),
+        "batches": word.batches,
+        "file": report.place(word),
+    }
+    step = step_of(word.verdict.facts)
+    return mapping if step is None else {**mapping, "step": step}
+
+
+def _fact(fact: Fact) -> dict[str, Any]:
+    """JSON has no NaN: a number that is not finite is null, and `text` says what it was."""
+    mapping: dict[str, Any] = {
+        "what": fact.what,
+        "value": _finite(fact.value),
+        "limit": None if fact.limit is None else _finite(fact.limit),
+        "step": fact.step,
+        "row": fact.row,
+        "token": fact.token,
+    }
+    return {**mapping, "text": str(float(fact.value))} if mapping["value"] is None else mapping
+
+
+def _finite(value: float | int | str) -> float | int | str | None:
+    if isinstance(value, str):
+        return value
+    plain = value.item() if hasattr(value, "item") else value  # a check may hand over a numpy number
+    return plain if math.isfinite(plain) else None

@@ -1,0 +1,53 @@
+"""Reports --> workflow commands of GitHub Actions: each finding an annotation, the counts as plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.doctor.report import Report, escaped
+from assay.verdict import State
+
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def write(reports: Sequence[Report]) -> str:
+    lines = []
+    for report in reports:
+        for word in report.diagnosis.findings:
+            title = f"{word.code} {word.illness.name} ({word.severity}, {word.confidence})"
+            cause = report.diagnosis.causes.get(word.code)
+            message = [
+                escaped(word.verdict.message),
+                *(escaped(str(fact)) for fact in word.verdict.facts),
+                *([f"follows from {cause}"] if cause else []),
+                f"fix: {escaped(word.fix)}",
+            ]
+            lines.append(
+                command(
+                    _COMMANDS[word.level], {"title": title, "file": escaped(report.place(word))}, "\n".join(message)
+                )
+            )
+        for word in report.diagnosis.of(State.CRASHED):
+            title = f"{word.code} {word.illness.name} crashed"
+            lines.append(
+                command("warning", {"title": title, "file": escaped(report.path)}, escaped(word.verdict.message))
+            )
+        lines.append(f"{escaped(report.path)}: {report.counts}")
+    return "\n".join(lines)
+
+
+def command(name: str, properties: Mapping[str, str], message: str) -> str:
+    r"""
+    >>> command("error", {"title": "a: b, c"}, "50%\ndone")
+    '::error title=a%3A b%2C c::50%25%0Adone'
+    """
+    settings = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    return f"::{name} {settings}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

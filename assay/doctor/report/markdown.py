@@ -1,0 +1,67 @@
+"""Reports --> a page of Markdown, to paste into an issue or a job summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from assay.doctor.diagnosis import Word
+from assay.doctor.report import Report, escaped
+from assay.verdict import State
+
+
+def page(reports: Sequence[Report], *, all_passes: bool) -> str:
+    return "\n\n".join("\n".join(_one(report, all_passes)) for report in reports)
+
+
+def plain(text: str) -> str:
+    r"""Text that Markdown and HTML leave as it is.
+
+    >>> plain("a|b <i>*c*</i> d_e")
+    'a\\|b &lt;i&gt;\\*c\\*&lt;/i&gt; d\\_e'
+    """
+    quoted = re.sub(r"([\\`*_\[\]|#~$@])", r"\\\1", escaped(text))
+    return quoted.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _one(report: Report, all_passes: bool) -> list[str]:
+    lines = [f"# assay doctor: {plain(report.path)}", "", f"{plain(report.looked_at)}. {report.counts}.", ""]
+    for root in report.roots:
+        lines += [*_finding(report, root), ""]
+    if report.notable:
+        lines += ["## Worth knowing", ""]
+        for word in report.notable:
+            lines += [f"- {_title(word)}: {plain(word.verdict.message)}", *_facts(word, "  ")]
+        lines.append("")
+    rest = [f"- crashed: {_title(word)}: {plain(word.verdict.message)}" for word in report.diagnosis.of(State.CRASHED)]
+    rest += [f"- not enough data: {plain(name)}: {', '.join(codes)}" for name, codes in report.missing().items()]
+    rest += [f"- note: {plain(note)}" for note in report.diagnosis.notes]
+    lines += ["## Not judged", "", *rest, ""] if rest else []
+    if all_passes:
+        lines += ["## Healthy", ""]
+        lines += [f"- {_title(word)}: {plain(word.verdict.message)}" for word in report.diagnosis.of(State.HEALTHY)]
+        lines.append("")
+    return lines[:-1]
+
+
+def _finding(report: Report, word: Word) -> list[str]:
+    lines = [
+        f"## {word.severity}: {_title(word)}",
+        "",
+        f"{plain(word.verdict.message)} ({word.confidence})",
+        "",
+        *_facts(word),
+        f"- fix: {plain(word.fix)}",
+        f"- more: `assay explain {word.code}`",
+    ]
+    for follower in report.diagnosis.consequences(word.code):
+        lines.append(f"- follows from it: {_title(follower)}: {plain(follower.verdict.message)}")
+    return lines
+
+
+def _facts(word: Word, indent: str = "") -> list[str]:
+    return [f"{indent}- {plain(str(fact))}" for fact in word.verdict.facts]
+
+
+def _title(word: Word) -> str:
+    return f"{word.code} `{word.illness.name}`"

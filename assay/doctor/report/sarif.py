@@ -1,0 +1,115 @@
+"""Reports --> SARIF 2.1.0, for code scanning: one run, a rule for each illness that was looked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from assay import __version__
+from assay.doctor.catalogue import Illness
+from assay.doctor.diagnosis import Word
+from assay.doctor.report import Report, escaped
+from assay.verdict import Severity, State
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS = {Severity.FATAL: "error", Severity.HARMFUL: "error", Severity.WASTEFUL: "warning"}
+
+
+def write(reports: Sequence[Report]) -> str:
+    illnesses = {word.code: word.illness for report in reports for word in report.diagnosis.words}
+    order = {code: index for index, code in enumerate(sorted(illnesses))}
+    crashed = [(report, word) for report in reports for word in report.diagnosis.of(State.CRASHED)]
+    notes = [note for report in reports for note in report.diagnosis.notes]
+    run = {
+        "tool": {
+            "driver": {
+                "name": "assay",
+                "version": __version__,
+                "rules": [_rule(illnesses[code]) for code in order],
+            }
+        },
+        "columnKind": "unicodeCodePoints",
+        "invocations": [
+            {
+                "executionSuccessful": not crashed,
+                "toolExecutionNotifications": [_crash(report, word) for report, word in crashed]
+                + [{"level": "note", "message": _message(note)} for note in notes],
+            }
+        ],
+        "results": [
+            _result(report, word, order[word.code]) for report in reports for word in report.diagnosis.findings
+        ],
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False)
+
+
+def relative_uri(path: str) -> str:
+    """Relative to the working directory, as code scanning wants it; a path outside of it is absolute.
+
+    >>> relative_uri("runs/a b"), relative_uri("/nowhere/run")
+    ('runs/a%20b', 'file:///nowhere/run')
+    """
+    normal = Path(os.path.relpath(path)) if not Path(path).is_absolute() else Path(path)
+    if normal.is_absolute() and normal.is_relative_to(Path.cwd()):
+        normal = normal.relative_to(Path.cwd())
+    return normal.as_uri() if normal.is_absolute() else quote(os.fsencode(normal.as_posix()))
+
+
+def _rule(illness: Illness) -> dict[str, Any]:
+    explanation = illness.explanation.strip()
+    return {
+        "id": illness.code,
+        "name": illness.name,
+        "shortDescription": {"text": illness.summary},
+        "fullDescription": {"text": f"{illness.summary}. {illness.fix}"},
+        "help": {"text": explanation, "markdown": explanation},
+        "defaultConfiguration": {"level": _LEVELS[illness.severity]},
+        "properties": {
+            # what curves alone can say is merely possible
+            "precision": "low" if illness.batch is None else "high",
+            "problem.severity": _LEVELS[illness.severity],
+            "tags": ["GRPO", illness.severity.value],
+        },
+    }
+
+
+def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
+    uri = relative_uri(report.place(word))
+    facts = [escaped(str(fact)) for fact in word.verdict.facts]
+    sentences = [f"{escaped(word.verdict.message)}.", *(f"{fact}." for fact in facts), f"Fix: {escaped(word.fix)}"]
+    return {
+        "ruleId": word.code,
+        "ruleIndex": index,
+        "level": word.level,
+        "message": _message(" ".join(sentences)),
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}}}],
+        # of the illness and the path alone: the numbers differ each time, the finding is the same
+        "partialFingerprints": {"primaryLocationLineHash": f"{_fingerprint(word.code, relative_uri(report.path))}:1"},
+        "properties": {
+            "confidence": word.confidence.value,
+            "severity": word.severity.value,
+            "follows_from": report.diagnosis.causes.get(word.code, ""),
+        },
+    }
+
+
+def _crash(report: Report, word: Word) -> dict[str, Any]:
+    return {
+        "level": "error",
+        "descriptor": {"id": word.code},
+        "message": _message(f"the check {word.code} crashed on {report.path}: {word.verdict.message}"),
+    }
+
+
+def _message(text: str) -> dict[str, str]:
+    """Braces mark placeholders in a message; doubled, they are themselves."""
+    return {"text": escaped(text).replace("{", "{{").replace("}", "}}")}
+
+
+def _fingerprint(code: str, uri: str) -> str:
+    return hashlib.sha256(f"{code}\0{uri}".encode()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""Which illnesses are looked for: codes, names and families of --select and --ignore --> illnesses."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from assay.doctor.catalogue import Illness
+
+
+class UnknownCode(ValueError):
+    """No illness is called so. The message is one sentence with the nearest."""
+
+
+def select(illnesses: Sequence[Illness], chosen: Sequence[str], ignored: Sequence[str]) -> list[Illness]:
+    """Those that `chosen` names (all, if it names none) and `ignored` does not, in the order of the catalogue."""
+    kept = _named(illnesses, chosen) if _split(chosen) else {one.code for one in illnesses}
+    kept -= _named(illnesses, ignored)
+    if not kept:
+        raise UnknownCode("--ignore takes away every check that --select names; nothing is left to look for")
+    return [one for one in illnesses if one.code in kept]
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The end of the sentence about an unknown code.
+
+    >>> nearest("rat1", ["RAT11", "RAT01"]), nearest("?", ["RAT01"])
+    ('did you mean RAT01?', "'assay explain' lists them all")
+    """
+    code = re.sub(r"(?<=[A-Z])(\d)$", r"0\1", word.upper())
+    near = difflib.get_close_matches(code, known, n=1) or difflib.get_close_matches(_name(word), known, n=1)
+    return f"did you mean {near[0]}?" if near else "'assay explain' lists them all"
+
+
+def _named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]:
+    codes: set[str] = set()
+    for word in _split(words):
+        found = {one.code for one in illnesses if one.code.startswith(word.upper())}
+        found |= {one.code for one in illnesses if one.name == _name(word)}
+        if not found:
+            known = [*(one.code for one in illnesses), *(one.name for one in illnesses)]
+            raise UnknownCode(f"{word[:40]!r} is no code, name or family of an illness; {nearest(word, known)}")
+        codes |= found
+    return codes
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    """--select ADV,RAT01 --select kl05 --> ADV, RAT01, kl05"""
+    return [part.strip() for word in words for part in word.split(",") if part.strip()]
+
+
+def _name(word: str) -> str:
+    return word.strip().lower().replace("-", "_")

@@ -1,0 +1,118 @@
+"""Reports --> lines for a terminal. Root causes first, what follows from them below, everything else is counted."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.doctor.diagnosis import Word
+from assay.doctor.report import Report, escaped
+from assay.verdict import Severity, State
+
+_COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
+_BOLD = "1"
+_INDENT = " " * 9  # the width of a severity and a space
+
+
+def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: bool) -> str:
+    return "\n\n".join(_one(report, width, colour, all_passes) for report in reports)
+
+
+def concise(reports: Sequence[Report], *, colour: bool) -> str:
+    """One line a finding, and the counts."""
+    lines = []
+    for report in reports:
+        place = escaped(report.path)
+        for word in report.diagnosis.findings:
+            cause = report.diagnosis.causes.get(word.code)
+            follows = f" (follows from {cause})" if cause else ""
+            lines.append(
+                f"{place}: {_painted(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
+                f"[{word.confidence}]{follows}"
+            )
+        lines += [f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed(report)]
+        lines.append(f"{place}: {report.counts}")
+    return "\n".join(lines)
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines no wider than `width`, but for a word that is: codes and paths are never broken."""
+    return textwrap.wrap(
+        escaped(text),
+        max(width, 30),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def bold(text: str, colour: bool) -> str:
+    return f"\x1b[{_BOLD}m{text}\x1b[0m" if colour else text
+
+
+def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
+    lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
+    for root in report.roots:
+        lines += [*_finding(report, root, width, colour), ""]
+    if report.notable:
+        lines.append(bold("worth knowing", colour))
+        for word in report.notable:
+            lines += _healthy(word, width, facts=True)
+        lines.append("")
+    rest = [
+        line for word in _crashed(report) for line in _line(f"crashed  {_title(word)}: {word.verdict.message}", width)
+    ]
+    for name, codes in report.missing().items():
+        rest += _line(f"not enough data  {name}: {', '.join(codes)}", width)
+    for note in report.diagnosis.notes:
+        rest += _line(f"note  {note}", width)
+    lines += [*rest, ""] if rest else []
+    if all_passes:
+        for word in report.diagnosis.of(State.HEALTHY):
+            lines += _healthy(word, width, facts=word.code not in {one.code for one in report.notable})
+        for word in report.diagnosis.of(State.NOT_APPLICABLE):
+            lines += _line(f"not applicable  {_title(word)}: {word.verdict.message}", width)
+        lines.append("")
+    return "\n".join([*lines, *_line(report.counts, width)])
+
+
+def _finding(report: Report, word: Word, width: int, colour: bool) -> list[str]:
+    lines = [f"{_painted(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}]"]
+    lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
+    for fact in word.verdict.facts:
+        lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    seen = word.source or "the curves"
+    more = f", and {word.batches - 1} more" if word.batches > 1 else ""
+    if more or seen != Path(report.path).name:
+        lines += wrapped(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines += wrapped(f"fix: {word.fix}", width, _INDENT, _INDENT)
+    lines.append(f"{_INDENT}more: assay explain {word.code}")
+    for follower in report.diagnosis.consequences(word.code):
+        sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
+        lines += wrapped(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
+    return lines
+
+
+def _healthy(word: Word, width: int, facts: bool) -> list[str]:
+    lines = _line(f"healthy  {_title(word)}: {word.verdict.message}", width)
+    for fact in word.verdict.facts if facts else ():
+        lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    return lines
+
+
+def _line(sentence: str, width: int) -> list[str]:
+    return wrapped(sentence, width, "", _INDENT)
+
+
+def _crashed(report: Report) -> list[Word]:
+    return report.diagnosis.of(State.CRASHED)
+
+
+def _title(word: Word) -> str:
+    return f"{word.code} {word.illness.name}"
+
+
+def _painted(word: Word, text: str, colour: bool) -> str:
+    return f"\x1b[{_COLOURS[word.severity]}m{text}\x1b[0m" if colour else text

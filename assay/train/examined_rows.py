@@ -1,0 +1,90 @@
+"""Which samples of an update are examined, and the same samples in other company.
+
+Shape legend: B completions, T completion tokens, R rows of S tokens (see Microbatch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from assay.train.place import Work
+from assay.types import Microbatch, Minibatch, Sample
+
+MOST_ROWS = 16
+LEAST_ROWS = 8  # of a step that is so small that nobody notices what they cost
+PASSES = 1.5  # forward passes of the step that the questions to the model may cost
+LONGER = 8  # tokens by which a dummy row is longer than the rows that are to be padded
+
+
+def chosen_rows(minibatch: Minibatch, work: Work, questions: int) -> list[int]:
+    """Samples to examine: whole groups in the order of the step, as far as they are in the update. If none of them has
+    a signal and another group has, that one takes the place of the last."""
+    present = {row for batch in minibatch.microbatches for row in batch.rows}
+    affordable = min(MOST_ROWS, max(LEAST_ROWS, int(PASSES * len(work.samples) / questions)))
+    groups, first = [], 0
+    for group in work.gathered.groups:
+        rows = [row for row in range(first, first + len(group.rollouts)) if row in present]
+        first += len(group.rollouts)
+        if rows:
+            groups.append(rows)
+    chosen: list[list[int]] = []
+    for rows in groups:
+        if not chosen or sum(map(len, chosen)) + len(rows) <= affordable:
+            chosen.append(rows)
+
+    def has_signal(rows: Sequence[int]) -> bool:
+        return any(np.any(work.samples[row].advantage) for row in rows)
+
+    if not any(map(has_signal, chosen)):
+        chosen[-1] = next((rows for rows in groups if has_signal(rows)), chosen[-1])
+    return sorted(row for rows in chosen for row in rows)
+
+
+def part_of(batch: Microbatch, wanted: Sequence[int]) -> Microbatch | None:
+    """The rows of a forward pass that hold these samples, in their shape; None if there are none."""
+    kept = [number for number, row in enumerate(batch.rows) if row in wanted]
+    if not kept:
+        return None
+    width = batch.ids_RS.shape[1]
+    predictors_BT = batch.predictors_BT[kept]
+    rows = sorted(set((predictors_BT[:, 0] // width).tolist()))
+    place = torch.zeros(len(batch.ids_RS), dtype=torch.int64, device=predictors_BT.device)
+    place[rows] = torch.arange(len(rows), device=place.device)
+    moved_BT = place[predictors_BT.clamp(min=0) // width] * width + predictors_BT % width
+    return replace(
+        batch,
+        rows=tuple(batch.rows[number] for number in kept),
+        ids_RS=batch.ids_RS[rows],
+        positions_RS=batch.positions_RS[rows],
+        branches_RS=None if batch.branches_RS is None else batch.branches_RS[rows],
+        predictors_BT=moved_BT.where(predictors_BT >= 0, predictors_BT),
+        targets_BT=batch.targets_BT[kept],
+        support_BTK=None if batch.support_BTK is None else batch.support_BTK[kept],
+        mask_BT=batch.mask_BT[kept],
+        sampler_BT=batch.sampler_BT[kept],
+        advantages_BT=batch.advantages_BT[kept],
+    )
+
+
+def longer_than(samples: Sequence[Sample], context: int | None) -> Sample:
+    """A sample of a prompt of its own, longer than the others as far as the model's context allows."""
+    longest = max(samples, key=lambda sample: len(sample.prompt.tokens) + len(sample.rollout.tokens))
+    prompt, rollout = longest.prompt, longest.rollout
+    room = LONGER if context is None else min(LONGER, context - len(prompt.tokens) - len(rollout.tokens))
+    more = max(room, 0)
+    return replace(
+        longest,
+        prompt=replace(prompt, id=f"{prompt.id} longer"),
+        advantage=0.0,
+        rollout=replace(
+            rollout,
+            prompt_id=f"{prompt.id} longer",
+            tokens=rollout.tokens + rollout.tokens[-1:] * more,
+            sampler_logprobs=rollout.sampler_logprobs + (0.0,) * more,
+            support=rollout.support and rollout.support + rollout.support[-1:] * more,
+        ),
+    )

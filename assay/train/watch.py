@@ -1,0 +1,128 @@
+"""The seam between a run and whoever watches it: what is examined, recorded and finished is handed over here.
+
+    Examination --> Batch --> <run>/examined/step-000001-update-1.safetensors --> Watcher
+
+`train` knows nothing of the doctor: cli.py hands one in as a Watcher.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from assay import durable
+from assay.config import Config
+from assay.record import RunDirectory
+from assay.record.batch import Batch
+from assay.record.batch_file import write_batch
+from assay.record.metrics import Row
+from assay.train.examine import Examination
+from assay.train.failure import RunFailed
+from assay.train.learner import Learner
+from assay.train.place import Place, Work
+from assay.types import StepRecord, Update
+
+EXAMINED_STEPS = 2  # a process examines the first update it makes in each of its first so many steps
+
+
+class DoctorStop(RunFailed):
+    """A watcher found that the run cannot go on; it is saved first."""
+
+
+class Watcher(Protocol):
+    """Any of its methods may raise DoctorStop."""
+
+    def examined(self, batch: Batch) -> None: ...
+    def step(self, record: StepRecord, row: Row, timings: Row) -> None: ...
+    def finished(self) -> None: ...
+
+
+class Watch:
+    """Carries what happens in a run to its watcher, if it has one. A stop that is asked for in the middle of a step
+    waits for the next safe point, where what is saved is what the weights are."""
+
+    def __init__(
+        self,
+        watcher: Watcher | None,
+        config: Config,
+        learner: Learner,
+        directory: RunDirectory,
+        say: Callable[[str], None],
+    ) -> None:
+        self.watcher = watcher
+        self.config = config
+        self.learner = learner
+        self.directory = directory
+        self.say = say
+        self.seconds = 0.0  # spent on examinations and in the watcher
+        self._examined_steps: set[int] = set()
+        self._stop: DoctorStop | None = None
+
+    def __bool__(self) -> bool:
+        return self.watcher is not None
+
+    @contextmanager
+    def examination(self, work: Work, place: Place) -> Iterator[Examination | None]:
+        """An observer for the update at `place`, if that is to be examined."""
+        if not self or place.step in self._examined_steps or len(self._examined_steps) == EXAMINED_STEPS:
+            yield None
+            return
+        self._examined_steps.add(place.step)
+        look = Examination(self.config, self.learner, work, place)
+        with self._timed():
+            look.open()
+        try:
+            yield look
+        finally:
+            look.close()
+
+    def examined(self, look: Examination, update: Update) -> None:
+        with self._timed():
+            batch = look.batch(update)
+            if batch is None:
+                self.directory.append_event("not examined", reason=look.failure)
+                self.say(look.failure)
+                return
+            if self.config.record.rollouts != "none":
+                self._write(batch, look.place)
+            assert self.watcher is not None
+            self._tell(lambda watcher: watcher.examined(batch))
+
+    def step(self, record: StepRecord, row: Row, timings: Row) -> None:
+        with self._timed():
+            self._tell(lambda watcher: watcher.step(record, row, timings))
+
+    def finished(self) -> None:
+        with self._timed():
+            self._tell(lambda watcher: watcher.finished())
+
+    def stop_if_asked(self) -> None:
+        if self._stop is not None:
+            raise self._stop
+
+    def _tell(self, what: Callable[[Watcher], None]) -> None:
+        if self.watcher is None:
+            return
+        try:
+            what(self.watcher)
+        except DoctorStop as stop:
+            self._stop = self._stop or stop
+
+    def _write(self, batch: Batch, place: Place) -> None:
+        file = self.directory.path / "examined" / f"step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
+        try:
+            file.parent.mkdir(exist_ok=True)
+            durable.remove_asides(file.parent)
+            write_batch(file, batch)
+        except OSError as error:
+            raise RunFailed(f"{file} could not be written: {durable.reason(error)}") from error
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began

@@ -1,0 +1,146 @@
+"""`assay explain`, and the table of illnesses in docs/doctor.md."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli import app
+from assay.doctor.catalogue import HEADINGS, catalogue
+from assay.doctor.explain import BEGIN, FAMILIES, Entry, entries, explained, find, listed, main, table, with_table
+from assay.doctor.report.select import UnknownCode
+from assay.rewards.check import CHECKS
+from assay.verdict import Severity
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+MADE_UP = Entry(
+    "RAT98",
+    "made_up",
+    Severity.FATAL,
+    "it is wrong",
+    "## What it checks\nOne line\nand another.\n\nA second paragraph.\n\n"
+    "    # before\n    x = [  1,\n          2]\n\n## End\nDone.",
+    explains=("ADV09",),
+)
+
+
+def explain(*words):
+    return CliRunner().invoke(app, ["explain", *words], env={"COLUMNS": "100"})
+
+
+def test_the_list_holds_every_code_of_the_doctor_and_of_reward_check():
+    done = explain()
+    assert done.exit_code == 0
+    codes = re.findall(r"^  ([A-Z]+\d\d)", done.stdout, re.MULTILINE)
+    assert sorted(codes) == sorted({one.code for one in (*catalogue(), *CHECKS)})
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert codes.index("RAT01") < codes.index("REW02")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("  RAT01"))
+    assert line.split()[:3] == ["RAT01", "harmful", "ratio_not_one"]
+    assert re.search(r"^REW  the reward \(REW0[12] to REW17: assay reward-check\)$", done.stdout, re.MULTILINE)
+
+
+def test_every_family_has_its_words():
+    assert {entry.family for entry in entries()} <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("code", ["RAT01", "rat01", "ratio_not_one", "ratio-not-one"])
+def test_one_is_found_by_code_and_by_name(code):
+    done = explain(code)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("RAT01 ratio_not_one (harmful)\n")
+    assert [line for line in done.stdout.splitlines() if line in HEADINGS] == list(HEADINGS)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("RAT0", "did you mean RAT0"), ("rat1", "did you mean RAT01?"), ("??", "'assay explain' lists them all")],
+)
+def test_an_unknown_code_ends_with_2_and_the_nearest(code, told):
+    done = explain(code)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_paragraphs_fill_the_width_and_code_keeps_its_lines():
+    assert explained(MADE_UP, width=80, colour=False).splitlines() == [
+        "RAT98 made_up (fatal)",
+        "it is wrong",
+        "",
+        "What it checks",
+        "One line and another.",
+        "",
+        "A second paragraph.",
+        "",
+        "    # before",
+        "    x = [  1,",
+        "          2]",
+        "",
+        "End",
+        "Done.",
+        "",
+        "What may follow from it: ADV09",
+    ]
+    assert "\x1b[1mEnd\x1b[0m" in explained(MADE_UP, width=80, colour=True)
+
+
+def test_json_holds_the_explanation_as_it_is_written():
+    one = json.loads(explain("RAT01", "--json").stdout)
+    assert (one["code"], one["severity"], one["looks_at"]) == ("RAT01", "harmful", ["batch", "curves"])
+    assert one["explanation"].startswith("## What it checks\n")
+    assert one["fix"]
+    every = json.loads(explain("--json").stdout)["illnesses"]
+    assert {entry["code"] for entry in every} == {one.code for one in (*catalogue(), *CHECKS)}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
+def test_every_check_of_a_reward_is_explained_by_its_docstring(check):
+    assert re.fullmatch(r"[a-z0-9].{10,}[^.]", check.summary)
+    assert len(check.explanation.split()) >= 20
+    shown = explain(check.code).stdout
+    assert shown.startswith(f"{check.code} {check.name} ")
+    if check.code not in {one.code for one in catalogue()}:
+        assert shown.splitlines()[0].endswith(f"({check.severity})")
+        assert " ".join(check.explanation.split())[:60] in " ".join(shown.split())
+    assert shown.rstrip().endswith("for by: assay reward-check")
+
+
+def test_the_table_of_reward_check_is_that_of_its_checks():
+    page = (DOCS / "reward-check.md").read_text()
+    rows = re.findall(r"^\| ([A-Z]+\d\d) \| (\w+) \|", page, re.MULTILINE)
+    assert dict(rows) == {check.code: check.name for check in CHECKS}
+
+
+def test_where_both_know_a_code_the_text_of_the_doctor_stands():
+    other = Entry("RAT01", "ratio_not_one", Severity.FATAL, "another text", "another", looks_at=("reward",))
+    (entry,) = [one for one in entries([other]) if one.code == "RAT01"]
+    assert entry.summary != "another text"
+    assert entry.looks_at == ("batch", "curves", "reward")
+    assert "Also looked for by: assay reward-check" in explained(entry, width=80, colour=False)
+    with pytest.raises(UnknownCode):
+        find("REW02", entries())
+
+
+def test_the_list_wraps_what_is_long():
+    text = listed([MADE_UP], width=60, colour=False)
+    assert text.splitlines() == ["RAT  the ratio new / old", "  RAT98  fatal    made_up  it is wrong"]
+
+
+def test_the_table_in_the_docs_is_current():
+    page = (DOCS / "doctor.md").read_text()
+    assert page == with_table(page), "run: python -m assay.doctor.explain --table docs/doctor.md"
+
+
+def test_the_table_is_written_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n<!-- illnesses: end -->\nafter\n")
+    assert main(["--table", str(page)]) == 0
+    text = page.read_text()
+    assert text == f"before\n{BEGIN}\n{table()}\n<!-- illnesses: end -->\nafter\n"
+    assert "| RAT01 | `ratio_not_one` | harmful | batch, curves |" in text
+    assert main([]) == 2
+    with pytest.raises(ValueError, match="once each"):
+        with_table("no marks")
