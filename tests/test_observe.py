@@ -11,6 +11,7 @@ import torch
 
 import assay
 from assay import observation
+from assay.doctor.catalogue import by_code as catalogue_by_code
 from assay.doctor.examples import healthy_batch
 from assay.record.batch import BatchError
 from assay.record.batch_file import read_batch
@@ -29,13 +30,14 @@ def fields(**changes):
     return {**batch.arrays, **batch.numbers, **batch.settings, **changes}
 
 
-def off_by(size):
-    return healthy_batch().arrays["new_logprobs"] + size * np.random.default_rng(0).standard_normal((16, 12))
+def with_ratio_off():
+    sick = catalogue_by_code("RAT01").sick().batches[0]
+    return {**sick.arrays, **sick.numbers, **sick.settings}
 
 
 def test_a_finding_is_told_once(capsys):
     for step in (1, 2):
-        diagnosis = assay.observe(**fields(step=step, new_logprobs=off_by(0.05)))
+        diagnosis = assay.observe(**{**with_ratio_off(), "step": step})
         assert "RAT01" in [word.code for word in diagnosis.findings]
     told = capsys.readouterr()
     assert told.out == ""

@@ -106,7 +106,7 @@ def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None
         {name: None if column is None else _at(column, index) for name, column in metrics.items()}
         for index in range(steps)
     ]
-    seconds = {"start": 0.01, "generated": 1.0, "scored": 0.2, "loss": 0.9, "updated": 0.1}
+    seconds = {"start": 0.01, "generated": 1.0, "scored": 0.2, "loss": 0.9, "stepped": 0.1}
     timings = [
         {
             "step": int(number),

@@ -39,9 +39,11 @@ def dtype_of(batch: Batch) -> str:
 
 
 def _size_of_terms(batch: Batch) -> float:
+    """By the gradients and by the advantages: either may be 0 or lost where the loss is not."""
     gradients_BT, mask_BT, advantages = batch.get("gradients"), batch.get("mask"), batch.get("advantages")
+    sizes = []
     if gradients_BT is not None and np.isfinite(gradients_BT).all():
-        return float(np.abs(gradients_BT).sum())
+        sizes.append(float(np.abs(gradients_BT).sum()))
     if advantages is not None and mask_BT is not None and mask_BT.any():
-        return float(np.nan_to_num(np.abs(batch.token_advantages), posinf=0.0)[mask_BT].mean())
-    return 1.0  # advantages are of this size
+        sizes.append(float(np.nan_to_num(np.abs(batch.token_advantages), posinf=0.0)[mask_BT].mean()))
+    return max(sizes, default=1.0)  # advantages are of size 1

@@ -10,8 +10,8 @@ The model's numbers and the loss are computed again by ways that must not matter
 alone, cut in two, with garbage under the mask). Nothing of the update changes, and no random state moves.
 
 The rows examined are whole groups, as many as PASSES forward passes of the step pay for, at most MOST_ROWS rows, at
-least one group (examined_rows.py). Where they are only a part of the update, its loss and gradients are those of the trainer's own
-policy_loss on these rows with the denominators of the whole update, which the settings tell.
+least one group (examined_rows.py). Where they are only a part of the update, its loss and gradients are those of the
+trainer's own policy_loss on these rows with the denominators of the whole update, which the settings tell.
 
 Shape legend: B completions, T completion tokens, P prompt tokens, R rows of S tokens (see Microbatch).
 """
@@ -53,8 +53,10 @@ Answer = TypeVar("Answer")
 class Examination:
     """An Observer of one update. `failure` is a sentence if something could not be asked; the update goes on."""
 
-    def __init__(self, config: Config, learner: Learner, work: Work, place: Place) -> None:
+    def __init__(self, config: Config, learner: Learner, work: Work, place: Place, *, thorough: bool = True) -> None:
+        """Not thorough: of the model only the plain log-probs are asked for, a fifth of the cost."""
         self.config, self.learner, self.work, self.place = config, learner, work, place
+        self.thorough = thorough
         self.minibatch: Minibatch = work.batch.minibatches[work.current(place)]
         self.failure = ""
         self.rows = chosen_rows(self.minibatch, work, questions=5 + (learner.reference is not None))
@@ -138,6 +140,8 @@ class Examination:
         answers = dict(zip(("plain_logprobs", "plain_raw_logprobs"), self._plainly(policy), strict=True))
         if reference is not None:
             answers["plain_ref_logprobs"], _ = self._plainly(reference)
+        if not self.thorough:
+            return answers
         samples = [self.work.samples[row] for row in self.rows]
         count, longer = len(samples), longer_than(samples, policy.context)
         orders = {"padded": [*range(count), count], "permuted": [*range(count)][::-1]}

@@ -5,7 +5,6 @@ The function asked is `policy_loss` as the learner knows it. Shape legend: B com
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -20,6 +19,9 @@ from assay.types import Totals
 COLUMNS = 3  # of padding added
 # what is put under the mask: far from any real number, but exp(new - old) is still finite
 GARBAGE = {"new": -5.0, "old": -35.0, "ref": -20.0, "sampler": -30.0, "entropy": 1e3, "advantages": 1e3}
+# and so far that exp(new - old) and exp(ref - new) overflow: where exp comes before the mask, Inf * 0 is NaN
+EXTREME = {**GARBAGE, "new": -500.0, "old": -1500.0, "ref": 500.0, "sampler": -1500.0}
+ROUNDING = 1e-4  # of loss and gradients, relative
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,10 @@ def loss_probes(
     def ask(changed: Sequence[Piece]) -> Losses:
         return losses(changed, totals, settings)
 
-    again = ask(pieces)
+    padded = ask([piece.wider() for piece in pieces])
     numbers = {
-        "loss_again": again.total,
-        "loss_padded": ask([piece.wider() for piece in pieces]).total,
+        "loss_again": ask(pieces).total,
+        "loss_padded": padded.total,
         "loss_permuted": ask([piece.only(range(len(piece.rows))[::-1]) for piece in pieces]).total,
     }
     gradients = {}
@@ -123,21 +125,21 @@ def loss_probes(
         numbers["loss_split"] = split.total
         rest = iter(split.gradients)
         gradients["gradients_split"] = [torch.cat([next(rest) for _ in both]) for both in halves]
-    worst = max(
-        (ask([piece.wider().with_garbage(garbage) for piece in pieces]) for garbage in (GARBAGE, _NOT_A_NUMBER)),
-        key=lambda one: _distance(one, again),
-    )
-    numbers["loss_perturbed"] = worst.total
-    gradients["gradients_perturbed"] = [gradients_BT[:, :-COLUMNS] for gradients_BT in worst.gradients]
+    perturbed = ask([piece.wider().with_garbage(GARBAGE) for piece in pieces])
+    if not _differ(perturbed, padded):  # what a mean over padding would show; only then what an overflow would
+        perturbed = ask([piece.wider().with_garbage(EXTREME) for piece in pieces])
+    numbers["loss_perturbed"] = perturbed.total
+    gradients["gradients_perturbed"] = [gradients_BT[:, :-COLUMNS] for gradients_BT in perturbed.gradients]
     return numbers, gradients
 
 
-_NOT_A_NUMBER = dict.fromkeys(GARBAGE, math.nan)
-
-
-def _distance(one: Losses, other: Losses) -> float:
-    """How far the two are apart, in loss or in a gradient; what is not a number is furthest."""
-    apart = [abs(one.total - other.total)]
-    for left_BT, right_BT in zip(one.gradients, other.gradients, strict=True):
-        apart.append(float((left_BT[:, : right_BT.shape[1]] - right_BT).abs().max()) if right_BT.numel() else 0.0)
-    return max(math.inf if math.isnan(number) else number for number in apart)
+def _differ(one: Losses, other: Losses) -> bool:
+    """In the loss or in a gradient, by more than rounding; what is not a number differs."""
+    terms = sum(float(gradients_BT.abs().sum()) for gradients_BT in other.gradients)  # a loss near 0 is a sum of these
+    if not abs(one.total - other.total) <= ROUNDING * max(abs(other.total), terms):
+        return True
+    return any(
+        not ((left_BT - right_BT).abs() <= ROUNDING * right_BT.abs().max()).all()
+        for left_BT, right_BT in zip(one.gradients, other.gradients, strict=True)
+        if right_BT.numel()
+    )

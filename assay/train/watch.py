@@ -24,8 +24,6 @@ from assay.train.learner import Learner
 from assay.train.place import Place, Work
 from assay.types import StepRecord, Update
 
-EXAMINED_STEPS = 2  # a process examines the first update it makes in each of its first so many steps
-
 
 class DoctorStop(RunFailed):
     """A watcher found that the run cannot go on; it is saved first."""
@@ -57,7 +55,8 @@ class Watch:
         self.directory = directory
         self.say = say
         self.seconds = 0.0  # spent on examinations and in the watcher
-        self._examined_steps: set[int] = set()
+        self._first_step: int | None = None  # of the step whose first update was examined
+        self._examinations = 0
         self._stop: DoctorStop | None = None
 
     def __bool__(self) -> bool:
@@ -66,17 +65,27 @@ class Watch:
     @contextmanager
     def examination(self, work: Work, place: Place) -> Iterator[Examination | None]:
         """An observer for the update at `place`, if that is to be examined."""
-        if not self or place.step in self._examined_steps or len(self._examined_steps) == EXAMINED_STEPS:
+        if not self or not self._is_due(work, place):
             yield None
             return
-        self._examined_steps.add(place.step)
-        look = Examination(self.config, self.learner, work, place)
+        # what the trainer's own scoring depends on is asked once: it is most of the cost
+        look = Examination(self.config, self.learner, work, place, thorough=self._examinations == 0)
+        self._examinations += 1
         with self._timed():
             look.open()
         try:
             yield look
         finally:
             look.close()
+
+    def _is_due(self, work: Work, place: Place) -> bool:
+        """The first update that this process makes, where new is still old; and the last one of the next step, where
+        the ratio has moved, tokens are clipped and the policy has left its reference."""
+        if self._first_step is None:
+            self._first_step = place.step
+            return True
+        is_last = place.update + 1 == work.batch.epochs * len(work.batch.minibatches)
+        return self._examinations == 1 and place.step > self._first_step and is_last
 
     def examined(self, look: Examination, update: Update) -> None:
         with self._timed():

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
@@ -114,6 +114,19 @@ def _one_far(dead: bool) -> Batch:
     return edited(moved, **{**dict.fromkeys(stale), **fresh})
 
 
+def _never_taken(original):  # type: ignore[no-untyped-def]
+    """The clamped objective is computed and the minimum never taken: the loss is that of a clip without bounds."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        free = replace(tensors["settings"], clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
+        unclipped = original(**{**tensors, "settings": free})
+        return replace(unclipped, clipped_BT=original(**tensors).clipped_BT)
+
+    return policy_loss
+
+
 ILLNESS = Illness(
     code="CLIP01",
     name="clip_dead",
@@ -123,7 +136,10 @@ ILLNESS = Illness(
     explanation=__doc__,
     sick=sick,
     well=well,
-    plant=None,
+    plant=Plant(
+        settings=("optimizer.epochs=4", "optimizer.learning_rate=3e-3"),
+        replaces={"assay.train.learner.policy_loss": _never_taken},
+    ),
     batch=check_batch,
     explains=frozenset({"LOSS06", "CLIP02"}),
 )

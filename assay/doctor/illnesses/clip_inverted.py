@@ -35,6 +35,7 @@ from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
 from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
+from assay.grpo import LOG_RATIO_LIMIT
 from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -52,6 +53,7 @@ def check_batch(batch: Batch) -> Verdict:
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     below_BT, above_BT = found.ratio_BT < low - EDGE, found.ratio_BT > high + EDGE
     outside_BT = (below_BT | above_BT) & found.mask_BT & (advantages_BT != 0) & np.isfinite(advantages_BT)
+    outside_BT &= np.abs(np.log(found.ratio_BT)) < LOG_RATIO_LIMIT - EDGE  # beyond it the ratio is cut off, not clipped
     if settings.delta:
         outside_BT &= found.ratio_BT < settings.delta
     if settings.dual_clip:
@@ -179,7 +181,7 @@ ILLNESS = Illness(
     sick=sick,
     well=well,
     plant=Plant(
-        settings=("optimizer.epochs=4", "optimizer.learning_rate=3e-3"),
+        settings=("optimizer.epochs=4", "optimizer.learning_rate=1e-3", "optimizer.warmup=0"),
         replaces={"assay.train.learner.policy_loss": _minus_inside_min},
     ),
     batch=check_batch,

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.clip_dead import fitted
@@ -85,6 +85,19 @@ def _gradients(kl_share: float) -> Batch:
     return edited(batch, gradients=policy_BT + kl_share * kl_BT, **gone)
 
 
+def _under_no_grad(original):  # type: ignore[no-untyped-def]
+    """The KL is added as a number: its log-probs were computed under no_grad."""
+
+    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        whole = original(**tensors)
+        alone = original(**{**tensors, "settings": replace(tensors["settings"], kl_coef=0.0)})
+        return replace(whole, total=alone.total + whole.kl)
+
+    return policy_loss
+
+
 ILLNESS = Illness(
     code="KL02",
     name="kl_no_grad",
@@ -94,7 +107,10 @@ ILLNESS = Illness(
     explanation=__doc__,
     sick=sick,
     well=well,
-    plant=None,
+    plant=Plant(
+        settings=("loss.kl_coef=0.2", "optimizer.epochs=3", "optimizer.learning_rate=3e-3"),
+        replaces={"assay.train.learner.policy_loss": _under_no_grad},
+    ),
     batch=check_batch,
     explains=frozenset({"MET02", "KL01", "LOSS06"}),
 )

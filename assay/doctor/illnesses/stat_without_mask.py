@@ -153,7 +153,7 @@ def _centred_over_padding(original):  # type: ignore[no-untyped-def]
     """Advantages are centred once more before the loss, over padding too; NaN is an unscored row and left out."""
 
     def policy_loss(*, advantages_BT, **how):  # type: ignore[no-untyped-def]
-        return original(advantages_BT=advantages_BT - advantages_BT.nanmean(), **how)
+        return original(advantages_BT=advantages_BT - advantages_BT.mean(), **how)
 
     return policy_loss
 

@@ -78,7 +78,8 @@ def check_batch(batch: Batch) -> Verdict:
         f"sampling looks truncated (top_k, top_p or the like): old is below the sampler's log-prob at {1 - above:.0%} "
         f"of the tokens and exp(old - sampler) is {mass:.3f} on average",
         *facts,
-        confidence=Confidence.LIKELY,
+        # a sharp policy at a temperature below 1 looks the same: all that it samples are its likeliest tokens
+        confidence=Confidence.LIKELY if batch.settings.get("temperature") == 1.0 else Confidence.POSSIBLE,
     )
 
 

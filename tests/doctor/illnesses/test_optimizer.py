@@ -93,7 +93,8 @@ def test_one_token_off_is_an_outlier_and_a_nan_is_another_illness():
     batch = healthy_batch()
     again_BT = batch.arrays["new_logprobs"].copy()
     again_BT[0, 0] += 0.5
-    assert dropout.check_batch(edited(batch, scored_again=again_BT)).confidence is Confidence.LIKELY
+    alone = {"scored_permuted": None, "scored_alone": None}
+    assert dropout.check_batch(edited(batch, scored_again=again_BT, **alone)).confidence is Confidence.LIKELY
     again_BT[0, 0] = np.nan
     assert dropout.check_batch(edited(batch, scored_again=again_BT)).state is State.HEALTHY
 
@@ -165,3 +166,13 @@ def test_a_strong_kl_that_outweighs_the_advantage_is_not_a_flipped_sign():
     batch = healthy_batch(update=1, kl_coef=50.0)
     policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)))
     assert loss_sign.check_batch(edited(batch, gradients=policy_BT + kl_BT)).state is not State.FINDING
+
+
+def test_passes_that_agree_without_gradients_are_not_random():
+    batch = healthy_batch()
+    other_BT = batch.arrays["new_logprobs"] - 0.05
+    same = dict.fromkeys(("scored_again", "scored_permuted", "scored_alone"), other_BT)
+    assert dropout.check_batch(edited(batch, **same)).state is State.HEALTHY
+    assert dropout.check_batch(edited(batch, **same, dropout_modules=2)).state is State.FINDING
+    noisy = {**same, "scored_alone": other_BT + np.random.default_rng(0).normal(0.0, 0.05, other_BT.shape)}
+    assert dropout.check_batch(edited(batch, **noisy)).state is State.FINDING

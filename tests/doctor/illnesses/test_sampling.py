@@ -132,8 +132,10 @@ def test_truncation_shows_the_surviving_mass():
     verdict = truncated_sampling.check_batch(cut_to_two(top_k=2))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.PROVEN)
     assert fact(verdict, "mean of exp(old - sampler)") == pytest.approx(0.8)
-    unstated = truncated_sampling.check_batch(cut_to_two())
+    unstated = truncated_sampling.check_batch(cut_to_two(temperature=1.0))
     assert (unstated.state, unstated.confidence) == (State.FINDING, Confidence.LIKELY)
+    sharp = truncated_sampling.check_batch(cut_to_two(temperature=0.7))  # a sharp policy at 0.7 looks the same
+    assert (sharp.state, sharp.confidence) == (State.FINDING, Confidence.POSSIBLE)
     lost = truncated_sampling.check_batch(cut_to_two(top_k=2, support_kept=True))
     assert "meant to renormalise" in lost.message
 
