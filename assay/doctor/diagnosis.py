@@ -120,12 +120,11 @@ def _rank(word: Word) -> tuple[int, int]:
 
 
 def _word(illness: Illness, evidence: Evidence) -> Word:
-    words: list[Word] = []
-    if illness.batch is not None:
-        for batch in evidence.batches:
-            words.append(Word(illness, _ask(illness.batch, batch), batch.source))
+    words: list[Word] = []  # of equals the first counts: the whole run before a batch, a late batch before an early one
     if illness.curves is not None and evidence.curves is not None:
         words.append(Word(illness, _ask(illness.curves, evidence.curves)))
+    if illness.batch is not None:
+        words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
     if not words:
         kinds = [kind for kind in ("batch", "curves") if getattr(illness, kind) is not None]
         return Word(illness, not_enough_data(" or ".join({"batch": "a recorded batch"}.get(one, one) for one in kinds)))

@@ -243,9 +243,7 @@ ILLNESS = Illness(
     explanation=__doc__,
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.learning_rate=2e-3",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=6
-    ),
+    plant=Plant(settings=("optimizer.epochs=4",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=4),
     batch=check_batch,
     curves=check_curves,
 )

@@ -12,6 +12,7 @@ from assay.verdict import Severity, State
 
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
 _BOLD = "1"
+MOST_FACTS = 5  # of a healthy check that is worth knowing
 _INDENT = " " * 9  # the width of a severity and a space
 
 
@@ -54,12 +55,13 @@ def bold(text: str, colour: bool) -> str:
 
 def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
     lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
+    only = len(report.diagnosis.words) == 1  # somebody asked for just this
     for root in report.roots:
         lines += [*_finding(report, root, width, colour), ""]
     if report.notable:
         lines.append(bold("worth knowing", colour))
         for word in report.notable:
-            lines += _healthy(word, width, facts=True)
+            lines += _healthy(word, width, len(word.verdict.facts) if all_passes or only else MOST_FACTS)
         lines.append("")
     rest = [
         line for word in _crashed(report) for line in _line(f"crashed  {_title(word)}: {word.verdict.message}", width)
@@ -71,7 +73,8 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
     lines += [*rest, ""] if rest else []
     if all_passes:
         for word in report.diagnosis.of(State.HEALTHY):
-            lines += _healthy(word, width, facts=word.code not in {one.code for one in report.notable})
+            shown = word.code in {one.code for one in report.notable}
+            lines += _healthy(word, width, 0 if shown else len(word.verdict.facts))
         for word in report.diagnosis.of(State.NOT_APPLICABLE):
             lines += _line(f"not applicable  {_title(word)}: {word.verdict.message}", width)
         lines.append("")
@@ -95,10 +98,12 @@ def _finding(report: Report, word: Word, width: int, colour: bool) -> list[str]:
     return lines
 
 
-def _healthy(word: Word, width: int, facts: bool) -> list[str]:
+def _healthy(word: Word, width: int, most: int) -> list[str]:
     lines = _line(f"healthy  {_title(word)}: {word.verdict.message}", width)
-    for fact in word.verdict.facts if facts else ():
+    for fact in word.verdict.facts[:most]:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    if 0 < most < len(word.verdict.facts):
+        lines.append(f"{_INDENT}- {len(word.verdict.facts) - most} more with --select {word.code}")
     return lines
 
 
