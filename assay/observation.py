@@ -61,7 +61,7 @@ def _told_as(word: Word, diagnosis: Diagnosis) -> str:
 def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:
     import numpy as np
 
-    from assay.policy.plain import plain_logprobs
+    from assay.policy.plain import asked_plainly, logprobs_of, plain_logits
 
     needed = ("tokens", "mask", "prompt_tokens", "prompt_mask")
     absent = [name for name in needed if name not in batch.arrays]
@@ -77,7 +77,11 @@ def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:
     for row, length in enumerate(lengths_B):
         prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, :length].tolist()
         if tokens:
-            plain_BT[row, :length] = plain_logprobs(model, prompt, tokens, temperature=temperature)
-            raw_BT[row, :length] = plain_logprobs(model, prompt, tokens, temperature=1.0)
-    arrays = {**batch.arrays, "plain_logprobs": plain_BT, "plain_raw_logprobs": raw_BT}
+            with asked_plainly(model):
+                logits_TV = plain_logits(model, prompt, tokens)
+                plain_BT[row, :length] = logprobs_of(logits_TV, tokens, temperature)
+                raw_BT[row, :length] = logprobs_of(logits_TV, tokens, 1.0)
+    arrays = {**batch.arrays, "plain_raw_logprobs": raw_BT}
+    if not batch.settings.get("support_kept"):  # else the trainer's are over a part of the vocabulary, not known here
+        arrays["plain_logprobs"] = plain_BT
     return Batch(arrays, batch.numbers, batch.settings, batch.texts, batch.source)

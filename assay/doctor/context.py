@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import Gap, gap_between, row_lengths
+from assay.doctor.logprobs import Gap, gap_between, row_spans
 from assay.record.batch import Array
 from assay.verdict import Missing
 
@@ -46,27 +46,58 @@ class Row:
 def rows_given(batch: Batch) -> list[Row]:
     """All rows with a completion. Raises Missing without input_ids, tokens or the prompts."""
     given_BS, tokens_BT, prompts_BP, prompt_mask_BP = batch.need("input_ids", "tokens", "prompt_tokens", "prompt_mask")
-    attention_BS = batch.get("attention_mask")
+    attention_BS, mask_BT = batch.get("attention_mask"), batch.get("mask")
     rows = []
-    for number, length in enumerate(row_lengths(batch)):
-        if length == 0:
+    for number, (start, end) in enumerate(zip(*row_spans(batch), strict=True)):
+        if end <= start:
             continue
-        prompt, completion = prompts_BP[number][prompt_mask_BP[number]], tokens_BT[number][:length]
+        prompt, completion = prompts_BP[number][prompt_mask_BP[number]], tokens_BT[number][start:end]
         attended_S = None if attention_BS is None else attention_BS[number]
         places = _places(given_BS[number], prompt, completion, attended_S)
+        if places is None and mask_BT is not None:  # rows of prompt and completion
+            for answer in _behind_prompt(tokens_BT[number], prompt, mask_BT[number]):
+                again = _places(given_BS[number], prompt, answer, attended_S)
+                if again is not None and (places is None or _is_attended(again, attended_S)):
+                    completion, places = answer, again
         rows.append(Row(number, prompt, completion, given_BS[number], attended_S, places))
     if not rows:
         raise Missing("a row with completion tokens")
     return rows
 
 
+def _behind_prompt(tokens_T: Array, prompt: Array, mask_T: Array) -> list[Array]:
+    """What may be the completion of a row that begins with its prompt: all behind it, or from the first loss token."""
+    if not mask_T.any():
+        return []
+    first, last = int(np.argmax(mask_T)), len(tokens_T) - int(np.argmax(mask_T[::-1]))
+    for rest in (prompt, prompt[1:]):  # log-probs have no place for the first token
+        begin = _last_place(tokens_T[:first], rest)
+        if begin is not None:
+            return [tokens_T[begin + len(rest) : last], tokens_T[first:last]]
+    return []
+
+
 def _places(given_S: Array, prompt: Array, completion: Array, attended_S: Array | None) -> Array | None:
     whole = np.concatenate([prompt, completion])
+    in_one_piece = None
     for wanted in (whole, whole[:-1]):  # the last token predicts nothing, so some trainers do not feed it
         first = _last_place(given_S, wanted)
         if first is not None:
-            return np.arange(first, first + len(wanted))
-    # the prompt padded on the right, then the completion
+            in_one_piece = np.arange(first, first + len(wanted))
+            break
+    if in_one_piece is not None and (attended_S is None or attended_S[in_one_piece].all()):
+        return in_one_piece
+    # padding may have the id of EOS and look like the completion: what is attended comes first
+    apart = _places_apart(given_S, prompt, completion, attended_S)
+    return apart if in_one_piece is None or (apart is not None and _is_attended(apart, attended_S)) else in_one_piece
+
+
+def _is_attended(places: Array, attended_S: Array | None) -> bool:
+    return attended_S is not None and bool(attended_S[places].all())
+
+
+def _places_apart(given_S: Array, prompt: Array, completion: Array, attended_S: Array | None) -> Array | None:
+    """Of a prompt padded on the right, and the completion behind the padding."""
     head, tail = _last_place(given_S, prompt), _last_place(given_S, completion)
     if head is None or tail is None or tail < head + len(prompt):
         return None

@@ -21,8 +21,6 @@ _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
 # of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
 _LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
-# what a check of ours can raise when it is wrong
-_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +136,5 @@ def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
         return check(piece)
     except Missing as missing:
         return not_enough_data(str(missing))
-    except _BUGS as error:
+    except Exception as error:  # whatever a wrong check raises: it may stand in somebody's training loop
         return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

@@ -15,7 +15,16 @@ from assay import config as configuration
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.record import RunDirectory, read_evaluations, read_events, read_findings, read_metrics, read_timings
+from assay.record import (
+    RunDirectory,
+    RunError,
+    read_evaluations,
+    read_events,
+    read_findings,
+    read_metrics,
+    read_timings,
+)
+from assay.record.batch import BatchError
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import rollout_rows
 from assay.record.settings import settings_of
@@ -71,13 +80,19 @@ class LiveDoctor:
         self._rows.append(row)
         self._timings.append(timings)
         step, affordable = record.step, self._spent <= BUDGET * (self._clock() - self._began)
-        if is_rollout_look(step) and (affordable or step <= 2):
+        if not affordable and step > 2:
+            return
+        if is_rollout_look(step):
             began = self._clock()
             batch = self._batch(record, row)
             self._spent += self._clock() - began
-            self._look(Evidence(batches=(batch,)), _of_kind("batch"), step)
-        if is_curves_look(step) and (affordable or step <= 2):
-            self._look(Evidence(curves=self._curves()), _of_kind("curves"), step)
+            if batch is not None:
+                self._look(Evidence(batches=(batch,)), _of_kind("batch"), step)
+        if is_curves_look(step):
+            began = self._clock()
+            curves = self._curves()
+            self._spent += self._clock() - began
+            self._look(Evidence(curves=curves), _of_kind("curves"), step)
 
     def finished(self) -> None:
         """A last look at the curves, and the tally."""
@@ -109,7 +124,8 @@ class LiveDoctor:
                 self._tell(word, [code for code, root in causes.items() if root == word.code], step)
         for word in diagnosis.findings:
             fatal = word.severity is Severity.FATAL and word.confidence is Confidence.PROVEN
-            if self.mode == "strict" and fatal and word.code not in causes:
+            # what follows from another finding is not less fatal for that
+            if self.mode == "strict" and fatal:
                 raise self.stop(
                     f"the doctor stopped the run: {word.code} {word.illness.name}: {word.verdict.message}; the run is "
                     f"saved; assay explain {word.code} tells more, and --doctor warn goes on in spite of it"
@@ -168,10 +184,17 @@ class LiveDoctor:
         causes = root_causes(list(self._found.values()))
         return [word for word in self._found.values() if word.code not in causes]
 
-    def _batch(self, record: StepRecord, row: Mapping[str, Any]) -> Batch:
+    def _batch(self, record: StepRecord, row: Mapping[str, Any]) -> Batch | None:
+        """None if the step cannot be told as a batch; that is said once."""
         rows = rollout_rows(record, keep="all", extremes=0)
         source = f"rollouts of step {record.step}"
-        return batch_of_rows(rows, self._settings, step=record.step, source=source, numbers=row)
+        try:
+            return batch_of_rows(rows, self._settings, step=record.step, source=source, numbers=row)
+        except BatchError as error:
+            if "rollouts" not in self._crashed:
+                self._crashed.add("rollouts")
+                self.say(f"doctor: the {source} cannot be looked at: {error}; the run goes on")
+            return None
 
     def _curves(self) -> Curves:
         evaluations, events = read_evaluations(self.directory).rows, read_events(self.directory).rows
@@ -183,14 +206,22 @@ class LiveDoctor:
             return
         self._settings = settings_of(configuration.load(self.directory / "config.toml"))
         self._recorded = {}
-        for finding in read_findings(self.directory).rows:
-            confidence = Confidence(finding["confidence"])
-            known = self._recorded.get(finding["code"], confidence)
-            self._recorded[finding["code"]] = max(known, confidence, key=lambda one: _SURE[one])
+        for code, confidence in self._found_before():
+            known = self._recorded.get(code, confidence)
+            self._recorded[code] = max(known, confidence, key=lambda one: _SURE[one])
             if confidence is not Confidence.POSSIBLE:
-                self._told.add(finding["code"])
+                self._told.add(code)
         self._rows = [row for row in read_metrics(self.directory).rows if row["step"] < step]
         self._timings = [row for row in read_timings(self.directory).rows if row["step"] < step]
+
+    def _found_before(self) -> list[tuple[str, Confidence]]:
+        """Codes in findings.jsonl. A file that is damaged is no reason to end a run: then things are told again."""
+        try:
+            rows = read_findings(self.directory).rows
+            return [(str(row["code"]), Confidence(row["confidence"])) for row in rows]
+        except (RunError, KeyError, ValueError) as error:
+            self.say(f"doctor: what was found before is unknown, so it may be told again: {error}")
+            return []
 
 
 def is_curves_look(step: int) -> bool:

@@ -36,10 +36,7 @@ class Gap:
 def loss_tokens(batch: Batch) -> Array:
     """Tokens in the loss that were really sampled; a mask that runs into the padding is another illness."""
     (mask_BT,) = batch.need("mask")
-    lengths_B = batch.get("lengths")
-    if lengths_B is None:
-        return mask_BT
-    return mask_BT & (np.arange(mask_BT.shape[1]) < lengths_B[:, None])
+    return mask_BT if batch.get("lengths") is None else mask_BT & completion_places(batch)
 
 
 def both_finite(batch: Batch, *names: str) -> Array:
@@ -61,11 +58,59 @@ def gap_between(batch: Batch, one: str, other: str) -> Gap:
     return Gap(float(distance_BT.sum() / count), float(distance_BT.max()), int(row), int(token), count)
 
 
+def row_spans(batch: Batch) -> tuple[Array, Array]:
+    """First column of each row's completion, and the one behind its last: as recorded, else up to the last loss token.
+
+    Both are 0 where nothing says. `tokens` may be prompt + completion, with lengths of the completions alone.
+    """
+    lengths_B, mask_BT = batch.get("lengths"), batch.get("mask")
+    if lengths_B is None:
+        (mask_BT,) = batch.need("mask")
+        return np.zeros(len(mask_BT), dtype=np.int64), _loss_span(mask_BT)[1]
+    starts_B = np.zeros(len(lengths_B), dtype=np.int64)
+    if mask_BT is not None:
+        first_B, end_B = _loss_span(mask_BT)
+        # no more loss tokens than were sampled, and yet some lie beyond: lengths do not count from the first column
+        moved_B = (end_B > lengths_B) & (mask_BT.sum(axis=1) <= lengths_B)
+        if moved_B.any():
+            return np.where(end_B > 0, first_B, 0), end_B
+        return starts_B, np.clip(lengths_B, 0, mask_BT.shape[1])
+    behind_B = _behind_prompts(batch)
+    if behind_B is not None:
+        starts_B = behind_B
+    tokens_BT = batch.get("tokens")
+    width = int((starts_B + lengths_B).max(initial=0)) if tokens_BT is None else tokens_BT.shape[1]
+    return starts_B, np.clip(starts_B + lengths_B, 0, width)
+
+
 def row_lengths(batch: Batch) -> Array:
-    """Completion tokens of each row: as recorded, else up to the last loss token; 0 where nothing says."""
-    lengths_B = batch.get("lengths")
-    if lengths_B is not None:
-        return lengths_B
-    (mask_BT,) = batch.need("mask")
+    """The column behind each row's last completion token; 0 where nothing says."""
+    return row_spans(batch)[1]
+
+
+def completion_places(batch: Batch) -> Array:
+    """Columns of `mask` or `tokens` that hold the completion."""
+    start_B, end_B = row_spans(batch)
+    width = batch.arrays["mask" if "mask" in batch.arrays else "tokens"].shape[1]
+    columns_T = np.arange(width)
+    return np.asarray((columns_T >= start_B[:, None]) & (columns_T < end_B[:, None]))
+
+
+def _loss_span(mask_BT: Array) -> tuple[Array, Array]:
+    if not mask_BT.shape[1]:
+        return np.zeros(len(mask_BT), dtype=np.int64), np.zeros(len(mask_BT), dtype=np.int64)
     last_B = mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1)
-    return np.where(mask_BT.any(axis=1), last_B, 0)
+    return np.argmax(mask_BT, axis=1), np.where(mask_BT.any(axis=1), last_B, 0)
+
+
+def _behind_prompts(batch: Batch) -> Array | None:
+    """The column behind the prompt of each row, if every row of `tokens` begins with its prompt; else None."""
+    tokens_BT, prompts_BP, real_BP = (batch.get(name) for name in ("tokens", "prompt_tokens", "prompt_mask"))
+    if tokens_BT is None or prompts_BP is None or real_BP is None or tokens_BT.shape[1] < prompts_BP.shape[1]:
+        return None
+    for dropped in (0, 1):  # log-probs have no place for the first token
+        width = prompts_BP.shape[1] - dropped
+        same_BP = (tokens_BT[:, :width] == prompts_BP[:, dropped:]) | ~real_BP[:, dropped:]
+        if len(same_BP) and same_BP.all() and real_BP[:, dropped:].any():
+            return np.full(len(tokens_BT), width, dtype=np.int64)
+    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import row_lengths
+from assay.doctor.logprobs import completion_places, row_spans
 from assay.record.batch import Array
 from assay.verdict import Missing
 
@@ -20,7 +20,8 @@ _CERTAIN = -1e-6  # a log-prob above this is a probability of 1
 def completions(batch: Batch) -> list[Completion]:
     """Token ids of each row, without padding; () where nothing says how long the row is."""
     (tokens_BT,) = batch.need("sampled_tokens" if batch.get("sampled_tokens") is not None else "tokens")
-    return [tuple(row[:length].tolist()) for row, length in zip(tokens_BT, row_lengths(batch), strict=True)]
+    spans = zip(tokens_BT, *row_spans(batch), strict=True)
+    return [tuple(row[start:end].tolist()) for row, start, end in spans]
 
 
 def log_chances(batch: Batch) -> Array:
@@ -30,7 +31,11 @@ def log_chances(batch: Batch) -> Array:
     either must not make a common answer look rare. A sampler that was certain of every token is not heard: a greedy
     engine may report a probability of 1 for whatever it took.
     """
-    inside_BT = np.arange(batch.need("tokens")[0].shape[1]) < row_lengths(batch)[:, None]
+    batch.need("tokens")
+    inside_BT = completion_places(batch)
+    mask_BT = batch.get("mask")
+    if mask_BT is not None:  # what is not trained was perhaps not sampled; of rows that are left out all was
+        inside_BT = inside_BT & (mask_BT | ~mask_BT.any(axis=1, keepdims=True))
     asked = batch.get("plain_logprobs")
     words = [asked] if asked is not None else [word for name in _WORDS if (word := batch.get(name)) is not None]
     known = [word_BT for word_BT in words if np.isfinite(word_BT[inside_BT]).any()]

@@ -9,6 +9,7 @@ Shape legend: L tokens of prompt and completion, T completion tokens, V vocabula
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,16 +37,19 @@ def plain_logprobs(
 
 
 def plain_logits(model: nn.Module, prompt_tokens: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """logits_TV that predict the completion tokens, as the model returns them; call it inside `asked_plainly`."""
+    """logits_TV that predict the completion tokens, as the model returns them; call it inside `asked_plainly`. A model
+    that can is told to leave out those of the prompt, which nobody needs and a large vocabulary makes costly."""
     if not prompt_tokens:
         raise ValueError("the prompt holds no token, so nothing predicts the first completion token; give its ids")
     device = next(model.parameters()).device
     ids_1L = torch.tensor([[*map(int, prompt_tokens), *map(int, tokens)]], dtype=torch.int64, device=device)
     how: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        how["logits_to_keep"] = len(tokens) + 1
     output = model(ids_1L, **how)
     logits_LV = (output if isinstance(output, Tensor) else output.logits)[0]
-    first = len(prompt_tokens) - 1  # the prompt's last token predicts the first of the completion
-    return logits_LV[first : first + len(tokens)]
+    # the prompt's last token predicts the first of the completion; the completion's last token predicts nothing
+    return logits_LV[-len(tokens) - 1 : -1]
 
 
 def logprobs_of(logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None) -> Tensor:
@@ -72,7 +76,8 @@ def asked_plainly(model: nn.Module) -> Iterator[None]:
     device = next(model.parameters()).device
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            model.eval()
+            for module in training:  # not model.eval(): a module may do more there, and no one would undo it
+                module.training = False
             yield
     finally:
         for module in training:

@@ -10,14 +10,16 @@ The model's numbers and the loss are computed again by ways that must not matter
 alone, cut in two, with garbage under the mask). Nothing of the update changes, and no random state moves.
 
 The rows examined are whole groups, as many as PASSES forward passes of the step pay for, at most MOST_ROWS rows, at
-least one group (examined_rows.py). Where they are only a part of the update, its loss and gradients are those of the
-trainer's own policy_loss on these rows with the denominators of the whole update, which the settings tell.
+least one group; of a large model fewer, and asked in fewer ways (examined_rows.py). Where they are only a part of the
+update, its loss and gradients are those of the trainer's own policy_loss on these rows with the denominators of the
+whole update, which the settings tell.
 
 Shape legend: B completions, T completion tokens, P prompt tokens, R rows of S tokens (see Microbatch).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +35,8 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.plain import logprobs_of, plain_logits, policy_asked_plainly
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
-from assay.train.examined_rows import chosen_rows, longer_than, part_of
+from assay.train.examined_rows import ALL, at_most, chosen_rows, longer_than, part_of, plan
+from assay.train.interrupt import Interrupted
 from assay.train.learner import Learner
 from assay.train.loss_probes import Piece, loss_probes, losses
 from assay.train.pack import pack, shares_prompts
@@ -43,9 +46,6 @@ from assay.train.seen_inputs import SeenInputs
 from assay.types import Microbatch, Minibatch, Sample, StopReason, Update
 
 NUMBERS = 2_000_000  # weights that are compared before and after the update
-# what an exotic model or a full GPU may raise when it is asked in an unusual way
-FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
 
 Answer = TypeVar("Answer")
 
@@ -54,12 +54,15 @@ class Examination:
     """An Observer of one update. `failure` is a sentence if something could not be asked; the update goes on."""
 
     def __init__(self, config: Config, learner: Learner, work: Work, place: Place, *, thorough: bool = True) -> None:
-        """Not thorough: of the model only the plain log-probs are asked for, a fifth of the cost."""
+        """Not thorough: of the model only the plain log-probs are asked for."""
         self.config, self.learner, self.work, self.place = config, learner, work, place
         self.thorough = thorough
         self.minibatch: Minibatch = work.batch.minibatches[work.current(place)]
         self.failure = ""
-        self.rows = chosen_rows(self.minibatch, work, questions=5 + (learner.reference is not None))
+        self.seconds = 0.0  # that the examination took so far
+        weights = sum(weight.numel() for weight in learner.policy.model.parameters())
+        self.plan = plan(weights, len(work.samples), has_reference=learner.reference is not None)
+        self.rows = chosen_rows(self.minibatch, work, self.plan)
         self.whole = len(self.rows) == sum(len(batch.rows) for batch in self.minibatch.microbatches)
         groups = work.gathered.groups
         # as the engine was given and returned them, whatever became of them on their way to the loss
@@ -144,10 +147,14 @@ class Examination:
             return answers
         samples = [self.work.samples[row] for row in self.rows]
         count, longer = len(samples), longer_than(samples, policy.context)
-        orders = {"padded": [*range(count), count], "permuted": [*range(count)][::-1]}
-        for how, order in orders.items():
-            answers[f"scored_{how}"] = self._scored([*samples, longer], order)
-        answers["scored_alone"] = self._scored(samples, range(count), alone=True)
+        # no more rows at a time than the trainer's own micro-batches have: there is memory for those
+        room = max(len(batch.rows) for batch in self.minibatch.microbatches)
+        backwards = range(count)[::-1]
+        padded = at_most(range(count) if self.plan.questions == ALL else backwards, room - 1)
+        answers["scored_padded"] = self._scored([*samples, longer], [[*part, count] for part in padded])
+        if self.plan.questions == ALL:
+            answers["scored_permuted"] = self._scored(samples, at_most(backwards, room))
+            answers["scored_alone"] = self._scored(samples, at_most(range(count), 1))
         again: dict[int, Tensor] = {}
         for batch in self.minibatch.microbatches:
             part = part_of(batch, self.rows)
@@ -169,20 +176,20 @@ class Examination:
                 scaled.append(raw[-1] if is_raw else logprobs_of(logits_TV, tokens, policy.temperature, support))
         return self._laid_out(scaled), self._laid_out(raw)
 
-    def _scored(self, samples: Sequence[Sample], order: Sequence[int], alone: bool = False) -> Array:
-        """The trainer's own packing and scoring of these samples; of those examined, in their order."""
-        (minibatch,) = pack(
-            samples,
-            order,
-            minibatches=1,
-            microbatches=len(order) if alone else 1,
-            max_tokens=self.config.rollout.max_tokens,
-            device=self.learner.policy.device,
-            share_prompts=shares_prompts(self.config, self.learner.policy),
-        )
+    def _scored(self, samples: Sequence[Sample], parts: Sequence[Sequence[int]]) -> Array:
+        """The trainer's own packing and scoring of these samples, part by part; of those examined, in their order."""
         values: dict[int, Tensor] = {}
-        for batch in minibatch.microbatches:
-            values |= self._logprobs_by_row(batch)
+        for part in parts:
+            (minibatch,) = pack(
+                samples,
+                part,
+                minibatches=1,
+                microbatches=1,
+                max_tokens=self.config.rollout.max_tokens,
+                device=self.learner.policy.device,
+                share_prompts=shares_prompts(self.config, self.learner.policy),
+            )
+            values |= self._logprobs_by_row(minibatch.microbatches[0])
         return self._laid_out([values[number] for number in range(len(self.rows))])
 
     @torch.no_grad()
@@ -321,13 +328,23 @@ class Examination:
         """Whatever breaks in here breaks the examination, never the update."""
         if self.failure:
             return otherwise
+        began = time.perf_counter()
         try:
             return ask()
-        except FAULTS as error:
-            place = f"update {self.place.update + 1} of step {self.place.step + 1}"
-            reason = " ".join(str(error).split())[:200]
-            self.failure = f"{place} could not be examined: {type(error).__name__}: {reason}"
+        except Interrupted:
+            raise
+        # the boundary to models of all kinds, asked in unusual ways: no examination is worth the run it looks at
+        except Exception as error:
+            self.failure = not_examined(self.place, error)
             return otherwise
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+def not_examined(place: Place, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:200]
+    where = f"update {place.update + 1} of step {place.step + 1}"
+    return f"{where} could not be examined: {type(error).__name__}: {reason}"
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Array:

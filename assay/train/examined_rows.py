@@ -6,7 +6,7 @@ Shape legend: B completions, T completion tokens, R rows of S tokens (see Microb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,14 +17,42 @@ from assay.types import Microbatch, Minibatch, Sample
 MOST_ROWS = 16
 LEAST_ROWS = 8  # of a step that is so small that nobody notices what they cost
 PASSES = 1.5  # forward passes of the step that the questions to the model may cost
+LARGE = 20_000_000  # weights from which on everybody notices what a pass costs
+LEAST_ROWS_LARGE, PASSES_LARGE = 4, 0.5  # of such a model: a run has some 20 steps of 6 passes or more
+ALL, FEW = 5, 3  # questions to a policy: asked plainly, scored again, padded; and, of all, permuted and alone
 LONGER = 8  # tokens by which a dummy row is longer than the rows that are to be padded
 
 
-def chosen_rows(minibatch: Minibatch, work: Work, questions: int) -> list[int]:
+@dataclass(frozen=True)
+class Plan:
+    """How much is asked of the model: of how many rows, in how many ways, and whether a group may be cut for that."""
+
+    rows: int
+    questions: int
+    cuts_groups: bool
+
+
+def plan(weights: int, samples: int, *, has_reference: bool) -> Plan:
+    """
+    >>> plan(150_000, 384, has_reference=False), plan(135_000_000, 32, has_reference=False)
+    (Plan(rows=16, questions=5, cuts_groups=False), Plan(rows=5, questions=3, cuts_groups=True))
+    """
+
+    def affordable(passes: float, questions: int) -> int:
+        return min(MOST_ROWS, int(passes * samples / (questions + has_reference)))
+
+    if weights < LARGE:
+        return Plan(max(LEAST_ROWS, affordable(PASSES, ALL)), ALL, cuts_groups=False)
+    if affordable(PASSES_LARGE, ALL) >= LEAST_ROWS:
+        return Plan(affordable(PASSES_LARGE, ALL), ALL, cuts_groups=True)
+    return Plan(max(LEAST_ROWS_LARGE, affordable(PASSES_LARGE, FEW)), FEW, cuts_groups=True)
+
+
+def chosen_rows(minibatch: Minibatch, work: Work, plan: Plan) -> list[int]:
     """Samples to examine: whole groups in the order of the step, as far as they are in the update. If none of them has
-    a signal and another group has, that one takes the place of the last."""
+    a signal and another group has, that one takes the place of the last. Of a group that is larger than the plan those
+    with the lowest and the highest advantages are taken, where it may be cut."""
     present = {row for batch in minibatch.microbatches for row in batch.rows}
-    affordable = min(MOST_ROWS, max(LEAST_ROWS, int(PASSES * len(work.samples) / questions)))
     groups, first = [], 0
     for group in work.gathered.groups:
         rows = [row for row in range(first, first + len(group.rollouts)) if row in present]
@@ -33,7 +61,7 @@ def chosen_rows(minibatch: Minibatch, work: Work, questions: int) -> list[int]:
             groups.append(rows)
     chosen: list[list[int]] = []
     for rows in groups:
-        if not chosen or sum(map(len, chosen)) + len(rows) <= affordable:
+        if not chosen or sum(map(len, chosen)) + len(rows) <= plan.rows:
             chosen.append(rows)
 
     def has_signal(rows: Sequence[int]) -> bool:
@@ -41,7 +69,22 @@ def chosen_rows(minibatch: Minibatch, work: Work, questions: int) -> list[int]:
 
     if not any(map(has_signal, chosen)):
         chosen[-1] = next((rows for rows in groups if has_signal(rows)), chosen[-1])
-    return sorted(row for rows in chosen for row in rows)
+    wanted = [row for rows in chosen for row in rows]
+    if plan.cuts_groups and len(wanted) > plan.rows:
+        ordered = sorted(wanted, key=lambda row: float(np.mean(work.samples[row].advantage)))
+        low = (plan.rows + 1) // 2
+        wanted = ordered[:low] + ordered[len(ordered) - plan.rows + low :]
+    return sorted(wanted)
+
+
+def at_most(rows: Sequence[int], size: int) -> list[list[int]]:
+    """In pieces of so many, but one at least.
+
+    >>> at_most([5, 6, 7], 2), at_most([5, 6], 0)
+    ([[5, 6], [7]], [[5], [6]])
+    """
+    size = max(size, 1)
+    return [list(rows[first : first + size]) for first in range(0, len(rows), size)]
 
 
 def part_of(batch: Microbatch, wanted: Sequence[int]) -> Microbatch | None:

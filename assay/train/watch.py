@@ -18,7 +18,7 @@ from assay.record import RunDirectory
 from assay.record.batch import Batch
 from assay.record.batch_file import write_batch
 from assay.record.metrics import Row
-from assay.train.examine import Examination
+from assay.train.examine import Examination, not_examined
 from assay.train.failure import RunFailed
 from assay.train.learner import Learner
 from assay.train.place import Place, Work
@@ -69,10 +69,15 @@ class Watch:
             yield None
             return
         # what the trainer's own scoring depends on is asked once: it is most of the cost
-        look = Examination(self.config, self.learner, work, place, thorough=self._examinations == 0)
+        thorough = self._examinations == 0
         self._examinations += 1
-        with self._timed():
-            look.open()
+        try:
+            look = Examination(self.config, self.learner, work, place, thorough=thorough)
+        except Exception as error:  # as in Examination: nothing in here may end a run
+            self._say_not_examined(not_examined(place, error))
+            yield None
+            return
+        look.open()
         try:
             yield look
         finally:
@@ -88,16 +93,19 @@ class Watch:
         return self._examinations == 1 and place.step > self._first_step and is_last
 
     def examined(self, look: Examination, update: Update) -> None:
+        batch = look.batch(update)
+        self.seconds += look.seconds
         with self._timed():
-            batch = look.batch(update)
             if batch is None:
-                self.directory.append_event("not examined", reason=look.failure)
-                self.say(look.failure)
+                self._say_not_examined(look.failure)
                 return
             if self.config.record.rollouts != "none":
                 self._write(batch, look.place)
-            assert self.watcher is not None
             self._tell(lambda watcher: watcher.examined(batch))
+
+    def _say_not_examined(self, sentence: str) -> None:
+        self.directory.append_event("not examined", reason=sentence)
+        self.say(sentence)
 
     def step(self, record: StepRecord, row: Row, timings: Row) -> None:
         with self._timed():
@@ -112,12 +120,19 @@ class Watch:
             raise self._stop
 
     def _tell(self, what: Callable[[Watcher], None]) -> None:
+        """A watcher that breaks is told of and left: nobody's diagnosis is worth the run."""
         if self.watcher is None:
             return
         try:
             what(self.watcher)
         except DoctorStop as stop:
             self._stop = self._stop or stop
+        except Exception as error:
+            self.watcher = None
+            reason = " ".join(str(error).split())[:200]
+            sentence = f"the doctor broke and is left out from here on: {type(error).__name__}: {reason}"
+            self.directory.append_event("doctor failed", reason=sentence)
+            self.say(sentence)
 
     def _write(self, batch: Batch, place: Place) -> None:
         file = self.directory.path / "examined" / f"step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
@@ -125,8 +140,9 @@ class Watch:
             file.parent.mkdir(exist_ok=True)
             durable.remove_asides(file.parent)
             write_batch(file, batch)
-        except OSError as error:
-            raise RunFailed(f"{file} could not be written: {durable.reason(error)}") from error
+        except Exception as error:  # if the disk is full, what the run itself writes next says so
+            reason = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self.say(f"{file} could not be written: {reason}; the run goes on without it")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

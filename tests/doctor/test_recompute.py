@@ -129,7 +129,6 @@ def test_on_ambiguous_data_what_is_configured_is_preferred():
     one_group = batch_of(z(np.array(REWARDS[:4])), rewards=REWARDS[:4], ids=[0] * 4, **CONFIGURED)
     match = nearest_advantages(one_group)  # the batch is the group
     assert match.is_configured
-    assert match.is_ambiguous
 
 
 def test_unscored_rollouts_counted_as_zero_are_named():
@@ -218,7 +217,6 @@ def test_every_variant_of_the_ratio_is_told_from_the_others(name):
 def test_a_ratio_of_one_accuses_nobody():
     match = nearest_ratio(healthy_batch())
     assert match.is_configured
-    assert match.is_ambiguous
 
 
 def test_the_ratio_of_gspo_is_one_a_row():

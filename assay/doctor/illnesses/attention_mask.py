@@ -29,7 +29,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
-from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
+from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.position_ids import position_faults
@@ -52,7 +52,10 @@ def check_batch(batch: Batch) -> Verdict:
     found = [row for row in rows if row.places is not None]
     if not found:
         return not_applicable("no row was scored as prompt + completion: see wrong_context")
-    faults = mask_faults(batch)
+    crowded = {row.number for row in found if has_extra_tokens(batch, row)}
+    faults = {number: what for number, what in mask_faults(batch).items() if number not in crowded}
+    if not faults and crowded:
+        return not_applicable("more than the prompt stands in front of the completion: see wrong_context")
     if not faults:
         return _by_numbers(batch, "the mask on record is right", looked=len(found))
     number, what = next(iter(faults.items()))
@@ -68,6 +71,14 @@ def check_batch(batch: Batch) -> Verdict:
     return finding(
         f"the attention mask of {len(faults)} of {len(rows)} rows is wrong: in row {number} {what}{effect}", *facts
     )
+
+
+def has_extra_tokens(batch: Batch, row: Row) -> bool:
+    """Whether what is attended beside the row is no padding: where no padding id is stated, one of its prompt's own."""
+    if row.places is None or row.attended_S is None or not len(row.stray):
+        return False
+    ids = row.given_S[row.stray]
+    return not is_padding(batch, ids) or ("pad_id" not in batch.settings and bool(np.isin(ids, row.prompt).all()))
 
 
 def _by_numbers(batch: Batch, known: str, looked: int = 0) -> Verdict:

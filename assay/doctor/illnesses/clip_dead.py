@@ -46,6 +46,7 @@ MOST = 0.5  # of the clipped tokens
 
 def check_batch(batch: Batch) -> Verdict:
     (gradients_BT,) = batch.need("gradients")
+    batch.setting("clip_low"), batch.setting("clip_high"), batch.setting("objective")
     settings = loss_settings(batch)
     if settings.objective not in CLIPPING:
         return not_applicable(f"{settings.objective} does not clip token by token")
@@ -137,7 +138,7 @@ ILLNESS = Illness(
     sick=sick,
     well=well,
     plant=Plant(
-        settings=("optimizer.epochs=4", "optimizer.learning_rate=3e-3"),
+        settings=("optimizer.epochs=4", "optimizer.learning_rate=1e-3", "optimizer.warmup=0"),
         replaces={"assay.train.learner.policy_loss": _never_taken},
     ),
     batch=check_batch,

@@ -31,6 +31,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.illnesses.clip_dead import FIT, fitted
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
 from assay.doctor.recompute.match import distance, tolerance
@@ -40,6 +41,7 @@ from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 EDGE = 1e-3  # from the clip range: rounding decides there
+SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 MOST = 0.5  # of the tokens: more than half have a gradient, or less than half
 
 
@@ -54,10 +56,10 @@ def check_batch(batch: Batch) -> Verdict:
     below_BT, above_BT = found.ratio_BT < low - EDGE, found.ratio_BT > high + EDGE
     outside_BT = (below_BT | above_BT) & found.mask_BT & (advantages_BT != 0) & np.isfinite(advantages_BT)
     outside_BT &= np.abs(np.log(found.ratio_BT)) < LOG_RATIO_LIMIT - EDGE  # beyond it the ratio is cut off, not clipped
-    if settings.delta:
-        outside_BT &= found.ratio_BT < settings.delta
-    if settings.dual_clip:
-        outside_BT &= (found.ratio_BT < settings.dual_clip) | (advantages_BT > 0)
+    for name in ("delta", "dual_clip"):  # both bound what is pushed down; one that is not stated may be on
+        bound = float(batch.settings.get(name, SMALLEST_BOUND))
+        if bound:
+            outside_BT &= (found.ratio_BT < bound) | (advantages_BT > 0)
     if not outside_BT.any():
         return not_enough_data("loss tokens with an advantage and a ratio outside of the clip range")
     verdict = _by_token_loss(batch, outside_BT)
@@ -99,14 +101,12 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
     unclipped_BT, kl_BT = gradient_parts(batch, weights_BT, free)
     seen_BT = outside_BT & np.isfinite(recorded_BT) & (unclipped_BT != 0)
     inside_BT = terms(batch).mask_BT & ~outside_BT & np.isfinite(recorded_BT) & (unclipped_BT != 0)
-    if not seen_BT.any():
-        return None
+    scale, residual = fitted(recorded_BT[inside_BT], (unclipped_BT + kl_BT)[inside_BT])
+    if not seen_BT.any() or residual > FIT or scale <= 0:
+        return None  # nothing tells how large an unclipped gradient is
     with np.errstate(all="ignore"):
-        share_BT = np.where(unclipped_BT != 0, (recorded_BT - kl_BT) / unclipped_BT, 0.0)
-    unit = float(np.median(share_BT[inside_BT])) if inside_BT.any() else 1.0
-    if not abs(unit) > 0:
-        return None
-    alive_BT = np.abs(share_BT / unit) > MOST
+        share_BT = np.where(unclipped_BT != 0, (recorded_BT / scale - kl_BT) / unclipped_BT, 0.0)
+    alive_BT = np.abs(share_BT) > MOST
     stopped, passed = seen_BT & clipped_BT, seen_BT & ~clipped_BT
     fact = Fact("tokens outside of the clip range", int(seen_BT.sum()), None, batch.step)
     leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > MOST

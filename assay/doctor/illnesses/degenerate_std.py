@@ -33,7 +33,14 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.recompute.advantages import centring, groups_of, nearest_advantages, other_kind, row_advantages
+from assay.doctor.recompute.advantages import (
+    centring,
+    groups_of,
+    has_whole_groups,
+    nearest_advantages,
+    other_kind,
+    row_advantages,
+)
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -95,8 +102,8 @@ def _groups_of_one(batch: Batch, advantages_B: Array) -> Verdict:
 def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Verdict | None:
     """Only where the other groups are centred: else the formula is another one."""
     rewards_B = batch.get("rewards")
-    if rewards_B is None:
-        return None
+    if rewards_B is None or not has_whole_groups(batch):
+        return None  # equal rewards in a part of a group may differ from the rest
     varied = False
     worst: tuple[float, int] = (0.0, 0)
     for rows in groups:
@@ -113,6 +120,8 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
     return finding(
         f"completions with equal rewards have advantages of up to {worst[0]:.3g}: the std of nothing is divided by",
         Fact("largest |A| where rewards are equal", worst[0], VISIBLE, batch.step, worst[1]),
+        # raw rewards, or those of another baseline, may be centred in the other groups by chance
+        confidence=Confidence.PROVEN if {"baseline", "group_size"} <= batch.settings.keys() else Confidence.POSSIBLE,
     )
 
 
@@ -125,6 +134,7 @@ def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) ->
     if rewards_B is None and not is_centred:
         return None  # another formula, and no rewards to tell which
     worst: tuple[float, float, int, float] = (1.0, 0.0, 0, 0.0)
+    some_within = rewards_B is None
     for rows in groups:
         size = len(rows) if rewards_B is None else int(np.isfinite(rewards_B[rows]).sum())
         known = advantages_B[rows][np.isfinite(advantages_B[rows])]
@@ -135,9 +145,12 @@ def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) ->
             bound *= size / (size - 1)
         largest = float(np.abs(known).max())
         worst = max(worst, (largest / (bound * SLACK), largest, int(rows[0]), bound))
+        some_within |= 0 < largest <= bound * SLACK
     excess, largest, row, bound = worst
     if excess <= (1.0 if is_centred else BLOWN_UP) or (rewards_B is not None and nearest_advantages(batch).fits):
         return None  # within the bound, or a known formula of another size: see formula
+    if not some_within:
+        return None  # a factor on all groups: no std is that of nothing in each of them
     return finding(
         f"an advantage of {largest:.3g} is larger than a {std} std of its group allows ({bound:.3g})",
         Fact("largest |A| of the group", largest, bound, batch.step, row),

@@ -30,7 +30,10 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division
+FEWEST = 4  # rows: one or two may be left out for a reason of their own
+BESIDE = ("ref_logprobs", "sampler_logprobs")  # where the loss has a KL or a correction, so does one of these
 OUTPUTS = ("loss", "loss_again")
+FAR = 10.0  # nats between two log-probs: exp of more overflows a float16, and times 0 it is NaN
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -47,10 +50,10 @@ def check_batch(batch: Batch) -> Verdict:
         broken.append("gradients")
     if not broken or not empty_B.any():
         return healthy("no division by an empty mask", fact)
-    if any(not np.isfinite(_inside(batch, name)).all() for name in INPUTS if batch.get(name) is not None):
+    if any(not np.isfinite(_inside(batch, name)).all() for name in _used(batch)):
         return not_applicable(f"{broken[0]} is not finite, and neither are the numbers it was computed from")
     row = int(np.flatnonzero(empty_B)[0])
-    known = all(batch.get(name) is not None for name in INPUTS)
+    known = all(batch.get(name) is not None for name in INPUTS) and _nothing_else_can(batch)
     return finding(
         f"{broken[0]} is not finite although its inputs are, and {int(empty_B.sum())} of {len(mask_BT)} rows have no "
         "loss token: their count of 0 is divided by",
@@ -66,11 +69,43 @@ def _nothing_trained(batch: Batch, rows: int) -> Verdict:
         return finding(
             f"all {rows} rows were cut off by the token limit and left out of the loss: this batch teaches nothing",
             fact,
-            confidence=Confidence.LIKELY,
+            confidence=Confidence.POSSIBLE,  # the next batch may have answers that end
             severity=Severity.WASTEFUL,
             fix="Raise the token limit, or keep answers that were cut off in the loss.",
         )
-    return finding(f"none of the {rows} rows has a loss token: this batch teaches nothing", fact)
+    sure = is_no_choice(batch)
+    return finding(
+        f"none of the {rows} rows has a loss token: this batch teaches nothing",
+        fact,
+        confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,
+        severity=None if sure else Severity.WASTEFUL,
+    )
+
+
+def is_no_choice(batch: Batch) -> bool:
+    """Whether rows without loss tokens cannot be left out on purpose: answers that ended, or no masking of the rest.
+
+    A single row, of a micro-batch say, may be left out for many reasons; so may groups of equal rewards.
+    """
+    finished_B, advantages = batch.get("finished"), batch.get("advantages")
+    if len(batch.need("mask")[0]) < FEWEST or advantages is None or not np.nan_to_num(advantages).any():
+        return False
+    if finished_B is not None:
+        return bool(finished_B.sum() >= FEWEST or batch.settings.get("mask_truncated") is False)
+    return batch.settings.get("mask_truncated") is False
+
+
+def _used(batch: Batch) -> list[str]:
+    names = INPUTS + (BESIDE[:1] if batch.settings.get("correction") == "off" else BESIDE)
+    return [name for name in names if batch.get(name) is not None]
+
+
+def _nothing_else_can(batch: Batch) -> bool:
+    """Whether no number, under the mask or not, is or becomes infinite by an exp: times a mask of 0 it is NaN too."""
+    used = [batch.arrays[name] for name in _used(batch)]
+    logprobs = [batch.arrays[name] for name in _used(batch) if name.endswith("_logprobs")]
+    gaps = [np.abs(one - other).max() for one in logprobs for other in logprobs]
+    return all(np.isfinite(one).all() for one in used) and max(gaps, default=0.0) <= FAR
 
 
 def _inside(batch: Batch, name: str) -> np.ndarray:

@@ -59,8 +59,20 @@ def check_batch(batch: Batch) -> Verdict:
     return finding(
         f"{message}; {culprit}" if culprit else message,
         *facts,
-        confidence=Confidence.PROVEN if culprit and _is_untrained(batch) else Confidence.LIKELY,
+        confidence=_confidence(batch, culprit),
     )
+
+
+def _confidence(batch: Batch, culprit: str) -> Confidence:
+    """An asynchronous sampler differs by design, and a correction may be on: without a word on either, who knows?"""
+    if _is_untrained(batch):
+        return Confidence.PROVEN if culprit else Confidence.LIKELY
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is not None and len(versions_B) and version is not None and "update" in batch.numbers:
+        is_same = int(versions_B.min()) >= version - batch.numbers["update"]
+        if is_same:
+            return Confidence.LIKELY
+    return Confidence.LIKELY if batch.settings.get("correction") == "off" else Confidence.POSSIBLE
 
 
 def check_curves(curves: Curves) -> Verdict:

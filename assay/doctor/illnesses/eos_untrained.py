@@ -38,6 +38,7 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
+FEWEST = 8  # rows that ended: fewer may all have ended by a stop string
 AT_LIMIT = 0.95  # mean length as a share of the longest
 
 
@@ -65,9 +66,17 @@ def check_batch(batch: Batch) -> Verdict:
         "before it are",
         Fact("rows whose EOS is not trained", len(untrained), 0, batch.step, first, int(ends_B[first])),
         Fact("rows that ended by EOS", len(rows)),
-        # without lengths, padding that has the id of EOS may stand behind a row that a stop string ended
-        confidence=Confidence.LIKELY if batch.get("lengths") is None else Confidence.PROVEN,
+        confidence=_confidence(batch, len(rows), len(untrained)),
     )
+
+
+def _confidence(batch: Batch, ended: int, untrained: int) -> Confidence:
+    """Without lengths, padding that has the id of EOS may stand behind a row that a stop string ended."""
+    if batch.get("lengths") is not None:
+        return Confidence.PROVEN
+    pad, eos_ids = batch.settings.get("pad_id"), np.asarray(batch.setting("eos_ids")).ravel().tolist()
+    is_padding = pad is None or pad in eos_ids
+    return Confidence.POSSIBLE if is_padding and (untrained < ended or ended < FEWEST) else Confidence.LIKELY
 
 
 def check_curves(curves: Curves) -> Verdict:

@@ -20,7 +20,8 @@ parameters of a request.
 ## When it is wrong
 
 Some trainers fill a batch up with copies of rows, to divide it among workers, or replay old rows: leave such rows out
-of what is recorded. Short answers repeat by right; the check only counts repeats that the log-probs make improbable.
+of what is recorded. Short answers repeat by right; the check only counts repeats that the log-probs make improbable,
+and it is only as sure as it is that these are of the distribution that was sampled from.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.illnesses.no_diversity import gathered
+from assay.doctor.illnesses.no_diversity import certainty, gathered
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -64,6 +65,7 @@ def check_batch(batch: Batch) -> Verdict:
                 "are copies, as if drawn with the same random numbers",
                 Fact("log10 of the chance of this under sampling", log_chance / math.log(10), math.log10(CHANCE)),
                 Fact("first copy", f"row {copies[0]}", step=batch.step, row=copies[0]),
+                confidence=certainty(batch),
             )
     repeats = _rare_repeats([row for group in mixed for row in group], rows, chances_B)
     fact = Fact("improbable completions that come again", len(repeats), FEWEST, batch.step)
@@ -75,7 +77,7 @@ def check_batch(batch: Batch) -> Verdict:
         f"for instance row {row} is row {first}",
         fact,
         Fact("log10 of the probability of that row", float(chances_B[row]) / math.log(10), math.log10(RARE), row=row),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if certainty(batch) is Confidence.POSSIBLE else Confidence.LIKELY,
     )
 
 

@@ -34,9 +34,13 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 
 SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these
 
+COARSE = 0.05  # relative: a tolerance beyond it fits too much
+
 
 def check_batch(batch: Batch) -> Verdict:
     batch.need("advantages", "rewards", "group_ids")
+    if (verdict := _of_tokens(batch)) is not None:
+        return verdict
     if reason := other_kind(batch):
         return not_applicable(reason)
     advantages_B = row_advantages(batch)
@@ -50,6 +54,8 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy(f"the advantages are {name}", near)
     says = "" if match.configured is None else f"; the config says {match.configured.name}"
     stated = all(setting in batch.settings for setting in STATED)
+    if match.variant.is_bug and match.fits and match.tolerance > COARSE:
+        return not_applicable("the rewards are so close for their size that formulas cannot be told apart")
     if match.fits and match.variant.is_bug:
         proven = "baseline" in batch.settings or any(word in name for word in SELF_EVIDENT)
         return finding(
@@ -63,13 +69,38 @@ def check_batch(batch: Batch) -> Verdict:
         return finding(f"the advantages are {name}{says}", far, near, confidence=Confidence.POSSIBLE)
     if not has_whole_groups(batch):
         return not_applicable("the batch holds parts of groups, whose mean and std differ from the whole")
-    if not stated or (batch.settings.get("kl_coef") and batch.settings.get("kl_placement") == "reward"):
+    if (
+        not stated
+        or "group_size" not in batch.settings
+        or (batch.settings.get("kl_coef") and batch.settings.get("kl_placement") == "reward")
+    ):
         return not_applicable(f"the advantages are of a formula not known here; the nearest is {name}")
     return finding(
         f"the advantages are not what the config says: {match.configured_distance:.2g} of their size away from "
         f"{match.configured.name if match.configured else name}, and no known variant fits",
         far,
         near,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _of_tokens(batch: Batch) -> Verdict | None:
+    """Advantages that differ within a row although the settings say that rewards do not come step by step."""
+    if batch.settings.get("process_rewards") is not False or row_advantages(batch) is not None:
+        return None
+    in_reward = batch.settings.get("kl_coef") and batch.settings.get("kl_placement") == "reward"
+    if in_reward or any(batch.get(name) is not None for name in ("values", "returns", "token_rewards")):
+        return None  # a critic, or a KL laid on tokens, tells them apart
+    mask_BT, advantages_BT = batch.need("mask", "advantages")
+    inside_BT = np.where(mask_BT, advantages_BT, np.nan)
+    varied_B = mask_BT.any(axis=1)
+    varied_B[varied_B] = np.nanmax(inside_BT[varied_B], axis=1) > np.nanmin(inside_BT[varied_B], axis=1)
+    row = int(np.argmax(varied_B))
+    return finding(
+        f"the advantages of {int(varied_B.sum())} of {len(varied_B)} rows differ between their tokens, but the "
+        "settings say that a row has one reward: every token of it must get the same advantage",
+        Fact("largest advantage of the row", float(np.nanmax(inside_BT[row])), None, batch.step, row),
+        Fact("smallest", float(np.nanmin(inside_BT[row])), None, batch.step, row),
         confidence=Confidence.LIKELY,
     )
 

@@ -54,13 +54,14 @@ def check_batch(batch: Batch) -> Verdict:
     if not found.batch_is_centred and not _is_of_the_whole_batch(batch):
         return not_applicable("the advantages are not centred over the batch either: see not_centred and formula")
     stated = "baseline" in batch.settings or batch.settings.get("scale") == "group"
+    proven = stated and _is_of_the_whole_batch(batch)  # advantages that are clipped or weighed are off-centre too
     return finding(
         f"the mean advantage is {found.batch_mean:.2g} over the batch, but {found.is_off_P.sum()} of "
         f"{len(found.mean_P)} groups have means of up to {abs(found.mean_P[worst]):.2g}: completions are compared "
         "across prompts",
         fact,
         Fact("mean advantage of the batch", found.batch_mean),
-        confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
+        confidence=Confidence.PROVEN if proven else Confidence.POSSIBLE,
     )
 
 

@@ -29,18 +29,23 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.recompute.loss import nearest_kl_loss
+from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEGATIVE = -1e-5  # a mean of k3 below this is no rounding
+NEGATIVE_LOW_PRECISION = -5e-3  # where the compute dtype is one of 16 bits, or not stated
 
 
 def check_batch(batch: Batch) -> Verdict:
     recorded = batch.get("kl")
     if recorded is not None:
-        batch.need("mask", "new_logprobs", "ref_logprobs")
+        mask_BT, *_ = batch.need("mask", "new_logprobs", "ref_logprobs")
+        if not mask_BT.any():
+            raise Missing("a loss token")
+        if _ratio_is_unknown(batch):
+            raise Missing("old_logprobs: the KL may be multiplied by the ratio")
         return _verdict(batch, nearest_kl(batch), "the KL of a token", float(recorded[batch.arrays["mask"]].min()))
     if not batch.setting("kl_coef") or batch.settings.get("kl_placement", "loss") != "loss":
         return not_applicable("no KL in the loss")
@@ -51,7 +56,19 @@ def check_batch(batch: Batch) -> Verdict:
         return _of_the_mean(batch, float(part))
     if part < 0:
         return not_applicable("the KL part of the loss is negative: see kl_sign")
+    if "objective" not in batch.settings or not is_known_whole(batch):
+        raise Missing("objective, and the rows of the whole update")
     return _verdict(batch, nearest_kl_loss(batch), "the KL part of the loss", float(part))
+
+
+def _ratio_is_unknown(batch: Batch) -> bool:
+    known = batch.get("old_logprobs") is not None or batch.numbers.get("update") == 0
+    return not known and batch.settings.get("kl_gradient") != "naive"
+
+
+def _negative(batch: Batch) -> float:
+    """exp(d) - 1 - d keeps two digits in 16 bits, and may come out below 0."""
+    return NEGATIVE if batch.settings.get("dtype") == "float32" else NEGATIVE_LOW_PRECISION
 
 
 def _verdict(batch: Batch, match: Match, what: str, smallest: float) -> Verdict:
@@ -64,7 +81,7 @@ def _verdict(batch: Batch, match: Match, what: str, smallest: float) -> Verdict:
     if match.fits:
         sure = Confidence.PROVEN if match.variant.is_bug else Confidence.POSSIBLE
         return finding(f"{what} is {name}{says}", *facts, confidence=sure)
-    if batch.settings.get("kl_estimator") == "k3" and smallest < 10 * NEGATIVE:
+    if batch.settings.get("kl_estimator") == "k3" and smallest < 10 * _negative(batch):
         return finding(f"{what} is {smallest:.2g}, and k3 is never negative", *facts)
     if match.configured is None:
         return not_applicable(f"{what} is of a kind not known here; the nearest is {name}")
@@ -81,7 +98,7 @@ def _of_the_mean(batch: Batch, mean: float) -> Verdict:
     fact = Fact("mean KL", mean, 0.0, batch.step)
     if batch.setting("kl_estimator") != "k3" or not np.isfinite(mean):
         return not_applicable("only the mean of a KL that may be negative is recorded")
-    if mean < NEGATIVE:
+    if mean < _negative(batch):
         return finding(f"the mean KL is {mean:.2g}, and k3 is never negative", fact)
     raise Missing("kl or kl_loss")
 

@@ -32,9 +32,9 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.clip_dead import fitted
 from assay.doctor.recompute import gradient_parts
-from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import loss_settings
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding
 LIMIT = {"float32": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}  # relative distance of a gradient that fits
@@ -44,6 +44,8 @@ def check_batch(batch: Batch) -> Verdict:
     settings = loss_settings(batch)
     if not batch.setting("kl_coef") or settings.kl_placement != "loss":
         return not_applicable("the loss has no KL")
+    if not kl_is_placed(batch):
+        raise Missing("kl_placement")
     mask_BT, gradients_BT = batch.need("mask", "gradients")
     policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), settings)
     seen_BT = mask_BT & np.isfinite(gradients_BT) & np.isfinite(policy_BT + kl_BT)

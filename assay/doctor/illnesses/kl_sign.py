@@ -33,6 +33,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
+from assay.doctor.recompute.loss import kl_is_placed
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -40,6 +41,7 @@ VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digi
 NEAR = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
 ALIGNED = 0.9  # of the KL pull, weighed by its size, that must agree in direction
 SMALLEST_PULL = 1e-5  # kl_coef * |new - ref|: below it the rounding of the policy part could outweigh it
+ROUNDING = 1e-4  # of the largest gradient: what varies less within a row may be rounding
 STEPS = 10  # of a curve: fewer do not show a trend
 OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if it is minimised at all
 
@@ -47,7 +49,7 @@ OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if i
 def check_batch(batch: Batch) -> Verdict:
     if not batch.setting("kl_coef") > 0 or batch.settings.get("kl_placement", "loss") != "loss":
         return not_applicable("no KL in the loss")
-    if batch.settings.get("kl_estimator", "k3") == "k1":
+    if batch.setting("kl_estimator") == "k1":
         return not_applicable("k1 has no sign of its own")
     by_loss, by_gradients = _by_loss(batch), _by_gradients(batch)
     for verdict in (by_loss, by_gradients):
@@ -83,6 +85,8 @@ def _by_gradients(batch: Batch) -> Verdict | None:
     names = ("mask", "new_logprobs", "ref_logprobs", "gradients", "advantages")
     if any(batch.get(name) is None for name in names) or batch.settings.get("correction", "off") != "off":
         return None
+    if not kl_is_placed(batch):
+        return None
     mask_BT, new_BT, ref_BT, gradients_BT, _ = batch.need(*names)
     advantages_BT = batch.token_advantages
     silent_B = np.abs(np.where(mask_BT, advantages_BT, 0.0)).max(axis=1, initial=0.0) == 0
@@ -94,6 +98,8 @@ def _by_gradients(batch: Batch) -> Verdict | None:
     distance_BT = _centred(new_BT - ref_BT, judged_BT, silent_B)
     pull_BT = _centred(gradients_BT, judged_BT, silent_B)
     if not batch.settings["kl_coef"] * np.abs(distance_BT).max(initial=0.0) > SMALLEST_PULL:
+        return None
+    if not np.abs(pull_BT).max(initial=0.0) > ROUNDING * np.abs(gradients_BT[judged_BT]).max(initial=0.0):
         return None
     products_BT = distance_BT * pull_BT
     size = float(np.abs(products_BT).sum())

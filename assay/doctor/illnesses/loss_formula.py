@@ -31,7 +31,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.recompute.loss import aggregation_of, is_part, loss, nearest_loss
+from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SAME = 1e-5  # relative: one loss computed twice in float32
@@ -39,6 +39,8 @@ AGAIN = ("loss_again", "loss_padded", "loss_permuted", "loss_split", "loss_pertu
 
 
 def check_batch(batch: Batch) -> Verdict:
+    if (verdict := _truncated_rows(batch)) is not None:
+        return verdict
     mask_BT, new_BT, old_BT, _ = batch.need("mask", "new_logprobs", "old_logprobs", "advantages")
     recorded = float(batch.number("loss"))
     inputs = (new_BT, old_BT, batch.token_advantages)
@@ -61,10 +63,16 @@ def check_batch(batch: Batch) -> Verdict:
         return not_applicable("the batch is a part of its update, and the loss may be that of the whole")
     if _counts_are_unknown(batch):
         return not_applicable("the loss tokens of the whole rollout batch are not known (loss_tokens)")
+    if _constant_is_unknown(batch):
+        return not_applicable("the constant that the loss is divided by is not known (max_tokens)")
+    # a loss of another size may be that of a part, or of settings that are not stated
+    known = is_known_whole(batch) and not _unstated(batch)
     if not match.fits:
-        words, sure = "and no known variant fits", Confidence.LIKELY
+        words, sure = "and no known variant fits", Confidence.LIKELY if known else Confidence.POSSIBLE
     elif match.variant.is_bug:
         words, sure = f"it is {name}", Confidence.LIKELY if part else Confidence.PROVEN
+        if not known and "sign" not in name:
+            sure = Confidence.POSSIBLE
     else:
         words, sure = f"it is {name}", Confidence.POSSIBLE
     return finding(
@@ -72,10 +80,40 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def _truncated_rows(batch: Batch) -> Verdict | None:
+    """Rows in the loss that the settings leave out of it."""
+    mask_BT, finished_B = batch.get("mask"), batch.get("finished")
+    if mask_BT is None or finished_B is None or not batch.settings.get("mask_truncated"):
+        return None
+    trained = np.flatnonzero(mask_BT.any(axis=1) & ~finished_B)
+    if not len(trained):
+        return None
+    return finding(
+        f"{len(trained)} rows that the token limit cut off are in the loss, and the settings leave them out of it "
+        "(mask_truncated)",
+        Fact("truncated rows in the loss", len(trained), 0, batch.step, int(trained[0])),
+        Fact("truncated rows", int((~finished_B).sum())),
+    )
+
+
 def _is_of_these_rows(batch: Batch) -> bool:
     """Whether the trainer got the same loss again from what the batch holds."""
     again = batch.numbers.get("loss_again")
     return again is not None and abs(again - batch.number("loss")) <= SAME * abs(again)
+
+
+def _constant_is_unknown(batch: Batch) -> bool:
+    return aggregation_of(batch) == "constant" and "max_tokens" not in batch.settings
+
+
+def _unstated(batch: Batch) -> list[str]:
+    """Settings that change a loss, and are not stated: some trainers have a dual clip or a correction by default."""
+    names = ["kl_coef", "correction", "entropy_coef"]
+    if batch.numbers.get("update") != 0:
+        names += ["clip_low", "clip_high", "dual_clip", "delta"]
+    if batch.settings.get("kl_coef"):
+        names += ["kl_placement", "kl_estimator", "kl_gradient"]
+    return [name for name in names if name not in batch.settings]
 
 
 def _counts_are_unknown(batch: Batch) -> bool:

@@ -36,6 +36,7 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 
 DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
 NEARLY_ALL = 0.99  # of these tokens
+EXACT = 0.1  # of the loss that is meant: what is further from it and from its negative is neither
 VISIBLE = 1e-2  # of the sum of the terms' sizes: a smaller loss has no sign that could be trusted
 
 
@@ -79,7 +80,9 @@ def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
     meant = float((weights_BT * meant_BT).sum())
     if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):
         return 0
-    return int(np.sign(float(part) * meant))
+    near, far = abs(float(part) - meant), abs(float(part) + meant)
+    # another fault may turn the sign of a sum of both signs; a flipped loss is what is meant, times -1
+    return int(np.sign(far - near)) if min(near, far) < EXACT * abs(meant) else 0
 
 
 def sick() -> Evidence:

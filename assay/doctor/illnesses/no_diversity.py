@@ -20,7 +20,9 @@ Sample: do_sample on, a temperature above 0, no top_k = 1, and no seed in the sa
 
 ## When it is wrong
 A solved task with short answers has groups of equal completions by right; the log-probs say so (p near 1) and the check
-stays silent. Without log-probs it cannot tell and says so.
+stays silent. Without log-probs it cannot tell and says so. Log-probs of another distribution than the sampled one (of
+temperature 1 where sampling was sharper, of the whole vocabulary where it was cut) make a common answer look rare: a
+finding by such log-probs is only possible.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.repeats import completions, groups_of, log_chances
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.5  # of the groups without a second completion: fewer than this are a habit of the policy, not of the sampler
 CHANCE = 1e-9  # that independent samples agree so: one step in a billion
@@ -63,7 +65,19 @@ def check_batch(batch: Batch) -> Verdict:
         f"all completions are equal in {len(alike)} of {len(groups)} groups, though the policy gives such a completion "
         f"a probability of {likelihood:.2g}: {cause}",
         *facts,
+        confidence=Confidence.PROVEN if only_one else certainty(batch),
     )
+
+
+def certainty(batch: Batch) -> Confidence:
+    """How sure the log-probs are those of the distribution that was sampled from."""
+    settings = batch.settings
+    is_cut = settings.get("top_k", 0) > 0 or settings.get("top_p", 1.0) < 1 or settings.get("min_p", 0.0) > 0
+    if is_cut and not settings.get("support_kept"):
+        return Confidence.POSSIBLE
+    if batch.get("plain_logprobs") is not None or settings.get("temperature", 0.0) >= 1:
+        return Confidence.PROVEN
+    return Confidence.POSSIBLE if "temperature" in settings else Confidence.LIKELY
 
 
 def gathered(batch: Batch, rows: list[int]) -> Batch:

@@ -30,7 +30,14 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.recompute.advantages import Centring, centring, has_whole_groups, other_kind, row_advantages
+from assay.doctor.recompute.advantages import (
+    Centring,
+    centring,
+    has_whole_groups,
+    nearest_advantages,
+    other_kind,
+    row_advantages,
+)
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -61,7 +68,7 @@ def check_batch(batch: Batch) -> Verdict:
             f"no baseline is subtracted: in {len(found.mean_P)} groups the advantages are multiples of the raw "
             f"rewards, with a mean of up to {mean:.2g} where it must be 0",
             fact,
-            confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
+            confidence=(Confidence.PROVEN if _is_raw(batch) else Confidence.LIKELY) if stated else Confidence.POSSIBLE,
         )
     varied = [advantages_B[rows] for rows in found.rows_P if np.ptp(advantages_B[rows]) > found.limit]
     if len(varied) > 1 and all((one >= 0).all() or (one <= 0).all() for one in varied):
@@ -71,6 +78,12 @@ def check_batch(batch: Batch) -> Verdict:
             confidence=Confidence.LIKELY if stated else Confidence.POSSIBLE,
         )
     return not_applicable("the advantages have a baseline of another kind: see formula")
+
+
+def _is_raw(batch: Batch) -> bool:
+    """The rewards, or over a std. Other multiples have other causes: of 0 and 1, max(A, 0) is one too."""
+    match = nearest_advantages(batch)
+    return match.fits and "not centred" in match.variant.name
 
 
 def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool:

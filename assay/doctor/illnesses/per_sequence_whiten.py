@@ -19,7 +19,8 @@ Take mean and std over all loss tokens of the batch, or do not whiten at all: gr
 
 ## When it is wrong
 A batch of one or two rows can look whitened by row when it was whitened as a whole; at least two rows of three loss
-tokens are asked for, and all of them must have mean 0 and std 1 to a thousandth and a fiftieth.
+tokens are asked for, and all of them must have mean 0 and std 1 to a thousandth and a fiftieth. Steps judged by +1 and
+-1, as many of each, have that without any whitening: a finding from such rows alone is only possible.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 MEAN = 1e-3  # of a whitened row: 0 but for rounding
 STD = 0.02  # around 1: an epsilon in the divisor takes a little off
@@ -61,11 +62,13 @@ def check_batch(batch: Batch) -> Verdict:
     if len(white) < ROWS or share < SHARE:
         return healthy("the advantages of rows keep their own mean and size", fact)
     row, values = white[0]
+    judged_by_signs = all(np.isin(values, (-1.0, 1.0)).all() for _, values in white)
     return finding(
         f"the advantages of {len(white)} of {len(varying)} rows have mean 0 and std 1 each: they are whitened within "
         "the row, and good and bad answers look alike",
         fact,
         Fact("mean advantage of the row", float(values.mean()), MEAN, batch.step, row),
+        confidence=Confidence.POSSIBLE if judged_by_signs else Confidence.PROVEN,
     )
 
 

@@ -29,11 +29,21 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
-from assay.doctor.context import mask_faults, moved_at_all, moved_by_company
+from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -43,8 +53,11 @@ def check_batch(batch: Batch) -> Verdict:
     offsets, broken = position_faults(batch)
     wrong = sorted({**offsets, **broken})
     rows = len(batch.need("attention_mask")[0])
+    judged = rows - len(_rows_of_another_illness(batch))
+    if not judged:
+        return not_applicable("the attention mask or the context of every row is wrong, its positions cannot be told")
     if not wrong:
-        return healthy(f"the positions of all {rows} rows count their tokens from 0", Fact("rows compared", rows))
+        return healthy(f"the positions of {judged} rows count their tokens from 0", Fact("rows compared", judged))
     moved = moved_at_all(batch)
     first = next(iter(broken or offsets))
     what = broken.get(first) or f"begin at {offsets[first]}"
@@ -70,7 +83,10 @@ def position_faults(batch: Batch) -> tuple[dict[int, int], dict[int, str]]:
     positions_BS, attention_BS = batch.need("position_ids", "attention_mask")
     offsets: dict[int, int] = {}
     broken: dict[int, str] = {}
+    strange = _rows_of_another_illness(batch)
     for row, (positions_S, attended_S) in enumerate(zip(positions_BS, attention_BS, strict=True)):
+        if row in strange:
+            continue
         own = positions_S[attended_S]
         jumps = np.flatnonzero(np.diff(own) != 1)
         if len(jumps):
@@ -79,6 +95,14 @@ def position_faults(batch: Batch) -> tuple[dict[int, int], dict[int, str]]:
         elif len(own) and own[0] != 0:
             offsets[row] = int(own[0])
     return offsets, broken
+
+
+def _rows_of_another_illness(batch: Batch) -> set[int]:
+    """Where the mask hides tokens or shows padding, or the context is another, attended columns are not the row."""
+    try:
+        return {*mask_faults(batch), *(row.number for row in rows_given(batch) if row.places is None)}
+    except Missing:
+        return set()
 
 
 def _without_positions(batch: Batch, dtype: str | None) -> Verdict:

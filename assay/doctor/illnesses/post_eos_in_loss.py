@@ -34,13 +34,16 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 
 def check_batch(batch: Batch) -> Verdict:
     tokens_BT, mask_BT = batch.need("tokens", "mask")
-    if batch.get("lengths") is not None:
-        return _verdict(batch, _beyond_lengths(batch, mask_BT, tokens_BT), "their last sampled token", proven=True)
+    has_lengths = batch.get("lengths") is not None
+    beyond_BT = _beyond_lengths(batch, mask_BT, tokens_BT) if has_lengths else np.zeros(mask_BT.shape, dtype=bool)
+    if beyond_BT.any() or (has_lengths and "eos_ids" not in batch.settings):
+        return _verdict(batch, beyond_BT, "their last sampled token", proven=True)
     if "eos_ids" not in batch.settings:
         raise Missing("lengths", "eos_ids")
     behind_BT = _behind_first_eos(batch, mask_BT, tokens_BT)
     fillers = np.append(np.asarray(batch.setting("eos_ids")), batch.settings.get("pad_id", []))
-    is_filler = bool(np.isin(tokens_BT[behind_BT], fillers).all())
+    # where lengths say that they were sampled, an engine went on behind an id that it did not take for an end
+    is_filler = bool(np.isin(tokens_BT[behind_BT], fillers).all()) and not has_lengths
     return _verdict(batch, behind_BT, "their first EOS", proven=is_filler)
 
 
@@ -62,7 +65,9 @@ def _beyond_lengths(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
     (lengths_B,) = batch.need("lengths")
     beyond_BT = mask_BT & (np.arange(mask_BT.shape[1]) >= lengths_B[:, None])
     # where tools spoke in between, lengths may count the policy's tokens alone: then no more are trained than that
-    beyond_BT &= np.asarray(mask_BT.sum(axis=1) > lengths_B)[:, None]
+    forced_BT = batch.get("forced")
+    has_turns_B = np.ones(len(mask_BT), dtype=bool) if forced_BT is None else forced_BT.any(axis=1)
+    beyond_BT &= np.asarray((mask_BT.sum(axis=1) > lengths_B) | ~has_turns_B)[:, None]
     return np.asarray(beyond_BT & ~_is_first_eos(batch, beyond_BT, tokens_BT)[:, None])
 
 
@@ -79,6 +84,7 @@ def _is_first_eos(batch: Batch, beyond_BT: Array, tokens_BT: Array) -> Array:
 def _behind_first_eos(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
     """Loss tokens in one unbroken run from the first EOS on; a gap in the mask is another turn."""
     is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
+    is_eos_BT &= np.cumsum(mask_BT, axis=1) > 0  # what comes before is a prompt, or its padding
     first_B = np.where(is_eos_BT.any(axis=1), is_eos_BT.argmax(axis=1), mask_BT.shape[1])
     behind_BT = np.arange(mask_BT.shape[1]) > first_B[:, None]
     unbroken_BT = np.cumsum(behind_BT & ~mask_BT, axis=1) == 0

@@ -40,6 +40,7 @@ from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
+CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: no small update changes it
 STEPS = 2  # one step may have had a first update too small to be seen
 STUCK = 1e-7  # of |ratio - 1|: one bit of a float32 at 1
 
@@ -48,10 +49,10 @@ def check_batch(batch: Batch) -> Verdict:
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
     if batch.is_on_policy:
         return not_applicable("the first update of its rollout batch: the ratio must be 1")
-    judged_BT = mask_BT & np.isfinite(new_BT) & np.isfinite(old_BT)
+    judged_BT = mask_BT & np.isfinite(new_BT) & np.isfinite(old_BT) & (old_BT < CERTAIN)
     tokens = int(judged_BT.sum())
     if tokens < TOKENS:
-        return not_enough_data(f"{TOKENS} loss tokens with new_logprobs and old_logprobs")
+        return not_enough_data(f"{TOKENS} loss tokens with new_logprobs and old_logprobs that are not 0")
     distance = float(np.abs(new_BT - old_BT)[judged_BT].max())
     fact = Fact("largest |new - old|", distance, step=batch.step)
     if distance > 0.0:
@@ -62,22 +63,26 @@ def check_batch(batch: Batch) -> Verdict:
     if not moved:
         return not_applicable("the weights have not moved since the rollouts were sampled")
     rounded = batch.settings.get("dtype", "bfloat16") != "float32"  # a small update may change no rounded weight
+    numbers = batch.numbers
+    in_part = numbers.get("tensors_changed", 0) < numbers.get("tensors", 0)  # what stands still may hide what moves
     return finding(
         f"update {int(batch.number('update')) + 1} of this rollout batch still has ratio 1 on all {tokens} loss "
         f"tokens, although {moved}",
         fact,
         Fact("loss tokens with new = old, bit for bit", tokens, step=batch.step),
-        confidence=Confidence.LIKELY if rounded else Confidence.PROVEN,
+        confidence=Confidence.LIKELY if rounded or in_part else Confidence.PROVEN,
     )
 
 
 def _moved(batch: Batch) -> str | None:
     """How it is known that the weights moved since sampling; "" if they did not; None if nothing tells."""
+    norm = batch.numbers.get("update_norm")
+    if norm == 0 and batch.numbers.get("gradient_norm", 0.0) > 0:
+        return ""  # versions count updates, and these change nothing: see no_update
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
     if versions_B is not None and len(versions_B) and version is not None:
         behind = int(version - versions_B.max())
         return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
-    norm = batch.numbers.get("update_norm")
     if norm is None:
         return None
     return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""

@@ -140,12 +140,15 @@ def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
     advantages = batch.get("advantages")
     signal = advantages is not None and float(np.mean(advantages != 0)) >= SIGNAL
     known = signal and version is not None and batch.settings.get("dtype") == "float32"
+    sure = Confidence.PROVEN if known and batch.step >= SETTLED else Confidence.LIKELY
+    if "reference_every" not in batch.settings:
+        sure = Confidence.POSSIBLE  # it may have been renewed just now
     return finding(
         f"the reference is the policy itself: at step {batch.step} all {int(both_BT.sum())} loss tokens have the same "
         "log-prob under both, bit for bit",
         fact,
         Fact("loss tokens with ref = policy", int(both_BT.sum()), step=batch.step),
-        confidence=Confidence.PROVEN if known and batch.step >= SETTLED else Confidence.LIKELY,
+        confidence=sure,
     )
 
 

@@ -63,12 +63,15 @@ def check_batch(batch: Batch) -> Verdict:
         return not_enough_data("tokens or completion texts: whether the completions differ")
     if different < ROWS:
         return not_applicable(f"only {different} different completions: equal answers earn equal rewards")
+    is_stated = {"min_reward", "max_reward"} <= batch.settings.keys()
     return finding(
         f"all {int(scored_B.sum())} rewards are {lowest:g}, although {different} different completions were scored and "
-        "it is neither the best nor the worst reward",
+        f"it is {'neither the best nor the worst reward' if is_stated else 'no usual end of a scale'}",
         *facts,
         Fact("different completions", different, ROWS, batch.step),
-        confidence=Confidence.LIKELY,
+        # of a scale that is not stated it may be the best: a solved batch
+        confidence=Confidence.LIKELY if is_stated else Confidence.POSSIBLE,
+        severity=None if is_stated else Severity.HARMFUL,
     )
 
 

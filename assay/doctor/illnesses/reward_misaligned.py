@@ -34,6 +34,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.logprobs import row_spans
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -100,9 +101,13 @@ def _completions(batch: Batch) -> Sequence[Hashable]:
             raise Missing("tokens")
         return batch.texts["completion"]
     lengths_B = batch.get("lengths")
-    if lengths_B is None:
-        return [row.tobytes() for row in tokens_BT]
-    return [row[:length].tobytes() for row, length in zip(tokens_BT, lengths_B, strict=True)]
+    if lengths_B is None:  # where padding has the id of EOS, tokens alone do not tell where a row ends
+        mask_BT, finished_B = (
+            batch.arrays.get(name, np.zeros(len(tokens_BT), dtype=bool)) for name in ("mask", "finished")
+        )
+        ends = zip(tokens_BT, mask_BT, finished_B, strict=True)
+        return [(row.tobytes(), mask.tobytes(), bool(finished)) for row, mask, finished in ends]
+    return [row[start:end].tobytes() for row, start, end in zip(tokens_BT, *row_spans(batch), strict=True)]
 
 
 def _agree(rewards_B: Array, sets: Sequence[Sequence[int]], near: float) -> bool:
@@ -110,7 +115,9 @@ def _agree(rewards_B: Array, sets: Sequence[Sequence[int]], near: float) -> bool
 
 
 def _differing(rewards_B: Array, rows: Sequence[int], near: float) -> tuple[int, int]:
-    return rows[0], next(row for row in rows if abs(rewards_B[row] - rewards_B[rows[0]]) > near)
+    """The rows with the lowest and the highest reward, in order."""
+    lowest, highest = (rows[int(choose(rewards_B[list(rows)]))] for choose in (np.argmin, np.argmax))
+    return min(lowest, highest), max(lowest, highest)
 
 
 def _explaining_move(batch: Batch, rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> str:

@@ -20,7 +20,8 @@ Take the index of the last token from the mask, after any gather or padding, and
 ## When it is wrong
 Process rewards stand at the ends of their steps by design and are not judged. A KL penalty that cannot be computed
 again (another estimator, a clamp) leaves small numbers on every token; only a reward found elsewhere, everywhere or
-nowhere is reported.
+nowhere is reported. Rewards that were normalised before they were laid are 0 in a group of equals: that a reward is
+nowhere is only possible.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
 VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be told from it
 ROWS = 2  # one row may be a special case
+NOWHERE = "is nowhere"
 OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl_loss", "kl_mean", "gradients", "clipped")  # what it made
 
 
@@ -65,12 +67,13 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy("rewards sit on the last trainable token", fact)
     place, count = Counter(wrong.values()).most_common(1)[0]
     row = next(row for row, where in wrong.items() if where == place)
+    sure = Confidence.PROVEN if len(wrong) >= ROWS else Confidence.LIKELY
     return finding(
         f"the reward of {count} of {len(places)} rows {place} instead of on the last trainable token (row {row}: "
         f"reward {float(rewards_B[row]):.3g}, token {int(np.flatnonzero(mask_BT[row])[-1])})",
         fact,
         Fact("sum of the row's token rewards, KL taken off", float(bare_BT[row].sum()), step=batch.step, row=row),
-        confidence=Confidence.PROVEN if len(wrong) >= ROWS else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if place == NOWHERE else sure,
     )
 
 
@@ -117,7 +120,7 @@ def _place(bare_T: Array, mask_T: Array, reward: float) -> str:
             if not mask_T[at]
             else ("is on an earlier token")
         )
-    return "is nowhere" if empty_T.all() else "unclear"
+    return NOWHERE if empty_T.all() else "unclear"
 
 
 def sick() -> Evidence:

@@ -34,7 +34,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
 from assay.record.batch import Array
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 # of the mean |difference| of a row: rounding, and what cannot be rounding
 FITS = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02}
@@ -42,6 +42,7 @@ FAR = 5  # times FITS: a row that is this far from its neighbour does not belong
 LEAST_TOKENS = 3  # both rows must have these: fewer numbers agree by chance
 LEAST_ROWS = 2  # a row that moved has pushed another one away
 MOST_COMPARED = 64  # rows and tokens: the search is a table of rows by rows
+LEAST_NUMBERS = 5  # of different size: fewer are the same set by another formula, too
 ADVANTAGE = 1e-3  # of the largest advantage: recomputed from rewards, in another precision, it is this near
 
 
@@ -157,7 +158,27 @@ def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
                 Fact("advantage", float(advantages_B[row]), None, batch.step, row),
                 Fact("advantage by its reward", float(expected_B[row])),
             )
-    return None
+    return _in_some_order(batch, advantages_B, expected_B, wrong_B, limit)
+
+
+def _in_some_order(
+    batch: Batch, advantages_B: Array, expected_B: Array, wrong_B: Array, limit: float
+) -> Verdict | None:
+    """All numbers are right and stand at other rows; no rule says at which."""
+    apart = len(np.unique(np.round(np.abs(expected_B), 3)))
+    same = bool((np.abs(np.sort(advantages_B) - np.sort(expected_B)) <= limit).all())
+    flipped = bool((np.abs(advantages_B + expected_B) <= limit).all())  # of symmetric rewards: see formula
+    if not same or flipped or apart < LEAST_NUMBERS:
+        return None
+    row = int(np.flatnonzero(wrong_B)[0])
+    return finding(
+        f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards, but all of them are those of "
+        "some other row: they were put in another order than the rows",
+        Fact("advantage", float(advantages_B[row]), None, batch.step, row),
+        Fact("advantage by its reward", float(expected_B[row])),
+        Fact("different numbers among them", apart, LEAST_NUMBERS),
+        confidence=Confidence.LIKELY,
+    )
 
 
 def _example(shift: int) -> Evidence:

@@ -29,6 +29,8 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.recompute.loss import is_part
+from assay.doctor.logprobs import completion_places
 from assay.doctor.recompute.terms import correction, loss_settings
 from assay.doctor.trend import SOLVED, STEPS, is_solved
 from assay.record.batch import Array
@@ -80,12 +82,20 @@ def check_batch(batch: Batch) -> Verdict:
     if flat_B is not None and flat_B.all():
         return not_applicable("no group has two different rewards; zero_signal (ADV09) speaks of that")
     in_flat_groups = 0 if flat_B is None else int((inside_BT & flat_B[:, None]).sum())
-    by_chance = left >= FEWEST * (generated - in_flat_groups)  # equal rewards alone: another step may have fewer
+    # without rewards and groups an advantage of 0 tells nothing: a batch may be solved, or too hard so far
+    # and rows, or tokens that are not known to be sampled, may be left out on purpose
+    chosen_BT = ~mask_BT if batch.get("forced") is None else np.broadcast_to(out_B1, mask_BT.shape)
+    if flat_B is None:
+        chosen_BT = chosen_BT | (advantages_BT == 0)
+    else:
+        chosen_BT = chosen_BT & ~flat_B[:, None]
+    silent = int((inside_BT & chosen_BT).sum())
+    by_chance = left >= FEWEST * (generated - in_flat_groups - silent)  # equal rewards: another step may have fewer
     return finding(
         f"only {left} of {generated} generated tokens ({share:.1%}) carry the reward's signal into the weights",
         Fact("share that carries signal", share, FEWEST, batch.step),
         *facts,
-        confidence=Confidence.POSSIBLE if by_chance else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if by_chance or is_part(batch) else Confidence.LIKELY,
     )
 
 
@@ -94,7 +104,7 @@ def _inside(batch: Batch, mask_BT: Array) -> Array:
     lengths_B = batch.get("lengths")
     if lengths_B is None:
         return mask_BT
-    inside_BT = np.arange(mask_BT.shape[1]) < lengths_B[:, None]
+    inside_BT = completion_places(batch)
     forced_BT = batch.get("forced")
     return inside_BT if forced_BT is None else inside_BT & ~forced_BT
 

@@ -82,6 +82,7 @@ def check_batch(batch: Batch) -> Verdict:
             f"rollouts were sampled by weights up to {lag} version(s) older than the policy, {mismatch:.2g} in log-"
             "prob away on average, and nothing corrects for it: old log-probs are the current policy's",
             *facts,
+            confidence=Confidence.PROVEN if "correction" in batch.settings else Confidence.POSSIBLE,
         )
     return _older_by_its_looks(batch, mismatch, facts)
 
@@ -89,9 +90,9 @@ def check_batch(batch: Batch) -> Verdict:
 def _lag(batch: Batch) -> int | None:
     """Versions between the weights that sampled and those before the rollout's first update; None if unknown."""
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if versions_B is None or not len(versions_B) or version is None:
+    if versions_B is None or not len(versions_B) or version is None or "update" not in batch.numbers:
         return None
-    return int(version - batch.numbers.get("update", 0) - versions_B.min())
+    return int(version - batch.numbers["update"] - versions_B.min())
 
 
 def _lag_facts(batch: Batch, lag: int | None) -> tuple[Fact, ...]:
@@ -123,7 +124,7 @@ def _by_versions_alone(batch: Batch, lag: int | None) -> Verdict:
     return finding(
         f"rollouts were sampled by weights up to {lag} versions older than the policy, and no correction is configured",
         *_lag_facts(batch, lag),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if "correction" in batch.settings else Confidence.POSSIBLE,
     )
 
 
@@ -152,7 +153,7 @@ def _older_by_its_looks(batch: Batch, mismatch: float, facts: tuple[Fact, ...]) 
         "had sampled",
         *facts,
         Fact("correlation of old and sampler", alike, ALIKE, batch.step),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if "correction" in batch.settings else Confidence.POSSIBLE,
     )
 
 

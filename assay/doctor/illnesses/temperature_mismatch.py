@@ -42,6 +42,7 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
 FEWEST = 16  # tokens: below this a fit says nothing
 NEARER = 1 / 3  # raw must be so much nearer than plain; rounding alone leaves the two distances about equal
+AFTERWARDS = 0.05  # the quotient must be so much nearer than plain: it is the same arithmetic but for rounding
 LEAST = 1e-3  # mean |difference| from plain that is worth a word
 FIT = (
     0.4  # R^2 of old - sampler over the sampler's log-prob: measured 0.4 to 0.8 at 0.6 <= T <= 1.2, stale weights 0.01
@@ -58,6 +59,9 @@ def check_batch(batch: Batch) -> Verdict:
         untempered = _untempered(batch)
         if untempered:
             return _proven(batch, temperature, untempered)
+        divided = _divided_afterwards(batch, temperature)
+        if divided:
+            return _proven_afterwards(temperature, divided)
     if reported:
         return _fitted(batch, temperature)
     if asked_again and any(batch.get(side) is not None for side in SIDES):
@@ -77,6 +81,32 @@ def _untempered(batch: Batch) -> dict[str, Fact]:
             what = f"mean |{name} log-prob - the model's|, at temperature 1 only {raw.mean:.2g}"
             found[side] = Fact(what, wanted.mean, LEAST, batch.step, wanted.row, wanted.token)
     return found
+
+
+def _divided_afterwards(batch: Batch, temperature: float | None) -> dict[str, Fact]:
+    """The sides whose numbers are log-probs of temperature 1, divided by the temperature: no distribution at all."""
+    found: dict[str, Fact] = {}
+    if not temperature or temperature <= 0:
+        return found
+    (raw_BT,) = batch.need("plain_raw_logprobs")
+    for side, name in SIDES.items():
+        if batch.get(side) is None or not np.isfinite(batch.arrays[side]).any():
+            continue
+        wanted, inside_BT = gap_between(batch, side, "plain_logprobs"), both_finite(batch, side, "plain_raw_logprobs")
+        off = float(np.abs(batch.arrays[side] - raw_BT / temperature)[inside_BT].mean())
+        if wanted.tokens >= FEWEST and wanted.mean > LEAST and off < AFTERWARDS * wanted.mean:
+            what = f"mean |{name} log-prob - the model's|, that of 1 divided by {temperature:.3g} only {off:.2g}"
+            found[side] = Fact(what, wanted.mean, LEAST, batch.step, wanted.row, wanted.token)
+    return found
+
+
+def _proven_afterwards(temperature: float | None, divided: dict[str, Fact]) -> Verdict:
+    who = " and ".join(SIDES[side] for side in divided)
+    return finding(
+        f"{who} log-probs are those of temperature 1 divided by {_shown(temperature)}: the division came after the "
+        "log-softmax, so that the probabilities do not add up to 1",
+        *divided.values(),
+    )
 
 
 def _proven(batch: Batch, temperature: float | None, untempered: dict[str, Fact]) -> Verdict:
@@ -128,8 +158,8 @@ def _both_signs(difference_N: Array) -> bool:
 
 
 def _plausible(slope: float, temperature: float | None) -> bool:
-    """Sampling stated at 1 has no temperature to forget; a stated one bounds the slope."""
-    if temperature is None:
+    """A stated temperature bounds the slope; beside one of 1 the engine may have a default of its own."""
+    if temperature is None or temperature == 1.0:
         return abs(slope) > SLOPE
     largest = max(abs(temperature - 1.0), abs(1.0 / temperature - 1.0)) if temperature > 0 else 0.0
     return 0.2 * largest < abs(slope) < 1.2 * largest

@@ -26,9 +26,10 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
-from assay.doctor.context import Row, is_padding, rows_given
+from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.doctor.illnesses.attention_mask import has_extra_tokens
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 
@@ -46,8 +47,7 @@ def check_batch(batch: Batch) -> Verdict:
             Fact("tokens of prompt and completion", len(first.prompt) + len(first.completion), row=first.number),
             Fact("tokens given to the model", len(_seen(first)), row=first.number),
         )
-    crowded = [row for row in rows if row.attended_S is not None and len(row.stray)]
-    strange = [row for row in crowded if not is_padding(batch, row.given_S[row.stray])]
+    strange = [row for row in rows if has_extra_tokens(batch, row)]
     if strange:
         row = strange[0]
         twice = _holds(row.given_S[row.stray], row.prompt)

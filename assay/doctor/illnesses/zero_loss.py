@@ -32,7 +32,10 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.illnesses.empty_mask import is_no_choice
 from assay.doctor.illnesses.signal_lost import weights_of
+from assay.doctor.illnesses.zero_signal import answers_differ
+from assay.doctor.recompute.advantages import has_whole_groups
 from assay.doctor.trend import STEPS, is_solved, reward_range
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -96,11 +99,13 @@ def _nothing_in_mask(batch: Batch, loss: Fact) -> Verdict | None:
     (mask_BT,) = batch.need("mask")
     if mask_BT.any():
         return None
+    sure = is_no_choice(batch)
     return finding(
         f"the loss is {loss.value:.2g} because none of {mask_BT.size} positions is in the mask",
         loss,
         Fact("loss tokens", 0, 1, batch.step),
-        severity=Severity.FATAL,
+        confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,  # answers cut off may be left out on purpose
+        severity=Severity.FATAL if sure else Severity.WASTEFUL,
         fix="See how the mask is made; if answers cut off by the limit are masked, raise max_tokens.",
     )
 
@@ -122,32 +127,42 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
             return healthy(
                 f"the loss is 0 because every reward is {low:g}: nothing to compare, too hard so far", *facts
             )
+        is_stated = {"min_reward", "max_reward"} <= batch.settings.keys()
         return finding(
-            f"the loss is 0 because every reward is {low:g}, neither the best nor the worst: the reward is constant",
+            f"the loss is 0 because every reward is {low:g}: the reward is constant",
             *facts,
-            confidence=Confidence.LIKELY,
-            severity=Severity.FATAL,
+            # of a scale that is not stated it may be the best: a solved batch
+            confidence=Confidence.LIKELY if is_stated else Confidence.POSSIBLE,
+            severity=Severity.FATAL if is_stated else Severity.HARMFUL,
             fix="Call the reward by hand on a right and a wrong answer; an except that returns a default is usual.",
         )
     if groups_B is None or batch.settings.get("process_rewards"):
         raise Missing("group_ids")
+    # a row that is left out of the loss may have an advantage, and one like its group's mean has none
+    trained_B = mask_BT.any(axis=1)
     spreads = [
-        np.ptp(rewards_B[rows])
+        np.abs(rewards_B[rows & trained_B] - rewards_B[rows].mean()).max()
+        if np.ptp(rewards_B[rows]) > CURVE_NEAR * np.abs(rewards_B[rows]).max()
+        else 0.0
         for group in np.unique(groups_B)
-        if (rows := (groups_B == group) & np.isfinite(rewards_B)).any()
+        if ((rows := (groups_B == group) & np.isfinite(rewards_B)) & trained_B).any()
     ]
+    if not spreads:
+        raise Missing("rewards of rows in the loss")
     if max(spreads) == 0:
         return finding(
             f"the loss is 0 because rewards differ between groups ({low:g} to {high:g}) and never within one",
             *facts,
-            confidence=Confidence.LIKELY,
+            confidence=Confidence.LIKELY if answers_differ(batch) else Confidence.POSSIBLE,
             fix="See whether the answers of a group differ at all (seed, temperature) and whether rewards see them.",
         )
     return finding(
-        f"the loss is 0 because every advantage is 0, although rewards differ by up to {max(spreads):g} within a group",
+        f"the loss is 0 because every advantage is 0, although rewards are up to {max(spreads):g} from their group's mean",
         *facts,
-        Fact("largest difference of rewards within a group", float(max(spreads)), 0.0),
-        severity=Severity.FATAL,
+        Fact("largest distance of a reward from its group's mean", float(max(spreads)), 0.0),
+        # the rest of a group may lie elsewhere
+        confidence=Confidence.PROVEN if has_whole_groups(batch) else Confidence.POSSIBLE,
+        severity=Severity.FATAL if has_whole_groups(batch) else Severity.HARMFUL,
         fix="Look at the line between rewards and advantages: a wrong mask, a reshape, an integer division.",
     )
 

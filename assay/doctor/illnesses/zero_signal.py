@@ -42,6 +42,7 @@ LIMIT = 0.75  # of the groups without signal: fewer than one in four then carrie
 GROUPS = 4  # fewer have no share to speak of
 SOLVED = 0.5  # of the groups at the best reward: a run that has mostly solved its task
 NEARLY = 0.9  # of the best reward: a mean this high is a task that is nearly solved
+MOSTLY = 0.75  # of the groups with different answers
 STEPS = 5  # of a curve; the last ten are judged
 CONVENTIONAL_WORST = (-1.0, 0.0)  # where the scale is not stated
 OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
@@ -89,10 +90,23 @@ def check_batch(batch: Batch) -> Verdict:
         f"{told}, while rewards differ between groups ({counts.values} values): the reward tells prompts apart, not "
         "answers",
         *facts,
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if answers_differ(batch) else Confidence.POSSIBLE,
         severity=Severity.HARMFUL,
         fix="Score each answer by itself: pass the completion, not only the prompt or the group's first answer.",
     )
+
+
+def answers_differ(batch: Batch) -> bool:
+    """Whether most groups are known to hold different answers: equal ones earn equal rewards by right."""
+    (groups_B,) = batch.need("group_ids")
+    tokens_BT, texts = batch.get("tokens"), batch.texts.get("completion")
+    if tokens_BT is None and texts is None:
+        return False
+    answers = [row.tobytes() for row in tokens_BT] if tokens_BT is not None else list(texts or ())
+    different: dict[int, set[object]] = {}
+    for group, answer in zip(groups_B.tolist(), answers, strict=True):
+        different.setdefault(group, set()).add(answer)
+    return sum(len(one) > 1 for one in different.values()) >= MOSTLY * len(different)
 
 
 def _count(batch: Batch, rewards_B: Array, groups_B: Array) -> _Counts:

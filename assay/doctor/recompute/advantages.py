@@ -5,6 +5,7 @@ Shape legend: B rows, P groups, G rows of the widest group (the rest is NaN).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +100,10 @@ def groups_of(batch: Batch) -> list[Array]:
     """Row numbers of each group, in order of appearance. A prompt drawn several times makes several groups."""
     (ids_B,) = batch.need("group_ids")
     size = batch.settings.get("group_size")
+    _, first_P, number_B = np.unique(ids_B, return_index=True, return_inverse=True)
+    rows_P = np.split(np.argsort(number_B, kind="stable"), np.cumsum(np.bincount(number_B))[:-1])
     groups = []
-    for one in dict.fromkeys(ids_B.tolist()):
-        rows = np.flatnonzero(ids_B == one)
+    for rows in (rows_P[one] for one in np.argsort(first_P).tolist()):
         if isinstance(size, int) and size > 1 and len(rows) > size and len(rows) % size == 0:
             groups += list(rows.reshape(-1, size))
         else:
@@ -117,16 +119,21 @@ def has_whole_groups(batch: Batch) -> bool:
 
 def grouped(values_B: Array, groups: list[Array]) -> Array:
     values_PG = np.full((len(groups), max(map(len, groups))), np.nan)
-    for index, rows in enumerate(groups):
-        values_PG[index, : len(rows)] = values_B[rows]
+    values_PG[_places(groups)] = values_B[np.concatenate(groups)]
     return values_PG
 
 
 def ungrouped(values_PG: Array, groups: list[Array], rows: int) -> Array:
     values_B = np.zeros(rows)
-    for index, members in enumerate(groups):
-        values_B[members] = values_PG[index, : len(members)]
+    values_B[np.concatenate(groups)] = values_PG[_places(groups)]
     return values_B
+
+
+def _places(groups: list[Array]) -> tuple[Array, Array]:
+    """(group, place in it) of each row, group after group."""
+    sizes_P = np.array([len(rows) for rows in groups])
+    begin_P = np.cumsum(sizes_P) - sizes_P
+    return np.repeat(np.arange(len(groups)), sizes_P), np.arange(sizes_P.sum()) - np.repeat(begin_P, sizes_P)
 
 
 def advantages(batch: Batch) -> Array:
@@ -144,15 +151,17 @@ def nearest_advantages(batch: Batch) -> Match:
     rewards_B, groups = _rewards(batch)
     known_B = ~np.isnan(recorded_B)
     stated = {name: batch.settings[name] for name in (*STATED, "combine") if name in batch.settings}
-    return nearest(
-        recorded_B[known_B],
-        [
-            Variant(one.name, one.values[known_B], one.is_bug, one.options)
-            for one in _variants(batch, rewards_B, groups, recorded_B)
-        ],
-        stated,
-        tolerance=tolerance(batch, recorded_B[known_B]) + _lost_digits(rewards_B, groups),
-    )
+    limit = tolerance(batch, recorded_B[known_B]) + _lost_digits(rewards_B, groups)
+
+    def among(variants: list[Variant]) -> Match:
+        known = [Variant(one.name, one.values[known_B], one.is_bug, one.options) for one in variants]
+        return nearest(recorded_B[known_B], known, stated, tolerance=limit)
+
+    # nearly every batch is what its settings say: then the many other ways need not be computed
+    said = _formulas(rewards_B, groups, (batch.settings.get("advantage_epsilon", EPSILON),), stated)
+    if said and (match := among(said)).is_configured:
+        return match
+    return among(_variants(batch, rewards_B, groups, recorded_B))
 
 
 def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
@@ -179,14 +188,22 @@ def _advantages(rewards_B: Array, groups: list[Array], **how: Any) -> Array:
 def _variants(batch: Batch, rewards_B: Array, groups: list[Array], recorded_B: Array) -> list[Variant]:
     epsilon = batch.settings.get("advantage_epsilon", EPSILON)
     return [
-        *_formulas(rewards_B, groups, epsilon),
+        *_formulas(rewards_B, groups, (epsilon, *EPSILONS)),
         *_common_divisor(rewards_B, groups, recorded_B),
+        *_post_processed(batch, _advantages(rewards_B, groups, epsilon=epsilon, **_chosen(batch)), recorded_B),
         *_bugs(batch, rewards_B, groups, epsilon),
     ]
 
 
-def _formulas(rewards_B: Array, groups: list[Array], epsilon: float) -> list[Variant]:
-    """All that grpo.group_advantages computes."""
+def _chosen(batch: Batch) -> dict[str, Any]:
+    return {name: batch.settings[name] for name in STATED if name in batch.settings}
+
+
+def _formulas(
+    rewards_B: Array, groups: list[Array], epsilons: tuple[float, ...], stated: Mapping[str, Any] | None = None
+) -> list[Variant]:
+    """All that grpo.group_advantages computes, or of it what is stated; the first epsilon, the configured one, needs
+    no name."""
     found = []
     for baseline, mean in (("mean", "group mean"), ("leave_one_out", "mean of the others")):
         for std in ("sample", "population", "none"):
@@ -199,11 +216,33 @@ def _formulas(rewards_B: Array, groups: list[Array], epsilon: float) -> list[Var
                     divided, scales = f"no std ({'Dr. GRPO' if baseline == 'mean' else 'RLOO'})", ("group", "batch")
                 how = {"baseline": baseline, "std": std, "scale": scale}
                 options = {"baseline": (baseline,), "std": (std,), "scale": scales}
-                values = _advantages(rewards_B, groups, epsilon=epsilon, **how)
-                found.append(Variant(f"reward - {mean}, over {divided}", values, False, options))
-                for other in EPSILONS if std != "none" else ():
-                    values = _advantages(rewards_B, groups, epsilon=other, **how)
-                    found.append(Variant(f"reward - {mean}, over {divided} + {other:g}", values, False, options))
+                if any(name in options and value not in options[name] for name, value in (stated or {}).items()):
+                    continue
+                for number, epsilon in enumerate(epsilons if std != "none" else epsilons[:1]):
+                    values = _advantages(rewards_B, groups, epsilon=epsilon, **how)
+                    added = f" + {epsilon:g}" if number else ""
+                    found.append(Variant(f"reward - {mean}, over {divided}{added}", values, False, options))
+    return found
+
+
+def _post_processed(batch: Batch, configured_B: Array, recorded_B: Array) -> list[Variant]:
+    """The configured ones, bounded or weighed by length afterwards; no setting says so."""
+    known_B = np.isfinite(recorded_B) & np.isfinite(configured_B)
+    bound = float(np.abs(recorded_B[known_B]).max(initial=0.0))
+    unstated: dict[str, tuple[Any, ...]] = dict.fromkeys(STATED, ())
+    found = []
+    if 0 < bound < np.abs(configured_B[known_B]).max(initial=0.0):
+        clipped_B = configured_B.clip(-bound, bound)
+        found.append(Variant(f"the configured ones, clipped to +-{bound:.4g}", clipped_B, False, unstated))
+    mask_BT = batch.get("mask")
+    if mask_BT is not None:
+        by_length_B = configured_B / np.maximum(mask_BT.sum(axis=1), 1)
+        squares = float((by_length_B[known_B] ** 2).sum())
+        factor = float((by_length_B[known_B] * recorded_B[known_B]).sum()) / squares if squares else 0.0
+        if factor > 0:
+            found.append(
+                Variant("the configured ones over the length of the row", factor * by_length_B, False, unstated)
+            )
     return found
 
 

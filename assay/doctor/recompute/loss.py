@@ -59,6 +59,18 @@ def is_part(batch: Batch) -> bool:
     return counts.sequences != len(mask_BT) or counts.tokens != int(mask_BT.sum())
 
 
+def is_known_whole(batch: Batch) -> bool:
+    """Whether the settings say that these rows are all of their update: a part has a loss of another size."""
+    (mask_BT,) = batch.need("mask")
+    settings = batch.settings
+    if "sequences" in settings or "loss_tokens" in settings:
+        return not is_part(batch)
+    prompts, size = settings.get("prompts"), settings.get("group_size")
+    if not isinstance(prompts, int) or not isinstance(size, int) or settings.get("minibatches", 1) != 1:
+        return False
+    return prompts * size == len(mask_BT)
+
+
 def nearest_loss(batch: Batch) -> Match:
     recorded = float(batch.number("loss"))
     if not np.isfinite(recorded):
@@ -117,12 +129,33 @@ def _deliberate(batch: Batch, settings: LossConfig, aggregation: str) -> list[Va
             values = _total(batch, term, weights(batch, how))
             options = {"objective": (objective,), "aggregation": (how,)}
             found.append(_variant(f"{objective} with {words}", values, False, options))
-    if "kl_gradient" not in batch.settings and settings.kl_coef:
-        unbiased = terms(batch, replace(settings, kl_gradient="unbiased"))
-        values = _total(batch, unbiased, weights(batch, aggregation))
+    for other in _other_kl(batch, settings):
+        values = _total(batch, terms(batch, other), weights(batch, aggregation))
         options = {"objective": (settings.objective,), "aggregation": (aggregation,)}
-        found.append(_variant(f"{settings.objective} with the KL times the ratio", values, False, options))
+        words = f"{other.kl_estimator} ({other.kl_gradient}) as its KL"
+        words = words if other.kl_placement == "loss" else "no KL in the loss"
+        found.append(_variant(f"{settings.objective} with {words}", values, False, options))
     return found
+
+
+def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
+    """All ways to have a KL that the settings leave open."""
+    if not settings.kl_coef:
+        return []
+    open_ways = [
+        replace(settings, kl_estimator=estimator, kl_gradient=gradient)
+        for estimator in ("k1", "k2", "k3")
+        for gradient in ("naive", "unbiased")
+        if batch.settings.get("kl_estimator", estimator) == estimator
+        and batch.settings.get("kl_gradient", gradient) == gradient
+    ]
+    in_reward = [] if kl_is_placed(batch) else [replace(settings, kl_placement="reward")]
+    return [*(one for one in open_ways if one != settings and settings.kl_placement == "loss"), *in_reward]
+
+
+def kl_is_placed(batch: Batch) -> bool:
+    """Whether it is known that the KL stands in the loss, or in the reward: stated, or seen in the loss."""
+    return "kl_placement" in batch.settings or "kl_loss" in batch.numbers
 
 
 def _bugs(batch: Batch, settings: LossConfig, aggregation: str) -> list[Variant]:
@@ -140,7 +173,7 @@ def _bugs(batch: Batch, settings: LossConfig, aggregation: str) -> list[Variant]
     if right.kl_BT is not None:
         found += [
             _variant("the configured one with the KL subtracted", policy - kl + entropy),
-            _variant("the configured one without the KL", policy + entropy),
+            *([_variant("the configured one without the KL", policy + entropy)] if kl_is_placed(batch) else []),
             _variant("the configured one with the KL added twice", policy + 2 * kl + entropy),
         ]
     micro = batch.settings.get("microbatches", 1)

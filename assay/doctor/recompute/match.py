@@ -44,7 +44,6 @@ class Match:
     configured: Variant | None  # what the settings ask for; None: they do not say
     configured_distance: float
     tolerance: float
-    is_ambiguous: bool = False  # another variant fits as well
 
     @property
     def fits(self) -> bool:
@@ -78,14 +77,12 @@ def nearest(
         return far, 0 if far else rank, distances[index] if far else 0.0
 
     best = min(range(len(variants)), key=preference)
-    fitting = [index for index, one in enumerate(distances) if one <= tolerance]
     return Match(
         variant=variants[best],
         distance=distances[best],
         configured=None if configured is None else variants[configured],
         configured_distance=np.inf if configured is None else distances[configured],
         tolerance=tolerance,
-        is_ambiguous=len(fitting) > 1,
     )
 
 

@@ -85,7 +85,9 @@ def measure(
     if clock.may_ask():
         reward = open_reward(PROCESSES)
         try:
-            parallel = _pairs(chosen, _at_once(reward, problems, [one.probe for one in chosen], clock))
+            # each process gets a job in the first round: let these be answers that are worth something
+            first = sorted(chosen, key=lambda one: one.reward is None or one.reward <= 0)
+            parallel = _pairs(first, _at_once(reward, problems, [one.probe for one in first], clock))
             groups = _score_groups(reward, completions, clock)
         finally:
             reward.close()

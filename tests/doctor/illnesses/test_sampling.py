@@ -173,7 +173,7 @@ def groups_of_four(rows, logprob, **values):
     tokens_BT = np.repeat(np.array(rows)[:, None], 3, axis=1)
     logprobs_BT = np.full(tokens_BT.shape, logprob / 3)
     given = {"tokens": tokens_BT, "lengths": [3] * 8, "group_ids": [0] * 4 + [1] * 4, "old_logprobs": logprobs_BT}
-    return batch_of(**{**given, **values})
+    return batch_of(**{**given, "temperature": 1.0, **values})
 
 
 def test_equal_completions_are_weighed_by_their_probability():
