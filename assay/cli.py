@@ -335,7 +335,7 @@ class FailOn(StrEnum):
 
 @app.command(
     epilog="Examples: assay doctor runs/sort  |  assay doctor runs/sort --select ADV,RAT --explain-all-passes  |  "
-    "assay doctor batch.safetensors --format sarif --out doctor.sarif"
+    "assay doctor runs/sort --recompute  |  assay doctor batch.safetensors --format sarif --out doctor.sarif"
 )
 def doctor(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Run directories and batch files.")],
@@ -353,6 +353,9 @@ def doctor(
     all_passes: Annotated[
         bool, typer.Option("--explain-all-passes", help="Lists the healthy checks, and what each looked at.")
     ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Asks the models in a run's checkpoints again; takes a while.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.")] = None,
 ) -> None:
     """Says what is wrong with a training run, with the numbers and the fix, and what was found healthy."""
@@ -361,17 +364,13 @@ def doctor(
     from assay.record import RunError
     from assay.record.batch import BatchError
 
+    codes = {"chosen": chosen or [], "ignored": ignored or []}
     try:
-        code = command.run(
-            paths,
-            how=how,
-            chosen=chosen or [],
-            ignored=ignored or [],
-            fail_on=fail_on,
-            all_passes=all_passes,
-            out=out,
-        )
-    except (UnknownCode, RunError, BatchError, command.OutError) as error:
+        if recompute:
+            from assay.train.recheck import recheck
+        again = recheck if recompute else None
+        code = command.run(paths, how=how, fail_on=fail_on, all_passes=all_passes, out=out, recompute=again, **codes)
+    except (UnknownCode, configuration.ConfigError, RunError, BatchError, command.OutError) as error:
         _fail(str(error), 2)
     raise typer.Exit(code)
 

@@ -140,3 +140,68 @@ def test_the_call_on_the_page_is_short_and_runs(tmp_path, monkeypatch):
     known = {name: batch.arrays[names.get(name, name)] for name in (*names, "mask", "advantages", "rewards")}
     exec(code, {**known, "step": 1, "update": 0, "loss": batch.numbers["loss"]})
     assert read_batch(tmp_path / "batches/step-1.safetensors").numbers["step"] == 1
+
+
+def observed_with(model, **changes):
+    given = {"tokens": [[3, 1, 0], [2, 4, 4]], "mask": [[1, 1, 0], [1, 1, 1]], "prompt_tokens": [[0, 2], [1, 2]]}
+    return observation._asked_plainly(
+        observation.Batch.of({**given, "prompt_mask": [[0, 1], [1, 1]], "temperature": 0.5, **changes}), model
+    )
+
+
+def test_the_model_is_asked_once_a_row_and_nothing_but_the_mode_of_its_modules_is_touched(monkeypatch):
+    model = Bigrams().train()
+    model.table.eval()
+    calls = []
+    model.register_forward_hook(lambda *given: calls.append(1))
+    monkeypatch.setattr(model, "eval", lambda: pytest.fail("eval() of a module may do more than set a flag"))
+    observed_with(model)
+    assert len(calls) == 2
+    assert (model.training, model.table.training, model.dropout.training) == (True, False, True)
+
+
+def test_modes_and_random_states_are_put_back_when_the_model_raises():
+    class Broken(Bigrams):
+        def forward(self, ids):
+            torch.rand(3)
+            raise ValueError("no")
+
+    model, state = Broken().train(), torch.get_rng_state()
+    with pytest.raises(ValueError, match="no"):
+        observed_with(model)
+    assert model.training
+    assert model.dropout.training
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_where_training_is_over_a_part_of_the_vocabulary_no_logprobs_over_all_of_it_are_held_against_it():
+    assert "plain_logprobs" in observed_with(Bigrams(), top_k=3).arrays
+    kept = observed_with(Bigrams(), top_k=3, support_kept=True).arrays
+    assert "plain_logprobs" not in kept
+    assert "plain_raw_logprobs" in kept
+
+
+def test_no_graph_is_kept_alive():
+    import gc
+    import weakref
+
+    def once():
+        weight = torch.ones(16, 1, requires_grad=True)
+        given = fields()
+        new = torch.tensor(given["new_logprobs"]) * weight
+        diagnosis = assay.observe(**{**given, "new_logprobs": new, "loss": torch.tensor(given["loss"]) * weight[0, 0]})
+        return diagnosis, weakref.ref(new), weakref.ref(weight)
+
+    diagnosis, new, weight = once()
+    gc.collect()
+    assert diagnosis.words
+    assert new() is None
+    assert weight() is None
+
+
+def test_what_is_given_is_copied_and_not_changed():
+    new = torch.tensor(healthy_batch().arrays["new_logprobs"])
+    batch = observation.Batch.of({"new_logprobs": new, "mask": torch.ones(16, new.shape[1], dtype=torch.bool)})
+    new += 1.0
+    assert np.abs(batch.arrays["new_logprobs"] - new.numpy()).min() > 0.5

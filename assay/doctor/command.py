@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from assay import durable
@@ -14,7 +15,11 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.explain import Entry, as_json, entries, explained, find, listed
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import select
+from assay.record.batch import Batch
 from assay.verdict import State
+
+# a run directory, and who is told what was left out -> batches for which a model was asked; given by cli.py
+Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
 
 _WIDEST = 120  # longer lines are hard to read
 _NO_TERMINAL = (100, 24)  # columns and lines where there is none
@@ -33,10 +38,11 @@ def run(
     fail_on: str = "error",
     all_passes: bool = False,
     out: Path | None = None,
+    recompute: Recompute | None = None,
 ) -> int:
     """Reads every path before it prints: RunError, BatchError and UnknownCode are raised with nothing on stdout."""
     illnesses = select(catalogue(), chosen, ignored)
-    reports = [_report(path, illnesses) for path in paths]
+    reports = [_report(path, illnesses, recompute) for path in paths]
     colour = out is None and _in_colour()
     text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes)
     if out is None:
@@ -70,11 +76,15 @@ def explain(code: str | None, others: Sequence[Entry], *, json: bool) -> int:
     return 0
 
 
-def _report(path: Path, illnesses: Sequence[Illness]) -> Report:
+def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
     from assay.doctor.evidence.open import open_evidence
 
     with _Looking(path):
         evidence = open_evidence(path)
+        if recompute is not None:
+            notes: list[str] = []
+            batches = (*evidence.batches, *recompute(path, notes.append))  # of equal words the last batch's counts
+            evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *notes))
         return Report.of(str(path), evidence, diagnose(evidence, illnesses))
 
 

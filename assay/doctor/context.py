@@ -79,6 +79,8 @@ def _behind_prompt(tokens_T: Array, prompt: Array, mask_T: Array) -> list[Array]
 
 def _places(given_S: Array, prompt: Array, completion: Array, attended_S: Array | None) -> Array | None:
     whole = np.concatenate([prompt, completion])
+    if attended_S is not None and np.array_equal(given_S[attended_S][: len(whole)], whole):
+        return np.flatnonzero(attended_S)[: len(whole)]
     in_one_piece = None
     for wanted in (whole, whole[:-1]):  # the last token predicts nothing, so some trainers do not feed it
         first = _last_place(given_S, wanted)

@@ -15,12 +15,18 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.evidence import Evidence
+from assay.doctor.usable import usable
 from assay.verdict import Confidence, Missing, Severity, State, Verdict, not_enough_data
 
 _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
 # of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
 _LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
+# what a check of ours can raise when it is wrong: it may stand in somebody's training loop
+_BUGS = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
+    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
     asked = catalogue() if illnesses is None else illnesses
+    evidence = usable(evidence)
     # a check judges by the NaN or Inf that came out; a warning on the way would only litter a training log
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -136,5 +143,5 @@ def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
         return check(piece)
     except Missing as missing:
         return not_enough_data(str(missing))
-    except Exception as error:  # whatever a wrong check raises: it may stand in somebody's training loop
+    except _BUGS as error:
         return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

@@ -74,11 +74,13 @@ def row_spans(batch: Batch) -> tuple[Array, Array]:
         moved_B = (end_B > lengths_B) & (mask_BT.sum(axis=1) <= lengths_B)
         if moved_B.any():
             return np.where(end_B > 0, first_B, 0), end_B
-        return starts_B, np.clip(lengths_B, 0, mask_BT.shape[1])
+        if mask_BT.any():
+            return starts_B, np.clip(lengths_B, 0, mask_BT.shape[1])
     behind_B = _behind_prompts(batch)
     if behind_B is not None:
         starts_B = behind_B
     tokens_BT = batch.get("tokens")
+    tokens_BT = mask_BT if tokens_BT is None else tokens_BT
     width = int((starts_B + lengths_B).max(initial=0)) if tokens_BT is None else tokens_BT.shape[1]
     return starts_B, np.clip(starts_B + lengths_B, 0, width)
 
@@ -108,7 +110,7 @@ def _behind_prompts(batch: Batch) -> Array | None:
     tokens_BT, prompts_BP, real_BP = (batch.get(name) for name in ("tokens", "prompt_tokens", "prompt_mask"))
     if tokens_BT is None or prompts_BP is None or real_BP is None or tokens_BT.shape[1] < prompts_BP.shape[1]:
         return None
-    for dropped in (0, 1):  # log-probs have no place for the first token
+    for dropped in range(min(2, prompts_BP.shape[1])):  # log-probs have no place for the first token
         width = prompts_BP.shape[1] - dropped
         same_BP = (tokens_BT[:, :width] == prompts_BP[:, dropped:]) | ~real_BP[:, dropped:]
         if len(same_BP) and same_BP.all() and real_BP[:, dropped:].any():

@@ -32,11 +32,10 @@ from torch import Tensor, nn
 from assay.config import Config
 from assay.grpo import OBJECTIVES, Loss
 from assay.policy.causal import CausalPolicy
-from assay.policy.plain import logprobs_of, plain_logits, policy_asked_plainly
+from assay.policy.plain import Support, logprobs_of, plain_logits, policy_asked_plainly
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import ALL, at_most, chosen_rows, longer_than, part_of, plan
-from assay.train.interrupt import Interrupted
 from assay.train.learner import Learner
 from assay.train.loss_probes import Piece, loss_probes, losses
 from assay.train.pack import pack, shares_prompts
@@ -46,6 +45,12 @@ from assay.train.seen_inputs import SeenInputs
 from assay.types import Microbatch, Minibatch, Sample, StopReason, Update
 
 NUMBERS = 2_000_000  # weights that are compared before and after the update
+# what an exotic model, a full machine or a bug of ours may raise when something is asked in an unusual way; signals and
+# stops of the run are none of these
+FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
+    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
+)  # fmt: skip
 
 Answer = TypeVar("Answer")
 
@@ -168,34 +173,22 @@ class Examination:
         scaled, raw = [], []
         for row in self.rows:
             self.learner.check_interrupt()
-            tokens, support = self._sampled[row].tokens, self._sampled[row].support
-            with policy_asked_plainly(policy) as model:
-                logits_TV = plain_logits(model, self._prompts[row].tokens, tokens)
-                raw.append(logprobs_of(logits_TV, tokens, 1.0))
-                is_raw = support is None and policy.temperature == 1.0
-                scaled.append(raw[-1] if is_raw else logprobs_of(logits_TV, tokens, policy.temperature, support))
+            rollout = self._sampled[row]
+            scaled_T, raw_T = asked_plainly(policy, self._prompts[row].tokens, rollout.tokens, rollout.support)
+            scaled.append(scaled_T)
+            raw.append(raw_T)
         return self._laid_out(scaled), self._laid_out(raw)
 
     def _scored(self, samples: Sequence[Sample], parts: Sequence[Sequence[int]]) -> Array:
         """The trainer's own packing and scoring of these samples, part by part; of those examined, in their order."""
         values: dict[int, Tensor] = {}
         for part in parts:
-            (minibatch,) = pack(
-                samples,
-                part,
-                minibatches=1,
-                microbatches=1,
-                max_tokens=self.config.rollout.max_tokens,
-                device=self.learner.policy.device,
-                share_prompts=shares_prompts(self.config, self.learner.policy),
-            )
-            values |= self._logprobs_by_row(minibatch.microbatches[0])
+            values |= self._logprobs_by_row(packed(self.learner.policy, self.config, samples, part))
         return self._laid_out([values[number] for number in range(len(self.rows))])
 
-    @torch.no_grad()
     def _logprobs_by_row(self, batch: Microbatch) -> dict[int, Tensor]:
         self.learner.check_interrupt()
-        return dict(zip(batch.rows, self.learner.policy.logprobs(batch)[0].cpu(), strict=True))
+        return logprobs_by_row(self.learner.policy, batch)
 
     def _ask_the_loss(self) -> tuple[dict[str, float], dict[str, Array]]:
         """The loss, and d loss / d new of the rows, computed again."""
@@ -331,14 +324,42 @@ class Examination:
         began = time.perf_counter()
         try:
             return ask()
-        except Interrupted:
-            raise
-        # the boundary to models of all kinds, asked in unusual ways: no examination is worth the run it looks at
-        except Exception as error:
+        except FAULTS as error:
             self.failure = not_examined(self.place, error)
             return otherwise
         finally:
             self.seconds += time.perf_counter() - began
+
+
+def asked_plainly(
+    policy: CausalPolicy, prompt: Sequence[int], tokens: Sequence[int], support: Support | None = None
+) -> tuple[Tensor, Tensor]:
+    """logprobs_T at the sampling temperature and among the tokens that could be sampled; and at 1, among all."""
+    with policy_asked_plainly(policy) as model:
+        logits_TV = plain_logits(model, prompt, tokens)
+        raw_T = logprobs_of(logits_TV, tokens, 1.0)
+        is_raw = support is None and policy.temperature == 1.0
+        return raw_T if is_raw else logprobs_of(logits_TV, tokens, policy.temperature, support), raw_T
+
+
+def packed(policy: CausalPolicy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
+    """These rows in one forward pass, as the trainer packs them."""
+    (minibatch,) = pack(
+        samples,
+        rows,
+        minibatches=1,
+        microbatches=1,
+        max_tokens=config.rollout.max_tokens,
+        device=policy.device,
+        share_prompts=shares_prompts(config, policy),
+    )
+    return minibatch.microbatches[0]
+
+
+@torch.no_grad()
+def logprobs_by_row(policy: CausalPolicy, batch: Microbatch) -> dict[int, Tensor]:
+    """The trainer's own scoring of a forward pass, by the samples in it."""
+    return dict(zip(batch.rows, policy.logprobs(batch)[0].cpu(), strict=True))
 
 
 def not_examined(place: Place, error: Exception) -> str:

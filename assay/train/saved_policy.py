@@ -46,10 +46,20 @@ def open_saved(
     if name == FINAL:
         return SavedPolicy(_final_policy(run / FINAL, config, on_warm_step, report), config.run.steps, FINAL)
     saved = _checkpoint(run / "checkpoints", name, report)
+    policy = policy_of(saved, config, on_warm_step, report)
+    return SavedPolicy(policy, saved.state["place"]["step"], saved.path.name)
+
+
+def policy_of(
+    saved: checkpoint.Checkpoint,
+    config: Config,
+    on_warm_step: Callable[[int, int], None],
+    report: Callable[[str], None],
+) -> CausalPolicy:
     policy = load_policy(config, on_warm_step, report)
     check_frozen(policy, saved, config.model.path)
     put_weights(policy, saved.tensors["weights"], str(saved.path))
-    return SavedPolicy(policy, saved.state["place"]["step"], saved.path.name)
+    return policy
 
 
 def fingerprint_of_frozen(model: nn.Module) -> str:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from safetensors import SafetensorError
+
 from assay import durable
 from assay.config import Config
-from assay.record import RunDirectory
+from assay.record import RunDirectory, RunError
 from assay.record.batch import Batch
 from assay.record.batch_file import write_batch
 from assay.record.metrics import Row
-from assay.train.examine import Examination, not_examined
+from assay.train.examine import FAULTS, Examination, not_examined
 from assay.train.failure import RunFailed
 from assay.train.learner import Learner
 from assay.train.place import Place, Work
@@ -73,7 +75,7 @@ class Watch:
         self._examinations += 1
         try:
             look = Examination(self.config, self.learner, work, place, thorough=thorough)
-        except Exception as error:  # as in Examination: nothing in here may end a run
+        except FAULTS as error:  # nothing in here may end a run
             self._say_not_examined(not_examined(place, error))
             yield None
             return
@@ -127,7 +129,7 @@ class Watch:
             what(self.watcher)
         except DoctorStop as stop:
             self._stop = self._stop or stop
-        except Exception as error:
+        except (*FAULTS, RunError) as error:
             self.watcher = None
             reason = " ".join(str(error).split())[:200]
             sentence = f"the doctor broke and is left out from here on: {type(error).__name__}: {reason}"
@@ -140,7 +142,7 @@ class Watch:
             file.parent.mkdir(exist_ok=True)
             durable.remove_asides(file.parent)
             write_batch(file, batch)
-        except Exception as error:  # if the disk is full, what the run itself writes next says so
+        except (*FAULTS, SafetensorError) as error:  # if the disk is full, what the run itself writes next says so
             reason = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self.say(f"{file} could not be written: {reason}; the run goes on without it")
 

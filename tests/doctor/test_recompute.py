@@ -131,6 +131,25 @@ def test_on_ambiguous_data_what_is_configured_is_preferred():
     assert match.is_configured
 
 
+def test_only_what_the_settings_say_is_computed_where_it_fits(monkeypatch):
+    asked = []
+
+    def counted(rewards_PG, **how):
+        asked.append((how["baseline"], how["std"], how["scale"]))
+        return grpo.group_advantages(rewards_PG, **how)
+
+    monkeypatch.setitem(nearest_advantages.__globals__, "group_advantages", counted)
+    assert nearest_advantages(batch_of(grouped(z), **CONFIGURED)).is_configured
+    assert asked == [("mean", "sample", "group")]
+
+
+def test_a_group_of_equal_rewards_does_not_excuse_what_is_wrong_in_the_others():
+    """np.std of three times 0.1 is 1e-17: as a spread it would forgive everything."""
+    rewards = [0.1, 0.1, 0.1, 0.9, 0.1, 0.1]
+    wrong = batch_of(np.array([0.0, 0.0, 0.0, 1.0, 1.0, -2.0]), rewards=rewards, ids=[0] * 3 + [1] * 3, **CONFIGURED)
+    assert not nearest_advantages(wrong).fits
+
+
 def test_unscored_rollouts_counted_as_zero_are_named():
     rewards = [1.0, np.nan, 0.5, 0.0]
     batch = batch_of(z(np.array([1.0, 0.0, 0.5, 0.0])), rewards=rewards, ids=[0] * 4, **CONFIGURED)

@@ -53,6 +53,26 @@ def test_a_long_completion_is_not_cut_at_a_chunk():
     assert values[[127, 128, 129]].tolist() == pytest.approx([math.log(0.8), math.log(0.75), math.log(0.8)], abs=1e-6)
 
 
+class AsTold(NextByTable):
+    """Leaves logits out as models of Hugging Face do; or takes the word and does not, as some may."""
+
+    obeys = True
+    kept = None
+
+    def forward(self, ids, logits_to_keep=0):
+        self.kept = logits_to_keep
+        return self.table[ids][:, -logits_to_keep if self.obeys else 0 :]
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_the_prompts_logits_are_not_asked_for(obeys):
+    model = AsTold([[0.0, math.log(3.0)], [math.log(4.0), 0.0]])
+    model.obeys = obeys
+    values = plain_logprobs(model, [1, 1, 1, 0], [1, 0, 0], temperature=1.0)
+    assert model.kept == 4  # the prompt's last token, and the completion
+    assert values.tolist() == pytest.approx([math.log(0.75), math.log(0.8), math.log(0.25)], abs=1e-6)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_it_agrees_with_the_trainers_own_scoring(temperature):
     policy, samples = tiny_policy(temperature=temperature), uneven_samples()

@@ -12,7 +12,7 @@ from assay.config import load
 from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
 from assay.train import examine, learner, run
-from assay.train.examined_rows import Plan, at_most, chosen_rows, plan
+from assay.train.examined_rows import chosen_rows, plan
 from assay.train.pack import pack
 from assay.train.place import Gathered, Work
 from assay.train.seen_inputs import SeenInputs

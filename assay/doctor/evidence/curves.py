@@ -31,23 +31,29 @@ class Curves:
     evaluations: Sequence[Row] = ()
     events: Sequence[Row] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    _known: dict[tuple[str, str], Numbers] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def steps(self) -> Numbers:
-        return _column(self.rows, "step")
+        return self._column("rows", "step")
+
+    def step_at(self, index: int) -> int | None:
+        """Which step a row is of; None where it does not say."""
+        step = self.steps[index]
+        return int(step) if np.isfinite(step) else None
 
     def need(self, *names: str) -> tuple[Numbers, ...]:
         """Metrics by step; NaN where a step has none."""
-        return _columns(self.rows, names)
+        return self._columns("rows", names)
 
     def need_timings(self, *names: str) -> tuple[Numbers, ...]:
-        return _columns(self.timings, names)
+        return self._columns("timings", names)
 
     def need_evaluations(self, *names: str) -> tuple[Numbers, ...]:
-        return _columns(self.evaluations, names)
+        return self._columns("evaluations", names)
 
     def has(self, *names: str) -> bool:
         return all(any(row.get(name) is not None for row in self.rows) for name in names)
@@ -57,14 +63,25 @@ class Curves:
             raise Missing(name)
         return self.settings[name]
 
+    def _columns(self, kind: str, names: Sequence[str]) -> tuple[Numbers, ...]:
+        columns = [self._column(kind, name) for name in names]
+        absent = [name for name, column in zip(names, columns, strict=True) if np.isnan(column).all()]
+        if absent:
+            raise Missing(*absent)
+        return tuple(columns)
 
-def _columns(rows: Sequence[Row], names: Sequence[str]) -> tuple[Numbers, ...]:
-    columns = [_column(rows, name) for name in names]
-    absent = [name for name, column in zip(names, columns, strict=True) if np.isnan(column).all()]
-    if absent:
-        raise Missing(*absent)
-    return tuple(columns)
+    def _column(self, kind: str, name: str) -> Numbers:
+        """Made once: a long run has many rows, and many checks ask for the same metric. Never to be written to."""
+        if (kind, name) not in self._known:
+            rows: Sequence[Row] = getattr(self, kind)
+            column_N = np.array([_number(row.get(name)) for row in rows], dtype=np.float64)
+            column_N.flags.writeable = False
+            self._known[kind, name] = column_N
+        return self._known[kind, name]
 
 
-def _column(rows: Sequence[Row], name: str) -> Numbers:
-    return np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
+def _number(value: Any) -> float:
+    """NaN for what is no number: another program's log may hold words."""
+    if isinstance(value, float):
+        return value
+    return float(value) if isinstance(value, int | np.number) else float("nan")

@@ -48,12 +48,16 @@ from assay.verdict import (
 def check_batch(batch: Batch) -> Verdict:
     if batch.get("attention_mask") is None:
         return _by_numbers(batch, "no attention mask is on record")
-    rows = rows_given(batch)
+    given, as_sampled = rows_given(batch), rows_as_sampled(batch)
+    rows = [row for row in given if row.number in as_sampled]
+    if not rows:
+        return not_applicable("no row was trained as it was sampled: see retokenise and post_eos_in_loss")
     found = [row for row in rows if row.places is not None]
     if not found:
         return not_applicable("no row was scored as prompt + completion: see wrong_context")
     crowded = {row.number for row in found if has_extra_tokens(batch, row)}
-    faults = {number: what for number, what in mask_faults(batch).items() if number not in crowded}
+    judged = {row.number for row in found} - crowded
+    faults = {number: what for number, what in mask_faults(batch).items() if number in judged}
     if not faults and crowded:
         return not_applicable("more than the prompt stands in front of the completion: see wrong_context")
     if not faults:
@@ -71,6 +75,20 @@ def check_batch(batch: Batch) -> Verdict:
     return finding(
         f"the attention mask of {len(faults)} of {len(rows)} rows is wrong: in row {number} {what}{effect}", *facts
     )
+
+
+def rows_as_sampled(batch: Batch) -> set[int]:
+    """Rows that are trained on the ids that were sampled, and on no more: only these are as long as `lengths` says."""
+    tokens_BT, sampled_BT, lengths_B, mask_BT = (
+        batch.get(name) for name in ("tokens", "sampled_tokens", "lengths", "mask")
+    )
+    if tokens_BT is None or sampled_BT is None or lengths_B is None:
+        return set(range(len(next(iter(batch.arrays.values())))))
+    behind_BT = np.arange(tokens_BT.shape[1]) >= lengths_B[:, None]
+    same_B = ((tokens_BT == sampled_BT) | behind_BT).all(axis=1)
+    if mask_BT is not None:
+        same_B &= ~(mask_BT & behind_BT).any(axis=1)
+    return set(np.flatnonzero(same_B).tolist())
 
 
 def has_extra_tokens(batch: Batch, row: Row) -> bool:

@@ -38,6 +38,7 @@ from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 20  # so many numbers that all fit 16 bits by chance have a probability below 1e-60
+CERTAIN = 1e-3  # of a |log-prob|: smaller ones tell nothing
 ROUNDED = 0.99  # of a side's numbers fit 16 bits: a few may have been replaced or clamped
 EXACT = 0.5  # at most so many fit on the other side: float32 numbers do once in thousands
 SIDES = ("old_logprobs", "new_logprobs", "ref_logprobs", "sampler_logprobs")
@@ -67,11 +68,11 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
-    """Of the loss tokens; 0 fits any precision and tells nothing."""
+    """Of the loss tokens; near 0 a float32 log-softmax keeps few bits, and 0 fits any precision."""
     if values_BT is None:
         return np.zeros(0)
     values_N: Array = values_BT[mask_BT]
-    return np.asarray(values_N[np.isfinite(values_N) & (values_N != 0)])
+    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > CERTAIN)])
 
 
 def _share_of_16_bits(values_N: Array) -> tuple[str, float]:

@@ -66,6 +66,7 @@ def check_batch(batch: Batch) -> Verdict:
         raise Missing("gradients of unclipped tokens that agree with the configured loss")
     left_BT = gradients_BT - scale * kl_BT  # the policy's part, on clipped tokens
     pushed_BT = clipped_BT & (np.abs(left_BT) > MOST * np.abs(scale * unclipped_BT))
+    pushed_BT &= np.abs(left_BT) > 2 * FIT * np.abs(scale * kl_BT)  # what a KL slightly off leaves
     pushed, count = int(pushed_BT.sum()), int(clipped_BT.sum())
     row, token = (int(place[0]) for place in np.nonzero(pushed_BT if pushed else clipped_BT))
     fact = Fact("policy gradient of a clipped token", float(left_BT[row, token]), 0.0, batch.step, row, token)

@@ -93,8 +93,9 @@ def _by_token_loss(batch: Batch, outside_BT: Array) -> Verdict | None:
 def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict | None:
     """Which tokens outside still have the gradient they would have without any clip."""
     recorded_BT = batch.get("gradients")
-    if recorded_BT is None:
-        return None
+    kl_names = ("kl_placement", "kl_estimator", "kl_gradient") if batch.settings.get("kl_coef") else ()
+    if recorded_BT is None or any(name not in batch.settings for name in ("kl_coef", *kl_names)):
+        return None  # a KL that is not known may be all of a gradient
     settings = loss_settings(batch)
     weights_BT = weights(batch, aggregation_of(batch))
     free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
@@ -106,7 +107,7 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
         return None  # nothing tells how large an unclipped gradient is
     with np.errstate(all="ignore"):
         share_BT = np.where(unclipped_BT != 0, (recorded_BT / scale - kl_BT) / unclipped_BT, 0.0)
-    alive_BT = np.abs(share_BT) > MOST
+    alive_BT = (np.abs(share_BT) > MOST) & (np.abs(recorded_BT / scale - kl_BT) > 2 * FIT * np.abs(kl_BT))
     stopped, passed = seen_BT & clipped_BT, seen_BT & ~clipped_BT
     fact = Fact("tokens outside of the clip range", int(seen_BT.sum()), None, batch.step)
     leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > MOST

@@ -43,7 +43,7 @@ from assay.doctor.recompute.advantages import (
 )
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 EQUAL = 1e-6  # relative spread of rewards that are the same number but for float32 rounding
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
@@ -60,6 +60,8 @@ def check_batch(batch: Batch) -> Verdict:
     advantages_B = row_advantages(batch)
     assert advantages_B is not None
     groups = groups_of(batch)
+    if not np.isfinite(advantages_B).any():
+        raise Missing("a finite advantage")
     if all(len(rows) == 1 for rows in groups):
         return _groups_of_one(batch, advantages_B)
     for verdict in (_equal_rewards(batch, advantages_B, groups), _beyond_the_bound(batch, advantages_B, groups)):
@@ -94,16 +96,18 @@ def _groups_of_one(batch: Batch, advantages_B: Array) -> Verdict:
     return finding(
         f"all of {len(advantages_B)} groups have one completion: there is nobody to compare it with",
         Fact("completions a group", 1, 2, batch.step),
-        confidence=Confidence.PROVEN if stated else Confidence.LIKELY,
-        severity=Severity.FATAL,
+        # a part of a batch may hold one row of each group
+        confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
+        severity=Severity.FATAL if stated else Severity.HARMFUL,
     )
 
 
 def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Verdict | None:
     """Only where the other groups are centred: else the formula is another one."""
     rewards_B = batch.get("rewards")
-    if rewards_B is None or not has_whole_groups(batch):
-        return None  # equal rewards in a part of a group may differ from the rest
+    in_reward = batch.settings.get("kl_coef") and batch.settings.get("kl_placement") != "loss"
+    if rewards_B is None or not has_whole_groups(batch) or in_reward:
+        return None  # equal rewards may differ from the rest of their group, or by a KL that is taken off later
     varied = False
     worst: tuple[float, int] = (0.0, 0)
     for rows in groups:
@@ -117,17 +121,21 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
         worst = max(worst, (abs(float(advantages_B[at])), at))
     if not varied or worst[0] <= VISIBLE or centring(batch).is_off_P.any():
         return None
+    # raw rewards, or those of another baseline, may be centred in the other groups by chance
+    stated = {"baseline", "group_size", "kl_coef"} <= batch.settings.keys()
     return finding(
         f"completions with equal rewards have advantages of up to {worst[0]:.3g}: the std of nothing is divided by",
         Fact("largest |A| where rewards are equal", worst[0], VISIBLE, batch.step, worst[1]),
         # raw rewards, or those of another baseline, may be centred in the other groups by chance
-        confidence=Confidence.PROVEN if {"baseline", "group_size"} <= batch.settings.keys() else Confidence.POSSIBLE,
+        confidence=Confidence.PROVEN
+        if {"baseline", "group_size", "kl_coef"} <= batch.settings.keys()
+        else Confidence.POSSIBLE,
     )
 
 
 def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) -> Verdict | None:
-    std, scale = batch.settings.get("std"), batch.settings.get("scale", "group")
-    if std not in ("sample", "population") or scale != "group":
+    std, scale, baseline = (batch.settings.get(name) for name in ("std", "scale", "baseline"))
+    if std not in ("sample", "population") or scale != "group" or baseline is None:
         return None
     rewards_B = batch.get("rewards")
     is_centred = not centring(batch).is_off_P.any()

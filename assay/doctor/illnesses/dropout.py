@@ -41,7 +41,7 @@ SHARE = 0.01  # of the loss tokens: fewer are outliers
 def check_batch(batch: Batch) -> Verdict:
     modules = batch.numbers.get("dropout_modules")
     again_BT, new_BT, mask_BT = (batch.get(name) for name in ("scored_again", "new_logprobs", "mask"))
-    if again_BT is None or new_BT is None or mask_BT is None or not mask_BT.any():
+    if again_BT is None or new_BT is None or mask_BT is None or not np.isfinite((again_BT - new_BT)[mask_BT]).any():
         if modules is None:
             raise Missing("scored_again or dropout_modules")
         fact = Fact("active dropout modules", int(modules), 0, batch.step)

@@ -82,7 +82,7 @@ def check_curves(curves: Curves) -> Verdict:
     worst = int(np.nanargmax(mismatch_N))
     largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
     what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
-    facts = (Fact(f"highest {name}", largest, limit, int(curves.steps[worst])), Fact("steps above the limit", over))
+    facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
     if not over or _is_corrected(curves.settings.get("correction")):
         return healthy(f"{what} stays below {limit:g}" if not over else f"{what} is corrected by weights", *facts)
     return finding(

@@ -44,6 +44,8 @@ AT_LIMIT = 0.95  # mean length as a share of the longest
 
 def check_batch(batch: Batch) -> Verdict:
     tokens_BT, mask_BT = batch.need("tokens", "mask")
+    if not tokens_BT.size:
+        return not_applicable("the batch has no tokens at all")
     ends_B = _ends(batch, tokens_BT, mask_BT)
     is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
     forced_BT = batch.get("forced")

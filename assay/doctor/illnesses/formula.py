@@ -30,6 +30,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
+from assay.doctor.recompute.loss import is_known_whole
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these
@@ -69,18 +70,17 @@ def check_batch(batch: Batch) -> Verdict:
         return finding(f"the advantages are {name}{says}", far, near, confidence=Confidence.POSSIBLE)
     if not has_whole_groups(batch):
         return not_applicable("the batch holds parts of groups, whose mean and std differ from the whole")
-    if (
-        not stated
-        or "group_size" not in batch.settings
-        or (batch.settings.get("kl_coef") and batch.settings.get("kl_placement") == "reward")
-    ):
+    if not stated or (batch.settings.get("kl_coef") and batch.settings.get("kl_placement") != "loss"):
         return not_applicable(f"the advantages are of a formula not known here; the nearest is {name}")
+    known = {"group_size", "kl_coef"} <= batch.settings.keys() and batch.get("mask") is not None
+    known = known and (batch.settings["scale"] == "group" or is_known_whole(batch))
     return finding(
         f"the advantages are not what the config says: {match.configured_distance:.2g} of their size away from "
         f"{match.configured.name if match.configured else name}, and no known variant fits",
         far,
         near,
-        confidence=Confidence.LIKELY,
+        # parts of groups may all be of one size; a KL may be in the reward, and lengths in the advantages
+        confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
     )
 
 
@@ -93,11 +93,10 @@ def _of_tokens(batch: Batch) -> Verdict | None:
         return None  # a critic, or a KL laid on tokens, tells them apart
     mask_BT, advantages_BT = batch.need("mask", "advantages")
     inside_BT = np.where(mask_BT, advantages_BT, np.nan)
-    varied_B = mask_BT.any(axis=1)
-    varied_B[varied_B] = np.nanmax(inside_BT[varied_B], axis=1) > np.nanmin(inside_BT[varied_B], axis=1)
+    varied_B = np.fmax.reduce(inside_BT, axis=1) > np.fmin.reduce(inside_BT, axis=1)
     row = int(np.argmax(varied_B))
     return finding(
-        f"the advantages of {int(varied_B.sum())} of {len(varied_B)} rows differ between their tokens, but the "
+        f"the advantages of {int(varied_B.sum())} of {len(mask_BT)} rows differ between their tokens, but the "
         "settings say that a row has one reward: every token of it must get the same advantage",
         Fact("largest advantage of the row", float(np.nanmax(inside_BT[row])), None, batch.step, row),
         Fact("smallest", float(np.nanmin(inside_BT[row])), None, batch.step, row),

@@ -23,16 +23,20 @@ record the negative. The KL term pulls single tokens against their advantage; it
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
+from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
+MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it
 AGREES = 0.5  # of -1 to 1: half-way between chance and certainty; a sound loss has 1
 
 
@@ -63,10 +67,12 @@ def _by_gradient(batch: Batch) -> Verdict:
     """How far the pull on each token agrees with -A, weighed by |A|, from -1 to 1."""
     mask_BT, gradients_BT, _ = batch.need("mask", "gradients", "advantages")
     advantages_BT = np.where(mask_BT, batch.token_advantages, 0.0)
-    kl_BT, kl_is_known = np.zeros(mask_BT.shape), True
+    kl_BT, kl_is_known = np.zeros(mask_BT.shape), "kl_coef" in batch.settings
     if batch.settings.get("kl_coef") and batch.settings.get("kl_placement", "loss") == "loss":
         try:
-            kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), loss_settings(batch))[1]
+            policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), loss_settings(batch))
+            kl_BT = kl_BT * _share_of(gradients_BT, policy_BT, kl_BT, mask_BT)
+            kl_is_known = kl_is_placed(batch) and {"kl_estimator", "kl_gradient"} <= batch.settings.keys()
         except Missing:
             kl_is_known = False
     pull_BT = np.where(mask_BT, gradients_BT - kl_BT, 0.0)
@@ -92,8 +98,30 @@ def _by_gradient(batch: Batch) -> Verdict:
         fact,
         Fact("advantage", float(advantages_BT[row, token]), None, batch.step, row, token),
         Fact("gradient", float(pull_BT[row, token]), None, batch.step, row, token),
-        confidence=Confidence.PROVEN if kl_is_known else Confidence.LIKELY,
+        **_certainty(batch, pull_BT[judged_BT], advantages_BT[judged_BT], kl_is_known=kl_is_known),
     )
+
+
+def _share_of(gradients_BT: Array, policy_BT: Array, kl_BT: Array, mask_BT: Array) -> float:
+    """How much of the KL's pull is in the gradient: a part of an update is divided by the counts of the whole."""
+    seen_BT = mask_BT & np.isfinite(gradients_BT) & np.isfinite(policy_BT) & np.isfinite(kl_BT)
+    parts_N2 = np.stack([policy_BT[seen_BT], kl_BT[seen_BT]], axis=1)
+    if not seen_BT.any() or np.linalg.matrix_rank(parts_N2) < 2:
+        return 1.0
+    share = float(np.linalg.lstsq(parts_N2, gradients_BT[seen_BT], rcond=None)[0][1])
+    return share if share > 0 else 1.0
+
+
+def _certainty(batch: Batch, pull_N: Array, advantages_N: Array, *, kl_is_known: bool) -> dict[str, Any]:
+    """A KL that is not known may outweigh small advantages; what is upside down still moves with them."""
+    if kl_is_known:
+        return {"confidence": Confidence.PROVEN}
+    varied = len(pull_N) > 1 and min(float(np.std(pull_N)), float(np.std(advantages_N))) > 0
+    if varied and float(np.corrcoef(pull_N, advantages_N)[0, 1]) > MOVES_ALONG:
+        traces = ("ref_logprobs", "kl", "kl_loss", "kl_coef")
+        no_trace = not any(name in part for part in (batch.arrays, batch.numbers, batch.settings) for name in traces)
+        return {"confidence": Confidence.PROVEN if no_trace else Confidence.LIKELY}
+    return {"confidence": Confidence.POSSIBLE, "severity": Severity.HARMFUL}
 
 
 def sick() -> Evidence:

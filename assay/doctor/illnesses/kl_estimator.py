@@ -29,6 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl
@@ -56,7 +57,7 @@ def check_batch(batch: Batch) -> Verdict:
         return _of_the_mean(batch, float(part))
     if part < 0:
         return not_applicable("the KL part of the loss is negative: see kl_sign")
-    if "objective" not in batch.settings or not is_known_whole(batch):
+    if "objective" not in batch.settings or not (is_known_whole(batch) or is_of_these_rows(batch)):
         raise Missing("objective, and the rows of the whole update")
     return _verdict(batch, nearest_kl_loss(batch), "the KL part of the loss", float(part))
 
@@ -90,7 +91,8 @@ def _verdict(batch: Batch, match: Match, what: str, smallest: float) -> Verdict:
         "estimator fits",
         Fact("distance from the configured estimator", match.configured_distance, match.tolerance, batch.step),
         *facts,
-        confidence=Confidence.LIKELY,
+        # one number cannot tell another estimator from a factor
+        confidence=Confidence.LIKELY if batch.get("kl") is not None else Confidence.POSSIBLE,
     )
 
 

@@ -49,7 +49,7 @@ OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if i
 def check_batch(batch: Batch) -> Verdict:
     if not batch.setting("kl_coef") > 0 or batch.settings.get("kl_placement", "loss") != "loss":
         return not_applicable("no KL in the loss")
-    if batch.setting("kl_estimator") == "k1":
+    if batch.settings.get("kl_estimator") == "k1":
         return not_applicable("k1 has no sign of its own")
     by_loss, by_gradients = _by_loss(batch), _by_gradients(batch)
     for verdict in (by_loss, by_gradients):
@@ -65,7 +65,7 @@ def _by_loss(batch: Batch) -> Verdict | None:
     if part is None:
         return None
     fact = Fact("kl_loss, coefficient included", float(part), step=batch.step)
-    if part < 0 and abs(part) > VISIBLE * abs(numbers.get("loss", 1.0)):
+    if "kl_estimator" in batch.settings and part < 0 and abs(part) > VISIBLE * abs(numbers.get("loss", 1.0)):
         return finding(f"the KL part of the loss is {part:.2g}: it is paid for, not penalised", fact)
     if "loss" not in numbers or "policy_loss" not in numbers or batch.settings.get("entropy_coef"):
         return None
@@ -85,9 +85,11 @@ def _by_gradients(batch: Batch) -> Verdict | None:
     names = ("mask", "new_logprobs", "ref_logprobs", "gradients", "advantages")
     if any(batch.get(name) is None for name in names) or batch.settings.get("correction", "off") != "off":
         return None
-    if not kl_is_placed(batch):
+    if not kl_is_placed(batch) or "kl_estimator" not in batch.settings:
         return None
     mask_BT, new_BT, ref_BT, gradients_BT, _ = batch.need(*names)
+    if not mask_BT.any():
+        return None
     advantages_BT = batch.token_advantages
     silent_B = np.abs(np.where(mask_BT, advantages_BT, 0.0)).max(axis=1, initial=0.0) == 0
     spread_B = np.where(mask_BT, advantages_BT, -np.inf).max(axis=1) - np.where(mask_BT, advantages_BT, np.inf).min(
@@ -139,8 +141,8 @@ def check_curves(curves: Curves) -> Verdict:
             first = int(np.argmax(wrong_N))
             return finding(
                 f"{words} in {int(wrong_N.sum())} of {int(visible_N.sum())} steps where it can be seen",
-                Fact("kl_loss", float(part_N[first]), step=int(curves.steps[first])),
-                Fact("loss - policy_loss", float(added_N[first]), step=int(curves.steps[first])),
+                Fact("kl_loss", float(part_N[first]), step=curves.step_at(first)),
+                Fact("loss - policy_loss", float(added_N[first]), step=curves.step_at(first)),
                 confidence=Confidence.POSSIBLE,
             )
     return _runaway(curves, policy_N)

@@ -66,7 +66,11 @@ def check_batch(batch: Batch) -> Verdict:
     if _constant_is_unknown(batch):
         return not_applicable("the constant that the loss is divided by is not known (max_tokens)")
     # a loss of another size may be that of a part, or of settings that are not stated
-    known = is_known_whole(batch) and not _unstated(batch)
+    by_tokens = aggregation_of(batch) in ("token_mean", "rollout_token_mean")
+    needed = {"loss_tokens"} if by_tokens else {"sequences"}  # the denominators of the whole
+    needed |= {"loss_tokens"} if batch.settings.get("entropy_coef") else set()
+    counted = not part and needed <= batch.settings.keys()
+    known = (is_known_whole(batch) or counted) and not _unstated(batch)
     if not match.fits:
         words, sure = "and no known variant fits", Confidence.LIKELY if known else Confidence.POSSIBLE
     elif match.variant.is_bug:

@@ -40,7 +40,7 @@ ALL = 0.999  # of the tensors, as the median of a run's second half
 def check_batch(batch: Batch) -> Verdict:
     tensors, changed = int(batch.number("tensors")), int(batch.number("tensors_changed"))
     if batch.settings.get("learning_rate", 1.0) == 0:
-        return not_applicable("the learning rate of this update is 0")
+        return _without_rate(batch)
     without = int(batch.numbers.get("tensors_without_gradient", 0))
     norm = float(batch.numbers.get("gradient_norm", 1.0))
     facts = (
@@ -75,6 +75,20 @@ def check_batch(batch: Batch) -> Verdict:
             fix="Freeze what the loss does not use, or find out why it is cut off from the graph.",
         )
     return healthy(f"all {tensors} trainable tensors that have a gradient changed", *facts)
+
+
+def _without_rate(batch: Batch) -> Verdict:
+    """Many schedules begin at 0, and many end there."""
+    step, steps = batch.step or 0, batch.settings.get("steps", 0)
+    if not 1 < step < steps:
+        return not_applicable("the learning rate of this update is 0")
+    return finding(
+        f"the learning rate is 0 in step {step} of {steps}: nothing is learned",
+        Fact("learning rate", 0.0, None, step),
+        confidence=Confidence.LIKELY,
+        severity=Severity.FATAL,
+        fix="Look at the schedule: is its total the number of optimizer updates, and is it stepped once an update?",
+    )
 
 
 def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:

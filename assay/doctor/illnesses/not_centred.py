@@ -94,6 +94,8 @@ def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool
         rewards, advantages = rewards[scored], advantages[scored]
         squares = float((rewards**2).sum())
         factor = float((rewards * advantages).sum()) / squares if squares else 0.0
+        if np.ptp(np.abs(rewards)) == 0:
+            return False  # of rewards +a and -a anything that keeps the sign is a multiple
         if factor <= 0 or np.abs(advantages - factor * rewards).max() > PROPORTIONAL * np.abs(advantages).max():
             return False
     return True

@@ -27,6 +27,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import loss_limit
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable
 
@@ -35,6 +36,8 @@ def check_batch(batch: Batch) -> Verdict:
     loss, padded = float(batch.number("loss_again")), float(batch.number("loss_padded"))
     if not np.isfinite(loss):
         return not_applicable("the loss is not finite, padded or not")
+    if not is_repeatable(batch):
+        return not_applicable(NOT_REPEATABLE)
     limit = loss_limit(batch, loss)
     distance = abs(padded - loss)
     fact = Fact("|loss with padding - loss|", distance, limit, batch.step)

@@ -83,11 +83,11 @@ def position_faults(batch: Batch) -> tuple[dict[int, int], dict[int, str]]:
     positions_BS, attention_BS = batch.need("position_ids", "attention_mask")
     offsets: dict[int, int] = {}
     broken: dict[int, str] = {}
-    strange = _rows_of_another_illness(batch)
+    strange, places = _rows_of_another_illness(batch), _places(batch)
     for row, (positions_S, attended_S) in enumerate(zip(positions_BS, attention_BS, strict=True)):
         if row in strange:
             continue
-        own = positions_S[attended_S]
+        own = positions_S[places.get(row, attended_S)]
         jumps = np.flatnonzero(np.diff(own) != 1)
         if len(jumps):
             at = int(jumps[0])
@@ -97,10 +97,20 @@ def position_faults(batch: Batch) -> tuple[dict[int, int], dict[int, str]]:
     return offsets, broken
 
 
+def _places(batch: Batch) -> dict[int, Array]:
+    """The columns of each row's own tokens, where they are known: behind them others may follow in a packed row."""
+    try:
+        return {row.number: row.places for row in rows_given(batch) if row.places is not None}
+    except Missing:
+        return {}
+
+
 def _rows_of_another_illness(batch: Batch) -> set[int]:
     """Where the mask hides tokens or shows padding, or the context is another, attended columns are not the row."""
     try:
-        return {*mask_faults(batch), *(row.number for row in rows_given(batch) if row.places is None)}
+        rows = rows_given(batch)
+        crowded = [row.number for row in rows if row.places is None or (row.attended_S is not None and len(row.stray))]
+        return {*mask_faults(batch), *crowded}
     except Missing:
         return set()
 

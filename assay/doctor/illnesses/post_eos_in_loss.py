@@ -34,6 +34,8 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 
 def check_batch(batch: Batch) -> Verdict:
     tokens_BT, mask_BT = batch.need("tokens", "mask")
+    if tokens_BT.size == 0:
+        raise Missing("a completion token")
     has_lengths = batch.get("lengths") is not None
     beyond_BT = _beyond_lengths(batch, mask_BT, tokens_BT) if has_lengths else np.zeros(mask_BT.shape, dtype=bool)
     if beyond_BT.any() or (has_lengths and "eos_ids" not in batch.settings):

@@ -66,9 +66,10 @@ def _place(tokens: Array, prompt: Array, width: int) -> tuple[int, int]:
         return 0, 0
     for rest in (prompt, prompt[1:]):
         seen = min(len(rest), len(tokens))
-        if seen >= LEAST_PROMPT - 1 and np.array_equal(tokens[:seen], rest[:seen]):
+        if seen >= LEAST_PROMPT - 1 and tokens[0] == rest[0] and np.array_equal(tokens[:seen], rest[:seen]):
             return 0, seen
-    for first in range(1, min(width, len(tokens) - len(prompt)) + 1):
+    last = min(width, len(tokens) - len(prompt))
+    for first in (np.flatnonzero(tokens[1 : last + 1] == prompt[0]) + 1).tolist() if last > 0 else ():
         if np.array_equal(tokens[first : first + len(prompt)], prompt):
             return first, first + len(prompt)
     return 0, 0

@@ -41,7 +41,7 @@ def check_batch(batch: Batch) -> Verdict:
     rows: dict[tuple[int, ...], int] = {}  # each prompt once, with its first row
     for row, (prompt, real) in enumerate(zip(prompts_BP, real_BP, strict=True)):
         if real.any():
-            rows.setdefault(tuple(int(token) for token in prompt[real]), row)
+            rows.setdefault(tuple(prompt[real].tolist()), row)
     if not rows:
         return not_enough_data("prompt_tokens of any row")
     longest = max(map(len, rows))

@@ -65,6 +65,7 @@ def check_batch(batch: Batch) -> Verdict:
     rounded = batch.settings.get("dtype", "bfloat16") != "float32"  # a small update may change no rounded weight
     numbers = batch.numbers
     in_part = numbers.get("tensors_changed", 0) < numbers.get("tensors", 0)  # what stands still may hide what moves
+    in_part |= "update_norm" not in numbers  # a version counts an update, whether it moved anything or not
     return finding(
         f"update {int(batch.number('update')) + 1} of this rollout batch still has ratio 1 on all {tokens} loss "
         f"tokens, although {moved}",

@@ -40,6 +40,7 @@ LIMIT = {
     "bfloat16": 0.1,
     "float16": 0.02,
 }  # of a mean |difference|: rounding stays below a third of it
+CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: many policies agree on it to the last bit
 TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
@@ -129,7 +130,7 @@ def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
     if version == 0 or batch.numbers.get("update_norm") == 0 or batch.settings.get("learning_rate") == 0:
         return None
     ref_BT = batch.need("ref_logprobs")[0]
-    both_BT = judged_BT & np.isfinite(old_BT)
+    both_BT = judged_BT & np.isfinite(old_BT) & (old_BT < CERTAIN)
     if both_BT.sum() < TOKENS:
         return None
     largest = float(np.abs(ref_BT - old_BT)[both_BT].max())

@@ -111,7 +111,8 @@ def _completions(batch: Batch) -> Sequence[Hashable]:
 
 
 def _agree(rewards_B: Array, sets: Sequence[Sequence[int]], near: float) -> bool:
-    return all(not np.ptp(rewards_B[list(rows)]) > near for rows in sets)
+    """Unscored rows agree with each other alone."""
+    return all(np.ptp(one) <= near or bool(np.isnan(one).all()) for one in (rewards_B[list(rows)] for rows in sets))
 
 
 def _differing(rewards_B: Array, rows: Sequence[int], near: float) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
 VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be told from it
@@ -90,7 +90,9 @@ def _penalty(batch: Batch, mask_BT: Array) -> Array:
             "k1": difference_BT,
             "k2": np.square(difference_BT) / 2,
             "k3": np.expm1(-difference_BT) + difference_BT,
-        }[batch.settings.get("kl_estimator", "k1")]
+        }.get(batch.settings.get("kl_estimator", "k1"))
+        if kl_BT is None:
+            raise Missing("kl: of an estimator that is not known here")
     return np.where(mask_BT, np.nan_to_num(coefficient * kl_BT), 0.0)
 
 

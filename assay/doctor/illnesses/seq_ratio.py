@@ -41,6 +41,8 @@ LOG_LIMIT = 20.0  # a product is often clamped to e^20 before it is used
 
 def check_batch(batch: Batch) -> Verdict:
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
+    if not mask_BT.any():
+        return not_enough_data("a loss token")
     is_gspo = batch.settings.get("objective") == "gspo"
     difference_BT = np.where(mask_BT, new_BT - old_BT, 0.0)
     ratio_B = _row_ratio(batch.get("ratio"), mask_BT, difference_BT)

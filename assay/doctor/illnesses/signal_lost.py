@@ -29,14 +29,15 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.recompute.loss import is_part
 from assay.doctor.logprobs import completion_places
+from assay.doctor.recompute.loss import is_part
 from assay.doctor.recompute.terms import correction, loss_settings
 from assay.doctor.trend import SOLVED, STEPS, is_solved
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 FEWEST = 0.1  # of the generated tokens
+FEW = 100  # tokens: of fewer a share tells little
 NOTHING = 1e-3  # an importance weight below moves nothing
 
 
@@ -82,21 +83,29 @@ def check_batch(batch: Batch) -> Verdict:
     if flat_B is not None and flat_B.all():
         return not_applicable("no group has two different rewards; zero_signal (ADV09) speaks of that")
     in_flat_groups = 0 if flat_B is None else int((inside_BT & flat_B[:, None]).sum())
-    # without rewards and groups an advantage of 0 tells nothing: a batch may be solved, or too hard so far
-    # and rows, or tokens that are not known to be sampled, may be left out on purpose
-    chosen_BT = ~mask_BT if batch.get("forced") is None else np.broadcast_to(out_B1, mask_BT.shape)
-    if flat_B is None:
-        chosen_BT = chosen_BT | (advantages_BT == 0)
-    else:
-        chosen_BT = chosen_BT & ~flat_B[:, None]
-    silent = int((inside_BT & chosen_BT).sum())
+    if not mask_BT.any():
+        return not_applicable("no token is in the loss; empty_mask (MASK06) speaks of that")
+    silent = int((inside_BT & _left_out(batch, mask_BT, advantages_BT, flat_B)).sum())
     by_chance = left >= FEWEST * (generated - in_flat_groups - silent)  # equal rewards: another step may have fewer
     return finding(
         f"only {left} of {generated} generated tokens ({share:.1%}) carry the reward's signal into the weights",
         Fact("share that carries signal", share, FEWEST, batch.step),
         *facts,
-        confidence=Confidence.POSSIBLE if by_chance or is_part(batch) else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if by_chance or is_part(batch) or generated < FEW else Confidence.LIKELY,
     )
+
+
+def _left_out(batch: Batch, mask_BT: Array, advantages_BT: Array, flat_B: Array | None) -> Array:
+    """What may be without signal on purpose, or by right: who knows? Groups of equal rewards are not counted here.
+
+    Without rewards an advantage of 0 tells nothing: a batch may be solved, or too hard so far. Tokens that are not
+    trained may be a tool's, and rows may be left out for other reasons than their length.
+    """
+    finished_B, out_B1 = batch.get("finished"), ~mask_BT.any(axis=1, keepdims=True)
+    left_out_BT = ~mask_BT if batch.get("forced") is None else np.broadcast_to(out_B1, mask_BT.shape)
+    if finished_B is not None:  # these were too long, and that is known
+        left_out_BT = left_out_BT & ~(out_B1 & ~finished_B[:, None])
+    return left_out_BT | (advantages_BT == 0) if flat_B is None else left_out_BT & ~flat_B[:, None]
 
 
 def _inside(batch: Batch, mask_BT: Array) -> Array:

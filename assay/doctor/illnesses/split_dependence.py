@@ -33,6 +33,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.record.batch import Array
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
@@ -42,6 +43,8 @@ SMALL = 1e-3  # of the largest gradient: the factor of a smaller one is mostly r
 
 
 def check_batch(batch: Batch) -> Verdict:
+    if not is_repeatable(batch):
+        return not_applicable(NOT_REPEATABLE)
     verdicts = [verdict for look in (_gradients_differ, _loss_differs) if (verdict := look(batch)) is not None]
     if not verdicts:
         raise Missing("loss_split", "gradients_split")

@@ -29,6 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.record.batch import Array
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
@@ -37,6 +38,8 @@ WHITENED = 1e-3  # of the advantages' size 1: how near a whitening must come to 
 
 
 def check_batch(batch: Batch) -> Verdict:
+    if not is_repeatable(batch):
+        return not_applicable(NOT_REPEATABLE)
     verdicts = [verdict for look in (_loss_moves, _gradients_move, _whitening) if (verdict := look(batch)) is not None]
     if not verdicts:
         raise Missing("loss_perturbed", "gradients_perturbed")
@@ -81,6 +84,8 @@ def _gradients_move(batch: Batch) -> Verdict | None:
     off_BT = mask_BT & gradients_off(batch, gradients_BT, perturbed_BT)
     if off_BT.any():  # padding may scale all of them
         off_BT = mask_BT & gradients_off(batch, gradients_BT * _factor(gradients_BT, perturbed_BT, batch), perturbed_BT)
+        if off_BT.any() and _padding_moves(batch):
+            return None  # or some of them, where it dilutes one part of the loss: see padding_dependence
     if not off_BT.any():
         return healthy("what stands under the mask does not change the gradient", Fact("tokens", int(mask_BT.sum())))
     row, token = np.argwhere(off_BT)[0]
@@ -96,10 +101,14 @@ def _padded_loss(batch: Batch, loss: float) -> float:
     return padded if np.isfinite(padded) else loss
 
 
+def _padding_moves(batch: Batch) -> bool:
+    loss = float(batch.numbers.get("loss_again", np.nan))
+    return abs(_padded_loss(batch, loss) - loss) > loss_limit(batch, loss)
+
+
 def _factor(gradients_BT: Array, perturbed_BT: Array, batch: Batch) -> float:
     """What padding alone makes of a gradient, if it changes the loss; else 1."""
-    loss = float(batch.numbers.get("loss_again", np.nan))
-    if not abs(_padded_loss(batch, loss) - loss) > loss_limit(batch, loss):
+    if not _padding_moves(batch):
         return 1.0
     squares = float((gradients_BT**2).sum())
     return float((gradients_BT * perturbed_BT).sum()) / squares if squares else 1.0

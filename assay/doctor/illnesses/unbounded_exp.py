@@ -141,7 +141,7 @@ def check_curves(curves: Curves) -> Verdict:
     (highest_N,) = curves.need("ratio_max")
     far_N = highest_N > RATIO_LIMIT
     worst = int(np.nanargmax(highest_N))
-    facts = [Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, int(curves.steps[worst]))]
+    facts = [Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, curves.step_at(worst))]
     message = f"the ratio is beyond {RATIO_LIMIT:g} in {int(far_N.sum())} of {len(curves)} steps"
     is_sick = bool(far_N.sum() >= STEPS)
     if curves.settings.get("correction", "off") != "off" and curves.has("correction_mean"):

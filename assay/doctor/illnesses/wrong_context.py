@@ -29,12 +29,15 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.illnesses.attention_mask import has_extra_tokens
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.doctor.illnesses.attention_mask import has_extra_tokens, rows_as_sampled
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
-    rows = rows_given(batch)
+    given, as_sampled = rows_given(batch), rows_as_sampled(batch)
+    rows = [row for row in given if row.number in as_sampled]
+    if not rows:
+        return not_applicable("no row was trained as it was sampled: see retokenise and post_eos_in_loss")
     lost = [row for row in rows if row.places is None]
     if lost:
         causes = [_cause(row, rows) for row in lost]

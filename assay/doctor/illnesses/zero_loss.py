@@ -34,8 +34,8 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.empty_mask import is_no_choice
 from assay.doctor.illnesses.signal_lost import weights_of
-from assay.doctor.illnesses.zero_signal import answers_differ
-from assay.doctor.recompute.advantages import has_whole_groups
+from assay.doctor.illnesses.zero_signal import answers_differ, is_no_luck
+from assay.doctor.recompute.advantages import has_whole_groups, other_kind
 from assay.doctor.trend import STEPS, is_solved, reward_range
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -138,6 +138,8 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
         )
     if groups_B is None or batch.settings.get("process_rewards"):
         raise Missing("group_ids")
+    if reason := other_kind(batch):
+        raise Missing(f"advantages of groups: {reason}")
     # a row that is left out of the loss may have an advantage, and one like its group's mean has none
     trained_B = mask_BT.any(axis=1)
     spreads = [
@@ -147,22 +149,26 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
         for group in np.unique(groups_B)
         if ((rows := (groups_B == group) & np.isfinite(rewards_B)) & trained_B).any()
     ]
-    if not spreads:
-        raise Missing("rewards of rows in the loss")
+    scored = [rewards_B[(groups_B == group) & np.isfinite(rewards_B)] for group in np.unique(groups_B)]
+    is_flat = all(np.ptp(one) == 0 for one in scored if len(one))
+    if not spreads or (max(spreads) == 0 and not is_flat):
+        raise Missing("rewards of rows in the loss that differ from their group's mean")
     if max(spreads) == 0:
         return finding(
             f"the loss is 0 because rewards differ between groups ({low:g} to {high:g}) and never within one",
             *facts,
-            confidence=Confidence.LIKELY if answers_differ(batch) else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if answers_differ(batch) and is_no_luck(batch) else Confidence.POSSIBLE,
             fix="See whether the answers of a group differ at all (seed, temperature) and whether rewards see them.",
         )
+    sure = has_whole_groups(batch) and "baseline" in batch.settings
     return finding(
-        f"the loss is 0 because every advantage is 0, although rewards are up to {max(spreads):g} from their group's mean",
+        f"the loss is 0 because every advantage is 0, although rewards differ by up to {max(spreads):g} from their "
+        "group's mean",
         *facts,
         Fact("largest distance of a reward from its group's mean", float(max(spreads)), 0.0),
-        # the rest of a group may lie elsewhere
-        confidence=Confidence.PROVEN if has_whole_groups(batch) else Confidence.POSSIBLE,
-        severity=Severity.FATAL if has_whole_groups(batch) else Severity.HARMFUL,
+        # the rest of a group may lie elsewhere, and a critic may be the baseline
+        confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,
+        severity=Severity.FATAL if sure else Severity.HARMFUL,
         fix="Look at the line between rewards and advantages: a wrong mask, a reshape, an integer division.",
     )
 
@@ -199,7 +205,9 @@ def _no_weight(batch: Batch, loss: Fact) -> Verdict | None:
 
 def _no_gradient(batch: Batch, loss: Fact) -> Verdict | None:
     pull = _pull(batch)
-    if not pull or max(float(fact.value) for fact in pull) > NO_GRADIENT:
+    known = np.abs(batch.token_advantages[batch.arrays["mask"]])
+    limit = NO_GRADIENT * min(float(known[np.isfinite(known)].max(initial=0.0)), 1.0)  # rewards may be tiny
+    if not pull or max(float(fact.value) for fact in pull) > limit:
         return None
     return finding(
         "advantages are not 0 and the gradient is: the loss is not connected to the policy",

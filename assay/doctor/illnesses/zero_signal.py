@@ -42,6 +42,7 @@ LIMIT = 0.75  # of the groups without signal: fewer than one in four then carrie
 GROUPS = 4  # fewer have no share to speak of
 SOLVED = 0.5  # of the groups at the best reward: a run that has mostly solved its task
 NEARLY = 0.9  # of the best reward: a mean this high is a task that is nearly solved
+LUCK = 1e-3  # a chance below is none
 MOSTLY = 0.75  # of the groups with different answers
 STEPS = 5  # of a curve; the last ten are judged
 CONVENTIONAL_WORST = (-1.0, 0.0)  # where the scale is not stated
@@ -90,7 +91,7 @@ def check_batch(batch: Batch) -> Verdict:
         f"{told}, while rewards differ between groups ({counts.values} values): the reward tells prompts apart, not "
         "answers",
         *facts,
-        confidence=Confidence.LIKELY if answers_differ(batch) else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if answers_differ(batch) and is_no_luck(batch) else Confidence.POSSIBLE,
         severity=Severity.HARMFUL,
         fix="Score each answer by itself: pass the completion, not only the prompt or the group's first answer.",
     )
@@ -107,6 +108,15 @@ def answers_differ(batch: Batch) -> bool:
     for group, answer in zip(groups_B.tolist(), answers, strict=True):
         different.setdefault(group, set()).add(answer)
     return sum(len(one) > 1 for one in different.values()) >= MOSTLY * len(different)
+
+
+def is_no_luck(batch: Batch) -> bool:
+    """Whether rewards dealt out at random would hardly ever be equal within each group."""
+    rewards_B, groups_B = batch.need("rewards", "group_ids")
+    scored_B = np.isfinite(rewards_B)
+    _, counts = np.unique(rewards_B[scored_B], return_counts=True)
+    same = float(np.square(counts / max(int(scored_B.sum()), 1)).sum())
+    return same ** (int(scored_B.sum()) - len(np.unique(groups_B[scored_B]))) < LUCK
 
 
 def _count(batch: Batch, rewards_B: Array, groups_B: Array) -> _Counts:

@@ -21,7 +21,13 @@ EPSILON = 1e-4  # where the settings name none
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)  # those in use; which one is never worth a finding
 CONSTANT = 1e-5  # relative spread within a row below which it has one advantage
 FLOAT32 = 6e-8  # half the distance of a float32 to the next, relative
+FLOAT64 = 1e-12  # the last digits of a float64, and those of a short sum, relative
 STATED = ("baseline", "std", "scale")  # the settings that fix the formula
+_KNOWN = {
+    "baseline": ("mean", "leave_one_out"),
+    "std": ("sample", "population", "none"),
+    "scale": ("group", "batch"),
+}
 
 
 def row_advantages(batch: Batch) -> Array | None:
@@ -167,6 +173,9 @@ def nearest_advantages(batch: Batch) -> Match:
 def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
     (rewards_B,) = batch.need("rewards")
     groups = groups_of(batch)
+    for name, known in _KNOWN.items():
+        if batch.settings.get(name, known[0]) not in known:
+            raise Missing(f"a {name} that is known here ({', '.join(known)})")
     if max(map(len, groups), default=0) < 2:
         raise Missing("a group of two rows")
     if (np.abs(rewards_B) > REWARD_LIMIT).any():
@@ -176,9 +185,12 @@ def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
 
 def _lost_digits(rewards_B: Array, groups: list[Array]) -> float:
     """What float32 loses when close rewards far from 0 are subtracted: 1000.001 - 1000 keeps three digits."""
-    spreads = [float(np.std(_scored(rewards_B[rows]))) for rows in groups]
-    smallest = min((one for one in spreads if one > 0), default=1.0)
-    return 8 * FLOAT32 * float(np.abs(_scored(rewards_B)).max()) / smallest
+    rewards_PG, largest = grouped(rewards_B, groups), float(np.abs(_scored(rewards_B)).max())
+    # three times 0.1 has a mean beside 0.1: by that alone a group does not vary
+    varies_P = np.fmax.reduce(rewards_PG, axis=1) - np.fmin.reduce(rewards_PG, axis=1) > FLOAT64 * largest
+    if not varies_P.any():
+        return 8 * FLOAT32 * largest
+    return 8 * FLOAT32 * largest / float(_std(rewards_PG[varies_P], "population").min())
 
 
 def _advantages(rewards_B: Array, groups: list[Array], **how: Any) -> Array:

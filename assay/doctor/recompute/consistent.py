@@ -9,9 +9,26 @@ import numpy as np
 
 from assay.doctor.recompute.loss import aggregation_of, loss, weights
 from assay.doctor.recompute.terms import gradients, terms
+from assay.doctor.rounding import loss_limit
 from assay.record.batch import Batch
 
+NOT_REPEATABLE = "the loss computed twice from the same numbers is not the same, so that nothing else can be told by it"
 AGAIN = ("again", "padded", "permuted", "split", "perturbed")
+
+
+def is_repeatable(batch: Batch) -> bool:
+    """Whether the trainer got the same loss twice from the same numbers; if not, no other change tells anything."""
+    loss_once, again = (batch.numbers.get(name) for name in ("loss", "loss_again"))
+    if loss_once is None or again is None or not (np.isfinite(loss_once) and np.isfinite(again)):
+        return True
+    return bool(abs(again - loss_once) <= loss_limit(batch, float(again)))
+
+
+def is_of_these_rows(batch: Batch) -> bool:
+    """Whether the loss of a part was computed from its rows, with denominators of the whole update that are stated."""
+    by_tokens = aggregation_of(batch) in ("token_mean", "rollout_token_mean")
+    is_counted = ("loss_tokens" if by_tokens else "sequences") in batch.settings
+    return is_counted and {"loss", "loss_again"} <= batch.numbers.keys() and is_repeatable(batch)
 
 
 def consistent(batch: Batch, **changes: Any) -> Batch:

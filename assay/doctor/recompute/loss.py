@@ -38,6 +38,8 @@ def weights(batch: Batch, aggregation: str) -> Array:
     """The weight of each token in the loss."""
     (mask_BT,) = batch.need("mask")
     counts = totals(batch)
+    if aggregation not in (*AGGREGATIONS, PADDED):
+        raise Missing(f"an aggregation that is known here ({', '.join(AGGREGATIONS)})")
     if aggregation == "sum":
         return np.asarray(mask_BT, dtype=np.float64)
     if aggregation == "row_sums":
@@ -89,7 +91,8 @@ def nearest_loss(batch: Batch) -> Match:
         parts_BT = parts_BT + as_configured.kl_coef * np.abs(as_configured.kl_BT)
     scale = max(float((weights_BT * np.where(as_configured.mask_BT, parts_BT, 0.0)).sum()) + entropy, 1e-12)
     dtype = str(batch.settings.get("dtype", "float32"))
-    stated = {name: batch.settings[name] for name in ("objective", "aggregation") if name in batch.settings}
+    names = ("objective", "aggregation", "kl_estimator", "kl_gradient")
+    stated = {name: batch.settings[name] for name in names if name in batch.settings}
     if "objective" in stated:
         stated["aggregation"] = aggregation
     return nearest(
@@ -135,7 +138,25 @@ def _deliberate(batch: Batch, settings: LossConfig, aggregation: str) -> list[Va
         words = f"{other.kl_estimator} ({other.kl_gradient}) as its KL"
         words = words if other.kl_placement == "loss" else "no KL in the loss"
         found.append(_variant(f"{settings.objective} with {words}", values, False, options))
+    for other in _unstated_kl(batch, settings):
+        values = _total(batch, terms(batch, other), weights(batch, aggregation))
+        options = {"objective": (settings.objective,), "aggregation": (aggregation,)}
+        options |= {"kl_estimator": (other.kl_estimator,), "kl_gradient": (other.kl_gradient,)}
+        name = f"{settings.objective} with {other.kl_estimator} ({other.kl_gradient}) as its KL"
+        found.append(_variant(name, values, False, options))
     return found
+
+
+def _unstated_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
+    """All ways to have a KL in the loss that the settings rule out."""
+    if not settings.kl_coef or settings.kl_placement != "loss":
+        return []
+    ways = [
+        replace(settings, kl_estimator=estimator, kl_gradient=gradient)
+        for estimator in ("k1", "k2", "k3")
+        for gradient in ("naive", "unbiased")
+    ]
+    return [one for one in ways if one != settings and one not in _other_kl(batch, settings)]
 
 
 def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
@@ -225,7 +246,13 @@ def _entropy(batch: Batch, settings: LossConfig) -> float:
     if not settings.entropy_coef:
         return 0.0
     mask_BT, entropy_BT = batch.need("mask", "entropy")
-    return -settings.entropy_coef * _sum(entropy_BT, weights(batch, "token_mean"), mask_BT)
+    weights_BT = weights(batch, "token_mean")
+    if aggregation_of(batch) == "rollout_token_mean" and batch.settings.get("minibatches", 1) != 1:
+        # there loss_tokens is a share of the tokens of the rollout batch; the bonus is a mean over those of the update
+        if "sequences" in batch.settings:
+            raise Missing("loss tokens of the whole update, over which the entropy bonus is a mean")
+        weights_BT = mask_BT / max(int(mask_BT.sum()), 1)
+    return -settings.entropy_coef * _sum(entropy_BT, weights_BT, mask_BT)
 
 
 def _sum(values_BT: Array, weights_BT: Array, mask_BT: Array) -> float:

@@ -74,7 +74,7 @@ def nearest(
     def preference(index: int) -> tuple[bool, int, float]:
         rank = 0 if index == configured else 2 if variants[index].is_bug else 1
         far = distances[index] > tolerance
-        return far, 0 if far else rank, distances[index] if far else 0.0
+        return far, 0 if far else rank, distances[index] if far or rank == 2 else 0.0
 
     best = min(range(len(variants)), key=preference)
     return Match(

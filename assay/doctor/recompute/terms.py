@@ -24,6 +24,14 @@ FINE = 1e-3  # a wider tolerance is one of 16-bit numbers, whose exp(d) is off b
 STEP = 1e-6  # of the ratio, for a central difference: off by 1e-10
 
 _OBJECTIVES = tuple(grpo.OBJECTIVES)
+_KNOWN = {  # other trainers have more
+    "objective": _OBJECTIVES,
+    "kl_placement": ("loss", "reward"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_gradient": ("naive", "unbiased"),
+    "correction": ("off", "token", "sequence", "geometric"),
+    "correction_mode": ("truncate", "mask"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,14 @@ def loss_settings(batch: Batch) -> LossConfig:
     known = {field.name for field in fields(LossConfig)}
     stated = {name: value for name, value in batch.settings.items() if name in known}
     settings = replace(LossConfig(kl_gradient="naive"), **stated)
-    if settings.objective not in grpo.OBJECTIVES:
-        raise Missing(f"an objective that is known here ({', '.join(_OBJECTIVES)})")
+    for name, known in _KNOWN.items():
+        if getattr(settings, name) not in known:
+            raise Missing(f"{_article(name)} {name} that is known here ({', '.join(known)})")
     return settings
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "aeiou" else "a"
 
 
 def totals(batch: Batch) -> Totals:
@@ -129,6 +142,8 @@ def gradient_parts(batch: Batch, weights_BT: Array, settings: LossConfig | None 
 
 def nearest_ratio(batch: Batch) -> Match:
     mask_BT, new_BT, old_BT, recorded = batch.need("mask", "new_logprobs", "old_logprobs", "ratio")
+    if not mask_BT.any():
+        raise Missing("a loss token")
     log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
     lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
     sums_BT = np.broadcast_to(log_BT.sum(axis=1, keepdims=True), log_BT.shape)

@@ -204,7 +204,9 @@ def test_a_deliberate_variant_that_is_not_configured_is_possible():
 
 def test_an_unknown_formula_is_likely_if_all_is_stated_and_unjudged_if_not():
     values = grouped(z) + np.random.default_rng(0).normal(0, 0.1, 12)
-    assert formula.check_batch(batch_of(values, **STATED)).confidence is Confidence.LIKELY
+    known = {"group_size": 4, "kl_coef": 0.0, "mask": np.ones((12, 3))}
+    assert formula.check_batch(batch_of(values, **known, **STATED)).confidence is Confidence.LIKELY
+    assert formula.check_batch(batch_of(values, **STATED)).confidence is Confidence.POSSIBLE  # parts of groups?
     assert word(formula.check_batch, batch_of(values)) is State.NOT_APPLICABLE
     assert word(formula.check_batch, batch_of(values, std="sample")) is State.NOT_APPLICABLE
 
@@ -287,7 +289,7 @@ def test_another_estimator_is_possible_where_one_is_stated():
 
 @pytest.mark.parametrize(("mean", "state"), [(-1e-4, State.FINDING), (-1e-6, State.NOT_ENOUGH_DATA)])
 def test_a_mean_of_k3_below_zero_is_impossible(mean, state):
-    batch = Batch.of({"kl_coef": 0.1, "kl_estimator": "k3", "kl_mean": mean})
+    batch = Batch.of({"kl_coef": 0.1, "kl_estimator": "k3", "kl_mean": mean, "dtype": "float32"})
     assert word(kl_estimator.check_batch, batch) is state
     assert word(kl_estimator.check_batch, edited(batch, kl_estimator="k1")) is State.NOT_APPLICABLE
 

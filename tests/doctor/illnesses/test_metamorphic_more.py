@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from assay.doctor.catalogue import catalogue
+from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import B, edited, healthy_batch
@@ -57,10 +57,10 @@ def test_garbage_under_the_mask_of_a_sound_batch_accuses_nobody(update, value):
     assert not accusations(garbage_under_the_mask(healthy_batch(update=update), value))
 
 
-@pytest.mark.parametrize("update", [0, 1])
-def test_a_sound_batch_without_one_of_its_fields_accuses_nobody(update):
+@pytest.mark.parametrize(("update", "kind"), [(0, "arrays"), (1, "numbers"), (1, "settings")])
+def test_a_sound_batch_without_one_of_its_fields_accuses_nobody(update, kind):
     batch = healthy_batch(update=update)
-    for name in (*batch.arrays, *batch.numbers, *batch.settings):
+    for name in getattr(batch, kind):
         found = accusations(edited(batch, **{name: None}))
         assert not [one for one in found if one[1] is not Confidence.POSSIBLE], name
     assert not accusations(edited(batch, **dict.fromkeys(batch.settings)))
@@ -97,3 +97,26 @@ def test_rows_and_forced_tokens_that_are_left_out_by_right_accuse_nobody(update)
     second_BT = np.zeros_like(mask_BT)
     second_BT[:, 1] = batch.arrays["mask"][:, 1]
     assert not accusations(consistent(edited(batch, mask=batch.arrays["mask"] & ~second_BT, forced=second_BT)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0])
+def test_numbers_that_are_lost_everywhere_crash_no_check(value):
+    batch = healthy_batch()
+    full = edited(batch, mask=np.ones_like(batch.arrays["mask"]), lengths=[12] * B)
+    floats = {name: np.full(array.shape, value) for name, array in batch.arrays.items() if array.dtype == np.float64}
+    accusations(edited(full, **floats))
+    for name, array in floats.items():
+        accusations(edited(full, **{name: array}))
+
+
+@pytest.mark.parametrize("update", [0, 1])
+def test_a_batch_without_rows_tokens_or_loss_tokens_crashes_no_check_and_proves_no_ratio(update):
+    batch = replace(healthy_batch(update=update), texts={})
+    accusations(edited(batch, **{name: array[:0] for name, array in batch.arrays.items()}))
+    accusations(edited(batch, **{name: array[:1] for name, array in batch.arrays.items()}))
+    of_tokens = {name: array for name, array in batch.arrays.items() if FIELDS[name].shapes[0] == "BT"}
+    no_tokens = {name: array[:, :0] for name, array in of_tokens.items() if array.ndim == 2}
+    accusations(edited(batch, **no_tokens))
+    nothing = edited(batch, mask=np.zeros_like(batch.arrays["mask"]))
+    accusations(nothing)
+    assert word(by_code("RAT01"), nothing)[0] is not State.HEALTHY

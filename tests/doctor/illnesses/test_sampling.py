@@ -313,8 +313,10 @@ def test_the_model_asked_plainly_says_which_side_is_off():
         assert word in verdict.message
     unsure = engine_mismatch.check_batch(batch_of(**values, plain_logprobs=old_BT + 5.0))
     assert unsure.confidence is Confidence.LIKELY
-    trained = engine_mismatch.check_batch(batch_of(**{**values, "policy_version": 4}, plain_logprobs=old_BT))
+    later = {**values, "policy_version": 4, "plain_logprobs": old_BT}
+    trained = engine_mismatch.check_batch(batch_of(**later, correction="off"))
     assert trained.confidence is Confidence.LIKELY  # older weights would look the same
+    assert engine_mismatch.check_batch(batch_of(**later)).confidence is Confidence.POSSIBLE  # they may be corrected
 
 
 def test_rows_of_an_older_policy_under_a_correction_are_healthy():

@@ -1,0 +1,252 @@
+"""A run directory and its checkpoints -> record Batches: recorded rollouts, and what the model that sampled them says.
+
+    checkpoint (policy version v) + rollouts sampled by version v --> the record beside the model asked plainly
+                                                                  --> the trainer's scoring as it is now, by many ways
+
+Only weights that sampled a recorded step can contradict its log-probs, so other checkpoints are not used. The two
+batches are kept apart: what the trainer computed then and what it computes now are not one update. They hold what
+log-probs need; rewards, groups and texts stay with the batches of whole steps. Nothing is written to the run.
+
+Shape legend: B completions, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay import config as configuration
+from assay.config import Config
+from assay.policy.causal import CausalPolicy
+from assay.record import RunDirectory, RunError, read_metrics
+from assay.record.batch import Array, Batch
+from assay.record.rollout_batch import batch_of_rows
+from assay.record.rollouts import from_parquet
+from assay.record.settings import settings_of
+from assay.train import checkpoint
+from assay.train.checkpoint import Checkpoint, CheckpointError
+from assay.train.evaluate_saved import ProgressLine
+from assay.train.examine import asked_plainly, logprobs_by_row, packed
+from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
+from assay.train.machine import set_up, settled
+from assay.train.pack import with_confirmed_sharing
+from assay.train.saved_policy import FINAL, policy_of
+from assay.train.saver import refuse_other_settings
+from assay.train.seen_inputs import SeenInputs
+from assay.types import Prompt, Rollout, Sample, StopReason
+
+MOST_CHECKPOINTS = 2  # that are asked: each is loaded, and answers for some twenty forward passes
+_BASE = {"tokens", "mask", "lengths", "sampler_versions", "prompt_tokens", "prompt_mask"}  # of the record, in both
+_THEN = {"old_logprobs", "sampler_logprobs"}  # of the policy that sampled; new ones are of a later update
+
+Row = Mapping[str, Any]
+Report = Callable[[str], None]
+
+
+class _Unfit(Exception):
+    """Why a checkpoint says nothing about any recorded rollout, without its name."""
+
+
+def recheck(run: Path, report: Report, name: str | None = None) -> list[Batch]:
+    """By checkpoint `name`, or by the newest ones that can be used; RunError or ConfigError where there is none.
+
+    `report` hears a sentence about whatever is left out."""
+    if run.is_file():
+        raise RunError(f"{run} is a file and holds no model to ask again; give a run directory, or leave --recompute")
+    RunDirectory.open(run)
+    config = configuration.load(run / "config.toml")
+    progress = ProgressLine(sys.stderr)
+    batches: list[Batch] = []
+    damaged: list[str] = []
+    unfit: list[str] = []
+    used = 0
+    for saved in _checkpoints(run / "checkpoints", name, damaged):
+        refuse_other_settings(config, saved, run / "config.toml")
+        try:
+            step, rows = _sampled_by(run, saved, config)
+        except _Unfit as error:
+            unfit.append(f"{saved.path.name} {error}")
+            continue
+        batches += _asked_again(saved, config, step, rows, progress, report)
+        used += 1
+        if used == MOST_CHECKPOINTS:
+            break
+    if not batches:
+        reasons = "; ".join([*damaged, *unfit])
+        raise RunError(f"no checkpoint in {run / 'checkpoints'} can be asked about recorded rollouts: {reasons}")
+    for sentence in damaged:
+        report(f"{sentence}; it was not asked")
+    return batches
+
+
+def _checkpoints(root: Path, name: str | None, damaged: list[str]) -> Iterator[Checkpoint]:
+    """The whole ones, newest first; of each other one a sentence goes to `damaged`."""
+    names = sorted((path.name for path in root.glob("[!.]*") if path.is_dir() and "." not in path.name), reverse=True)
+    if name == FINAL:
+        raise RunError(f"{FINAL} holds the weights after the last step, which sampled no recorded rollout")
+    if not names:
+        raise RunError(f"{root} holds no checkpoint, so that no model can be asked again; leave --recompute")
+    if name is not None and name not in names:
+        raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names)}")
+    for one in names if name is None else [name]:
+        try:
+            yield checkpoint.load(root, one)
+        except CheckpointError as error:
+            damaged.append(str(error).removesuffix("; choose another one"))
+
+
+def _sampled_by(run: Path, saved: Checkpoint, config: Config) -> tuple[int, list[Row]]:
+    """(step, rows of whole groups) that the weights of the checkpoint sampled, and scored before the first update.
+
+    A checkpoint stands before a step, inside of it, or behind its last update and before the next step."""
+    place, updates = saved.state["place"], config.updates_a_step
+    step, version = place["step"] + 1, place["policy_version"]
+    for row in read_metrics(run).rows:
+        file = run / "rollouts" / f"step-{row['step']:06d}.parquet"
+        scored_by = row.get("policy_version", -1) - row.get("updates_applied", 0)
+        if row["step"] not in (step, step + 1) or scored_by != version:
+            continue
+        try:
+            rows = [one for one in from_parquet(file) if one["policy_version"] == version] if file.exists() else []
+        except ValueError as error:
+            raise _Unfit(f"has nothing to be held against: {error}") from error
+        chosen = _whole_groups([one for one in rows if one["old_logprobs"] is not None and any(one["mask"])])
+        if chosen:
+            return row["step"], chosen
+    if 0 < place["update"] < updates:
+        raise _Unfit(
+            f"was saved inside step {step}, after {place['update']} of its {updates} updates, and its weights never "
+            f"sampled: let checkpoint.every be a multiple of {updates}"
+        )
+    raise _Unfit(f"has policy version {version}, which sampled no recorded rollout that was trained on")
+
+
+def _whole_groups(rows: Sequence[Row]) -> list[Row]:
+    """As many as have room, with the shortest and the longest prompts: padding and positions show between those. Of a
+    group that is larger than that its first rows; in the order of the step."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    waiting = sorted(groups.values(), key=lambda group: len(group[0]["prompt_tokens"]))
+    chosen: list[Row] = []
+    while waiting:
+        group = waiting.pop(-1 if len(waiting) % 2 else 0)
+        if not chosen or len(chosen) + len(group) <= MOST_ROWS:
+            chosen += group[:MOST_ROWS]
+    return sorted(chosen, key=lambda row: int(row["row"]))
+
+
+def _asked_again(
+    saved: Checkpoint, config: Config, step: int, rows: Sequence[Row], progress: ProgressLine, report: Report
+) -> list[Batch]:
+    policy = _policy(saved, config, rows, progress, report)
+    name, version = saved.path.name, saved.state["place"]["policy_version"]
+    settings = settings_of(config) | {"eos_ids": tuple(policy.eos_ids)}
+    whole = batch_of_rows(rows, settings, step=step)
+    base: dict[str, Any] = {key: array for key, array in whole.arrays.items() if key in _BASE}
+    base |= {**settings, "step": step, "update": 0, "policy_version": version}
+    answers: dict[str, Array] = {}
+    if config.rollout.top_k:
+        report(
+            "the tokens that top-k left to choose from are not in the record: the model of a checkpoint cannot be "
+            "asked for the recorded log-probs, only whether its scoring depends on padding and company"
+        )
+    else:
+        answers = _plainly(policy, rows, progress.ticker(f"{name}: rows of step {step} asked again"))
+    batches = []
+    if answers:
+        then = {key: array for key, array in whole.arrays.items() if key in _THEN}
+        source = f"step {step} of the recorded rollouts, beside the model of {name}"
+        batches.append(Batch.of({**base, **then, **answers}, source=source))
+    source = f"step {step} of the recorded rollouts, scored now by the model of {name}"
+    now = _scored_now(policy, config, [_sample(row) for row in rows])
+    batches.append(Batch.of({**base, **answers, **now}, source=source))
+    return batches
+
+
+def _policy(
+    saved: Checkpoint, config: Config, rows: Sequence[Row], progress: ProgressLine, report: Report
+) -> CausalPolicy:
+    if config.run.device == "cuda" and not torch.cuda.is_available():
+        report("the run was trained on a GPU and its model was asked again on a CPU, which rounds differently")
+        config = replace(config, run=replace(config.run, device="cpu"))
+    config = settled(config)
+    set_up(config)
+    policy = policy_of(saved, config, progress.ticker("warm start"), report)
+    if config.optimizer.share_prompts:
+        longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
+        policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
+    return policy
+
+
+def _sample(row: Row) -> Sample:
+    prompt = Prompt(row["prompt_id"], row["prompt_text"], tuple(row["prompt_tokens"]), answer="")
+    rollout = Rollout(
+        row["prompt_id"],
+        tuple(row["tokens"]),
+        tuple(row["sampler_logprobs"]),
+        StopReason(row["stop"]),
+        row["policy_version"],
+        row["text"],
+    )
+    return Sample(prompt, rollout, advantage=0.0, in_loss=True)
+
+
+def _plainly(policy: CausalPolicy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
+    scaled, raw = [], []
+    for number, row in enumerate(rows, start=1):
+        scaled_T, raw_T = asked_plainly(policy, row["prompt_tokens"], row["tokens"])
+        scaled.append(scaled_T)
+        raw.append(raw_T)
+        tick(number, len(rows))
+    return {"plain_logprobs": _laid_out(scaled, rows), "plain_raw_logprobs": _laid_out(raw, rows)}
+
+
+def _scored_now(policy: CausalPolicy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:
+    """The trainer's own packing and scoring, by ways that must not matter; and what the model was given."""
+    count, rollout, optimizer = len(samples), config.rollout, config.optimizer
+    # no more rows at a time than the trainer's own micro-batches have: there is memory for those
+    room = max(1, rollout.prompts * rollout.group_size // (optimizer.minibatches * optimizer.microbatches))
+    usual = at_most(range(count), room)
+    inputs = SeenInputs(policy.model, range(count))
+
+    def scored(parts: Sequence[Sequence[int]], given: Sequence[Sample] = samples, *, looking: bool = False) -> Array:
+        values: dict[int, Tensor] = {}
+        for part in parts:
+            batch = packed(policy, config, given, part)
+            values |= logprobs_by_row(policy, batch)
+            if looking:
+                inputs.take(batch)
+        return _laid_out([values[number] for number in range(count)], samples)
+
+    inputs.open()
+    try:
+        new_BT = scored(usual, looking=True)
+    finally:
+        inputs.close()
+    longer = longer_than(samples, policy.context)
+    return {
+        "new_logprobs": new_BT,
+        "scored_again": scored(usual),
+        "scored_permuted": scored(at_most(range(count)[::-1], room)),
+        "scored_alone": scored(at_most(range(count), 1)),
+        "scored_padded": scored([[*part, count] for part in at_most(range(count), room - 1)], [*samples, longer]),
+        "dropout_modules": inputs.dropout_modules,
+        **inputs.arrays(),
+    }
+
+
+def _laid_out(rows: Sequence[Tensor], like: Sequence[Row] | Sequence[Sample]) -> Array:
+    """[B, T] of all rows, 0 where a row is shorter; cut where it only has padding."""
+    lengths = [len(one.rollout.tokens) if isinstance(one, Sample) else len(one["tokens"]) for one in like]
+    laid: Array = np.zeros((len(rows), max(lengths)))
+    for number, (values_T, length) in enumerate(zip(rows, lengths, strict=True)):
+        laid[number, :length] = values_T[:length].numpy()
+    return laid

@@ -1,0 +1,137 @@
+"""What the doctor makes of the words of checks: crashes, missing data, several batches, causes and consequences."""
+
+import pytest
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.diagnosis import Word, diagnose, root_causes
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.verdict import Confidence, Missing, Severity, State, finding, healthy, not_applicable
+
+PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE
+
+
+def illness(code="RAT01", *, batch=None, curves=None, explains=(), severity=Severity.HARMFUL):
+    nobody = Evidence
+    return Illness(
+        code, code.lower(), severity, "s", "f", "e", nobody, nobody, None, batch, curves, frozenset(explains)
+    )
+
+
+def by_step(words):
+    """A check that says of each batch what stands at its step; an exception is raised."""
+
+    def check(batch):
+        word = words[batch.step]
+        if isinstance(word, Exception):
+            raise word
+        return word
+
+    return check
+
+
+def word_on(words, curves=None):
+    """What counts of a batch a step, given in order."""
+    batches = tuple(Batch.of({"step": step}, source=f"step {step}") for step in sorted(words))
+    asked = illness(batch=by_step(words), curves=None if curves is None else lambda _: curves)
+    (one,) = diagnose(Evidence(batches, Curves([]) if curves else None), [asked]).words
+    return one
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by 0"), KeyError("x"), IndexError("9"), RuntimeError("odd")])
+def test_a_check_that_breaks_is_a_crash_and_never_a_pass(error):
+    word = word_on({1: error})
+    assert word.verdict.state is State.CRASHED
+    assert word.verdict.message == f"{type(error).__name__}: {error}"
+
+
+def test_a_check_that_lacks_its_data_names_it():
+    word = word_on({1: Missing("old_logprobs", "mask")})
+    assert (word.verdict.state, word.verdict.message) == (State.NOT_ENOUGH_DATA, "old_logprobs, mask")
+    nothing = diagnose(Evidence(), [illness(batch=by_step({}), curves=lambda _: healthy("fine"))]).words[0]
+    assert (nothing.verdict.state, nothing.verdict.message) == (State.NOT_ENOUGH_DATA, "a recorded batch or curves")
+
+
+def test_of_several_words_the_loudest_counts():
+    found, fine, other = finding("bad"), healthy("fine"), not_applicable("no KL")
+    crash, lost = ZeroDivisionError("by 0"), Missing("mask")
+    assert word_on({1: found, 2: crash, 3: fine}).verdict.state is State.FINDING
+    assert word_on({1: crash, 2: fine, 3: other, 4: lost}).verdict.state is State.CRASHED
+    assert word_on({1: fine, 2: other, 3: lost}).verdict.state is State.HEALTHY
+    assert word_on({1: other, 2: lost}).verdict.state is State.NOT_APPLICABLE
+
+
+def test_of_several_findings_the_surest_and_then_the_gravest_counts_and_all_are_counted():
+    words = {1: finding("sure"), 2: finding("less", confidence=LIKELY), 3: finding("least", confidence=POSSIBLE)}
+    word = word_on(words)
+    assert (word.verdict.message, word.source, word.batches) == ("sure", "step 1", 3)
+    grave = word_on({1: finding("grave", severity=Severity.FATAL), 2: finding("light"), 3: healthy("fine")})
+    assert (grave.verdict.message, grave.severity, grave.batches) == ("grave", Severity.FATAL, 2)
+
+
+def test_of_equals_the_whole_run_counts_before_a_batch_and_a_late_batch_before_an_early_one():
+    word = word_on({1: finding("early"), 2: finding("late")})
+    assert (word.verdict.message, word.source) == ("late", "step 2")
+    assert word_on({1: finding("batch")}, curves=finding("run")).verdict.message == "run"
+    assert word_on({1: finding("batch")}, curves=finding("run", confidence=POSSIBLE)).verdict.message == "batch"
+    assert word_on({1: healthy("fine")}, curves=finding("run", confidence=POSSIBLE)).verdict.message == "run"
+
+
+def chain(*links):
+    """(code, confidence, codes that it explains) of findings."""
+    return [Word(illness(code, explains=explains), finding("1", confidence=sure)) for code, sure, explains in links]
+
+
+def test_a_chain_of_causes_ends_at_its_root():
+    words = chain(("LOSS05", PROVEN, ()), ("ADV09", PROVEN, ("LOSS05",)), ("REW01", PROVEN, ("ADV09",)))
+    assert root_causes(words) == {"LOSS05": "REW01", "ADV09": "REW01"}
+    diagnosis = diagnose(Evidence(), [])
+    assert (diagnosis.findings, diagnosis.causes) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("cause", "consequence", "explained"),
+    [
+        (PROVEN, PROVEN, True),
+        (LIKELY, PROVEN, True),  # at least likely is enough
+        (POSSIBLE, PROVEN, False),
+        (POSSIBLE, LIKELY, False),
+        (POSSIBLE, POSSIBLE, True),
+        (LIKELY, POSSIBLE, True),
+    ],
+)
+def test_a_merely_possible_cause_explains_nothing_that_is_surer(cause, consequence, explained):
+    causes = root_causes(chain(("SAMP01", cause, ("RAT01",)), ("RAT01", consequence, ())))
+    assert causes == ({"RAT01": "SAMP01"} if explained else {})
+
+
+def test_of_two_that_explain_each_other_the_surer_is_the_cause():
+    one, other = ("LOSS01", LIKELY, ("RAT04",)), ("RAT04", PROVEN, ("LOSS01",))
+    assert root_causes(chain(one, other)) == {"LOSS01": "RAT04"}
+    assert root_causes(chain(("LOSS01", PROVEN, ("RAT04",)), other)) == {"RAT04": "LOSS01"}  # by code, if all is equal
+
+
+def test_only_findings_explain_and_are_explained():
+    words = [Word(illness("SAMP01", explains=("RAT01",)), healthy("fine")), *chain(("RAT01", PROVEN, ()))]
+    assert root_causes(words) == {}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "severity", "level"),
+    [
+        (PROVEN, Severity.FATAL, "error"),
+        (PROVEN, Severity.HARMFUL, "error"),
+        (PROVEN, Severity.WASTEFUL, "warning"),
+        (LIKELY, Severity.FATAL, "warning"),
+        (POSSIBLE, Severity.FATAL, "note"),
+    ],
+)
+def test_only_what_is_proven_and_more_than_waste_is_an_error(confidence, severity, level):
+    assert Word(illness(severity=severity), finding("1", confidence=confidence)).level == level
+    other = Severity.WASTEFUL if severity is not Severity.WASTEFUL else Severity.FATAL
+    assert Word(illness(severity=other), finding("1", confidence=confidence, severity=severity)).level == level
+
+
+def test_a_verdict_may_bring_its_own_fix_and_notes_of_the_evidence_are_kept():
+    assert Word(illness(), finding("1", fix="mine")).fix == "mine"
+    assert Word(illness(), finding("1")).fix == "f"
+    assert diagnose(Evidence(notes=("a line is torn",)), []).notes == ("a line is torn",)
