@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from own_grpo_step import (
     EOS,
     FIRST,

@@ -107,7 +107,8 @@ def root_causes(words: Sequence[Word]) -> dict[str, str]:
             sure = _SURE[other.confidence] >= min(_SURE[word.confidence], _SURE[Confidence.LIKELY])
             if other is not word and word.code in other.illness.explains and sure:
                 mutual = other.code in word.illness.explains
-                if not (mutual and (_rank(word), word.code) <= (_rank(other), other.code)):
+                is_first = mutual and (_rank(word), word.code) <= (_rank(other), other.code)
+                if not is_first and _root(other.code, causes) != word.code:  # in a ring of causes one is the root
                     causes.setdefault(word.code, other.code)
     return {code: _root(code, causes) for code in causes if _root(code, causes) != code}
 

@@ -1,5 +1,6 @@
 """The doctor beside a run: looks at each examination, at some steps and at the curves so far; says a finding once.
 
+Every step's row of metrics is glanced at, and what is odd is looked at closely at once.
 What is proven or likely is said the moment it is found, root causes only; every finding lands once in findings.jsonl.
 Looks are skipped where they would take more than BUDGET of the run's time. Nothing here imports torch or train.
 """
@@ -65,6 +66,7 @@ class LiveDoctor:
         self._crashed: set[str] = set()
         self._healthy: set[str] = set()
         self._looks = 0
+        self._was_odd = False
         self._rows: list[Mapping[str, Any]] = []
         self._timings: list[Mapping[str, Any]] = []
         self._settings: dict[str, Any] = {}
@@ -80,15 +82,17 @@ class LiveDoctor:
         self._rows.append(row)
         self._timings.append(timings)
         step, affordable = record.step, self._spent <= BUDGET * (self._clock() - self._began)
-        if not affordable and step > 2:
+        odd = is_odd(row, str(self._settings.get("dtype", "float32")))
+        alarm, self._was_odd = odd and not self._was_odd, odd
+        if not (affordable or alarm or step <= 2):
             return
-        if is_rollout_look(step):
+        if alarm or is_rollout_look(step):
             began = self._clock()
             batch = self._batch(record, row)
             self._spent += self._clock() - began
             if batch is not None:
                 self._look(Evidence(batches=(batch,)), _of_kind("batch"), step)
-        if is_curves_look(step):
+        if alarm or is_curves_look(step):
             began = self._clock()
             curves = self._curves()
             self._spent += self._clock() - began
@@ -222,6 +226,17 @@ class LiveDoctor:
         except (RunError, KeyError, ValueError) as error:
             self.say(f"doctor: what was found before is unknown, so it may be told again: {error}")
             return []
+
+
+def is_odd(row: Mapping[str, Any], dtype: str) -> bool:
+    """The cheap look at every step: what is odd in a row of metrics is looked at closely, whatever the schedule.
+
+    >>> is_odd({"mismatch_max": 0.5}, "float32"), is_odd({"mismatch_max": 0.5, "mismatch_mean": 0.03}, "bfloat16")
+    (True, False)
+    """
+    mismatch = ("mismatch_max", 1e-3) if dtype == "float32" else ("mismatch_mean", 0.1)
+    limits = (mismatch, ("first_ratio_max_deviation", 1e-3), ("updates_skipped", 0), ("rollouts_unscored", 0))
+    return any((row.get(name) or 0) > limit for name, limit in limits) or row.get("entropy", 0.0) is None
 
 
 def is_curves_look(step: int) -> bool:

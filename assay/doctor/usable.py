@@ -16,17 +16,49 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.verdict import shown
 
 WORDS = frozenset(
-    "objective aggregation kl_placement kl_estimator kl_gradient correction correction_mode baseline std scale combine "
-    "zero_variance dtype trainer".split()
+    (
+        "objective",
+        "aggregation",
+        "kl_placement",
+        "kl_estimator",
+        "kl_gradient",
+        "correction",
+        "correction_mode",
+        "baseline",
+        "std",
+        "scale",
+        "combine",
+        "zero_variance",
+        "dtype",
+        "trainer",
+    )
 )
 FLAGS = frozenset(("support_kept", "mask_truncated", "process_rewards"))
 COUNTS = frozenset(
-    "group_size prompts max_tokens updates_per_rollout minibatches microbatches sequences lora_rank steps "
-    "reference_every".split()
+    (
+        "group_size",
+        "prompts",
+        "max_tokens",
+        "updates_per_rollout",
+        "minibatches",
+        "microbatches",
+        "sequences",
+        "lora_rank",
+        "steps",
+        "reference_every",
+    )
 )
 ANY_SIGN = frozenset(("max_reward", "min_reward", "top_k", "pad_id", "kl_coef", "entropy_coef", "top_p"))
-WHOLE = frozenset(
-    "step update policy_version tensors tensors_changed tensors_without_gradient dropout_modules".split()
+WHOLE = frozenset(  # numbers
+    (
+        "step",
+        "update",
+        "policy_version",
+        "tensors",
+        "tensors_changed",
+        "tensors_without_gradient",
+        "dropout_modules",
+    )
 )
 LARGEST_COUNT = 2**53  # beyond it a float is no count
 

@@ -157,6 +157,25 @@ SETTINGS: dict[str, str] = {
     "trainer": "Who recorded the batch.",
 }
 
+CHOICES: dict[str, tuple[str, ...]] = {  # of settings that are words
+    "objective": ("grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo"),
+    "aggregation": ("sequence_mean", "token_mean", "rollout_token_mean", "constant"),
+    "kl_placement": ("loss", "reward"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_gradient": ("unbiased", "naive"),
+    "correction": ("off", "token", "sequence", "geometric"),
+    "correction_mode": ("truncate", "mask"),
+    "baseline": ("mean", "leave_one_out"),
+    "std": ("sample", "population", "none"),
+    "scale": ("group", "batch"),
+    "combine": ("sum", "gdpo"),
+    "zero_variance": ("keep", "skip", "refill"),
+}
+WORDS = frozenset((*CHOICES, "dtype", "trainer"))
+FLAGS = frozenset(("support_kept", "mask_truncated", "process_rewards"))
+COUNTED = frozenset(("step", "update"))  # numbers: whole and not negative
+POSITIVE = 1e-3  # a log-prob above this is none; rounding leaves less
+
 TEXTS = ("prompt", "completion", "prompt_id")
 
 
@@ -193,11 +212,13 @@ class Batch:
             elif name in NUMBERS:
                 numbers[name] = _as_number(name, value)
             elif name in SETTINGS:
-                settings[name] = value
+                settings[name] = _as_setting(name, value)
             else:
                 raise BatchError(f"{name!r} is not a field of a batch{_nearest(name)}")
+        _check_objective(settings)
         _align_shifted(arrays)
         _check_shapes(arrays, texts or {})
+        _check_signs(arrays)
         return cls(arrays, numbers, settings, texts or {}, source)
 
     def need(self, *names: str) -> tuple[Array, ...]:
@@ -263,13 +284,58 @@ def _as_array(name: str, value: Any) -> Array:
 
 
 def _as_number(name: str, value: Any) -> float | int:
-    if hasattr(value, "detach"):
-        value = value.detach()
-    if hasattr(value, "item") and np.prod(value.shape) == 1:
-        value = value.item()
+    value = _unwrapped(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BatchError(f"{name} is {value!r}; it must be a number")
+    if name in COUNTED and not (value >= 0 and float(value).is_integer()):
+        raise BatchError(f"{name} is {value!r}; it must be a whole number, {'1' if name == 'step' else '0'} or more")
     return value
+
+
+def _as_setting(name: str, value: Any) -> Any:
+    if name == "eos_ids":
+        return value
+    value = _unwrapped(value)
+    if name in WORDS:
+        choices = CHOICES.get(name, ())
+        if not isinstance(value, str) or (choices and value not in choices and name != "objective"):
+            raise BatchError(f"{name} is {value!r}; it must be {_one_of(choices) or 'a word'}")
+    elif name in FLAGS:
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            raise BatchError(f"{name} is {value!r}; it must be true or false")
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BatchError(f"{name} is {value!r}; it must be a number")
+    elif name == "temperature" and not value > 0:
+        raise BatchError(f"temperature is {value!r}; it must be more than 0")
+    return value
+
+
+def _check_objective(settings: Mapping[str, Any]) -> None:
+    """A run of this trainer may have an objective that its user registered, which its configuration has checked."""
+    objective = settings.get("objective")
+    if objective is not None and objective not in CHOICES["objective"] and settings.get("trainer") != "assay":
+        raise BatchError(f"objective is {objective!r}; it must be {_one_of(CHOICES['objective'])}, or left out")
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else ""
+
+
+def _unwrapped(value: Any) -> Any:
+    """A tensor or an array of one number is that number."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+    return value.item() if hasattr(value, "item") and np.prod(value.shape) == 1 else value
+
+
+def _check_signs(arrays: Mapping[str, Array]) -> None:
+    mask_BT = arrays.get("mask")
+    for name, array in arrays.items():
+        if not name.endswith("_logprobs"):
+            continue
+        judged = array.ravel() if mask_BT is None else array[mask_BT]
+        if (judged > POSITIVE).sum() > len(judged) / 2:
+            raise BatchError(f"{name} are mostly positive; give log-probs, not their negatives")
 
 
 def _align_shifted(arrays: dict[str, Array]) -> None:

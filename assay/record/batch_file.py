@@ -52,7 +52,7 @@ def read_batch(path: Path) -> Batch:
     except (SafetensorError, ValueError) as error:
         raise BatchError(f"{path} is damaged or no safetensors file: {str(error).splitlines()[0]}") from error
     header = _header(path, metadata.get(METADATA_KEY))
-    values: dict[str, Any] = {name: _from_bytes(path, name, tensor) for name, tensor in tensors}
+    values: dict[str, Any] = {name: _from_bytes(path, name, tensor) for name, tensor in sorted(tensors)}
     for part in ("numbers", "settings"):
         values |= {name: _from_json(value) for name, value in header.get(part, {}).items()}
     try:

@@ -149,6 +149,18 @@ def test_looks_that_would_cost_too_much_are_left_out(directory):
     assert doctor._looks == 8 + 4  # the curves eight times, the rollouts of steps 1, 2, 4, 8
 
 
+def test_an_odd_step_is_looked_at_once_whatever_the_schedule(directory):
+    doctor, _ = doctor_of(directory, clock=iter(range(100_000)).__next__)  # no look is affordable any more
+    looks = []
+    for step in range(1, 10):
+        record = fake_record(step)
+        odd = {"rollouts_unscored": 1 if step in (5, 6, 8) else 0, "mismatch_max": 0.0, "mismatch_mean": 0.0}
+        row = metrics_row(record) | odd
+        doctor.step(record, row, timings_row(record))
+        looks.append(doctor._looks)
+    assert looks == [2, 4, 4, 4, 6, 6, 6, 8, 8]  # rollouts and curves of 5; 6 is as 5 was; 8 is news again
+
+
 def test_curves_are_looked_at_often_first_and_then_every_fifth_step():
     assert [step for step in range(8, 27) if is_curves_look(step)] == [8, 9, 10, 15, 20, 25]
 

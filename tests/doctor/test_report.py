@@ -85,12 +85,12 @@ def test_all_checks_are_counted_and_what_is_missing_is_grouped_by_field():
     assert text[0] == "runs/x: curves of 5 steps"
     assert text[-1] == "9 checks: 2 findings, 2 healthy, 1 not applicable, 3 not enough data, 1 crashed"
     start = text.index("crashed  MET02 kl_runaway: ValueError: {x}\\nbad")
-    assert text[start + 1 : start + 5] == [
+    assert text[start + 1 : start + 4] == [
         "not enough data  ref_logprobs: KL04, KL05",
         "not enough data  mask: KL04",
         "not enough data  metrics of 20 steps, or more: MET01",
-        "note  metrics.jsonl line 9 is damaged",
     ]
+    assert text[1:4] == ["", "note     metrics.jsonl line 9 is damaged", ""]
 
 
 @pytest.mark.parametrize("how", ["full", "md"])
@@ -123,6 +123,7 @@ def test_lines_keep_to_the_width_and_colour_only_where_asked():
 
 def test_concise_is_one_line_a_finding():
     assert lines("concise") == [
+        "runs/x: note metrics.jsonl line 9 is damaged",
         "runs/x: harmful RAT01 ratio_not_one: ratio off by 0.31 [proven]",
         "runs/x: harmful SAMP06 engine_mismatch: they differ by 2 [proven] (follows from RAT01)",
         "runs/x: crashed MET02 kl_runaway: ValueError: {x}\\nbad",
@@ -190,7 +191,7 @@ def test_github_escapes_what_ends_a_command():
     )
     levels = [(WASTE, finding("slow")), (CAUSE, finding("maybe", confidence=Confidence.POSSIBLE))]
     assert [line.split(" ")[0] for line in lines("github", report(*levels))[:-1]] == ["::warning", "::notice"]
-    assert lines("github")[2].startswith("::warning title=MET02 kl_runaway crashed,file=runs/x::")
+    assert lines("github")[3].startswith("::warning title=MET02 kl_runaway crashed,file=runs/x::")
 
 
 def test_markdown_holds_no_markup_of_others():

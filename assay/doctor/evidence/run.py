@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from assay import config as configuration
-from assay.config import ConfigError
+from assay.config import Config, ConfigError
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence.events import sentences_of, was_watched
 from assay.durable import reason
 from assay.record import (
     EVALUATIONS_FILE,
@@ -31,25 +34,30 @@ from assay.record.batch_file import read_batch
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_of
+from assay.verdict import shown
 
 EXAMINED = 8  # newest examined updates that are read
 STEPS = 6  # recorded steps that are read: the first, the last, evenly between
+_EXAMINED, _ROLLOUTS = r"step-(\d+)-update-(\d+)\.safetensors", r"step-(\d{6,})\.parquet"
 _GIVE = "give the directory that 'assay train' wrote"
 _BY_STEP = (METRICS_FILE, TIMINGS_FILE, EVALUATIONS_FILE)
+_ONCE_A_STEP = (METRICS_FILE, TIMINGS_FILE)
+_SECTIONS = ("model", "rollout", "advantage", "loss", "optimizer")  # without them every setting would be a guess
 
 
 def read_run(path: Path) -> Evidence:
     """Raises RunError where there is nothing to read, and for a record of a newer Assay."""
     notes: list[str] = []
     _look_at_the_mark(path, notes)
-    settings = run_settings(path, notes)
+    config = _config(path, notes)
+    settings = {} if config is None else settings_of(config)
     rows = {name: _rows(path / name, notes) for name in (*_BY_STEP, EVENTS_FILE)}
     metrics = {row["step"]: row for row in rows[METRICS_FILE]}
     batches = (*_examined(path, notes), *_recorded(path, settings, metrics, notes))
     if not batches and not any(rows.values()) and not (path / "run.json").exists():
         raise RunError(f"{path} is not a run directory: it holds no run.json and nothing that can be read; {_GIVE}")
-    if not metrics:
-        notes.append(f"{path} records no whole step yet")
+    _look_for_gaps(path, config, rows, notes)
+    notes = [*sentences_of(rows[EVENTS_FILE]), *notes]  # why a run ended is what its reader wants first
     curves = Curves(
         rows[METRICS_FILE], rows[TIMINGS_FILE], rows[EVALUATIONS_FILE], rows[EVENTS_FILE], _with_eos(settings, batches)
     )
@@ -58,12 +66,58 @@ def read_run(path: Path) -> Evidence:
 
 def run_settings(path: Path, notes: list[str]) -> dict[str, Any]:
     """The settings by the names of a batch; {} and a note if there is no config, or one of another version."""
+    config = _config(path, notes)
+    return {} if config is None else settings_of(config)
+
+
+def _config(path: Path, notes: list[str]) -> Config | None:
+    """A run's own config holds every section; one that lacks some was cut off, and its defaults would be invented."""
     try:
-        return settings_of(configuration.load(path / "config.toml"))
+        config = configuration.load(path / "config.toml")
+        there = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except (ConfigError, OSError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error)
         notes.append(f"the settings of the run are unknown, config.toml cannot be used: {text}")
-        return {}
+        return None
+    absent = [name for name in _SECTIONS if name not in there]
+    if absent:
+        text = f"it lacks [{'], ['.join(absent)}]" if there else "it is empty"
+        notes.append(f"the settings of the run are unknown, config.toml cannot be used: {text}; restore it from a copy")
+        return None
+    return config
+
+
+def _look_for_gaps(
+    path: Path, config: Config | None, rows: Mapping[str, Sequence[Mapping[str, Any]]], notes: list[str]
+) -> None:
+    """A note for what a run of so many steps leaves behind, and this one does not hold."""
+    steps = sorted(row["step"] for row in rows[METRICS_FILE])
+    files = {number[0] for number, _ in _numbered(path / "rollouts", _ROLLOUTS)}
+    if not steps:
+        if files:
+            notes.append(f"{METRICS_FILE} holds no step, although rollouts/ holds {len(files)}; there are no curves")
+        elif (path / METRICS_FILE).exists():
+            notes.append(f"{path} records no whole step yet")
+        return
+    absent = steps[-1] - len(steps)
+    if absent > 0 and not any(f"{METRICS_FILE} line" in note and "damaged" in note for note in notes):
+        first = next((place for place, step in enumerate(steps, start=1) if step != place), steps[-1])
+        notes.append(
+            f"{METRICS_FILE} lacks {absent} of the {steps[-1]} steps up to its last; the first is step {first}"
+        )
+    if config is not None and config.record.rollouts == "none":
+        return
+    unrecorded = [step for step in steps if step not in files]
+    if unrecorded:
+        how_many = f"none of the {len(steps)}" if len(unrecorded) == len(steps) else f"not all of the {len(steps)}"
+        notes.append(
+            f"rollouts/ holds {how_many} steps of {METRICS_FILE}: {len(unrecorded)} are missing, the first is step "
+            f"{unrecorded[0]}; restore them from a copy of the run"
+        )
+    if was_watched(rows[EVENTS_FILE]) and not _numbered(path / "examined", _EXAMINED):
+        notes.append(
+            "examined/ holds no update, although the doctor watched this run; restore it from a copy of the run"
+        )
 
 
 def spread(numbers: list[int], count: int) -> list[int]:
@@ -102,19 +156,38 @@ def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     except OSError as error:
         notes.append(f"{file.name} cannot be read: {reason(error)}")
         return ()
-    found, damaged = [], []
+    found, damaged, strange = [], [], []
     for number, line in enumerate(whole, start=1):
         row = _row(line)
         if row is None or (file.name in _BY_STEP and type(row.get("step")) is not int):
             damaged.append(number)
         else:
             found.append({name: value for name, value in row.items() if file.name not in _BY_STEP or _plain(value)})
+            if file.name in _ONCE_A_STEP:
+                strange += [(number, name) for name in row if name not in found[-1]]
     if damaged:
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         notes.append(f"{file.name} line {damaged[0]}{more} is damaged and left out; restore it from a copy of the run")
+    if strange:
+        number, name = strange[0]
+        more = f" (and {len(strange) - 1} more values)" if len(strange) > 1 else ""
+        notes.append(f"{file.name}, line {number}: {shown(name)} is no number and is left out{more}")
     if rest:
         notes.append(f"{file.name} line {len(whole) + 1} was cut off while it was written and is left out")
-    return tuple(found)
+    return _once_a_step(file.name, found, notes) if file.name in _ONCE_A_STEP else tuple(found)
+
+
+def _once_a_step(name: str, rows: list[dict[str, Any]], notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """In the order of the steps; of several lines of one step the last."""
+    by_step = {row["step"]: row for row in rows}
+    if len(by_step) < len(rows):
+        doubled, _ = Counter(row["step"] for row in rows).most_common(1)[0]
+        notes.append(
+            f"{name} holds step {doubled} more than once ({len(rows)} lines of {len(by_step)} steps); the last counts"
+        )
+    elif [row["step"] for row in rows] != sorted(by_step):
+        notes.append(f"{name} does not hold its steps in their order; they are sorted")
+    return tuple(by_step[step] for step in sorted(by_step))
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -132,7 +205,7 @@ def _plain(value: Any) -> bool:
 
 def _examined(path: Path, notes: list[str]) -> list[Batch]:
     batches = []
-    for _, file in _numbered(path / "examined", r"step-(\d+)-update-(\d+)\.safetensors")[-EXAMINED:]:
+    for _, file in _numbered(path / "examined", _EXAMINED)[-EXAMINED:]:
         try:
             batches.append(read_batch(file))
         except BatchError as error:
@@ -143,7 +216,7 @@ def _examined(path: Path, notes: list[str]) -> list[Batch]:
 def _recorded(
     path: Path, settings: Mapping[str, Any], metrics: Mapping[int, Mapping[str, Any]], notes: list[str]
 ) -> list[Batch]:
-    files = {number[0]: file for number, file in _numbered(path / "rollouts", r"step-(\d{6,})\.parquet")}
+    files = {number[0]: file for number, file in _numbered(path / "rollouts", _ROLLOUTS)}
     whole = [step for step in files if step in metrics] or list(files)  # a metrics line comes last: the step is done
     batches, partial = [], 0
     for step in spread(whole, STEPS) if whole else ():

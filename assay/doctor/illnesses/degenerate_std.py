@@ -126,10 +126,7 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
     return finding(
         f"completions with equal rewards have advantages of up to {worst[0]:.3g}: the std of nothing is divided by",
         Fact("largest |A| where rewards are equal", worst[0], VISIBLE, batch.step, worst[1]),
-        # raw rewards, or those of another baseline, may be centred in the other groups by chance
-        confidence=Confidence.PROVEN
-        if {"baseline", "group_size", "kl_coef"} <= batch.settings.keys()
-        else Confidence.POSSIBLE,
+        confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
     )
 
 
@@ -204,5 +201,5 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _std_of_the_others}),
     batch=check_batch,
-    explains=frozenset({"ADV05", "MET05", "RAT07", "LOSS05"}),
+    explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),
 )

@@ -161,6 +161,6 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     explains=frozenset(
-        {"LOSS03", "LOSS05", "LOSS06", "MASK04", "MASK07", "MASK08", "MET05", "MET06", "MET07", "OPT02"}
+        {"LOSS03", "LOSS05", "LOSS06", "MASK04", "MASK07", "MASK08", "MET05", "MET06", "MET07", "NUM03", "OPT02"}
     ),
 )

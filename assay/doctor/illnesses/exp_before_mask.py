@@ -117,5 +117,5 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _mask_after_exp}),
     batch=check_batch,
-    explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "OPT02"}),
+    explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "NUM03", "OPT02"}),
 )

@@ -42,6 +42,8 @@ NEAR = 0.05  # relative distance from the KL part, or from its negative: the two
 ALIGNED = 0.9  # of the KL pull, weighed by its size, that must agree in direction
 SMALLEST_PULL = 1e-5  # kl_coef * |new - ref|: below it the rounding of the policy part could outweigh it
 ROUNDING = 1e-4  # of the largest gradient: what varies less within a row may be rounding
+SMALLEST = 1e-6  # of a mean KL: exp(d) - 1 - d leaves as much below 0 in float32
+SMALLEST_16 = 5e-3  # where the compute dtype is one of 16 bits, or not stated
 STEPS = 10  # of a curve: fewer do not show a trend
 OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if it is minimised at all
 
@@ -65,7 +67,8 @@ def _by_loss(batch: Batch) -> Verdict | None:
     if part is None:
         return None
     fact = Fact("kl_loss, coefficient included", float(part), step=batch.step)
-    if "kl_estimator" in batch.settings and part < 0 and abs(part) > VISIBLE * abs(numbers.get("loss", 1.0)):
+    rounding = (SMALLEST if batch.settings.get("dtype") == "float32" else SMALLEST_16) * abs(batch.settings["kl_coef"])
+    if "kl_estimator" in batch.settings and part < -rounding and abs(part) > VISIBLE * abs(numbers.get("loss", 1.0)):
         return finding(f"the KL part of the loss is {part:.2g}: it is paid for, not penalised", fact)
     if "loss" not in numbers or "policy_loss" not in numbers or batch.settings.get("entropy_coef"):
         return None

@@ -1,8 +1,9 @@
 """
 ## What it checks
 The rows of a group are independent samples, so they differ, unless the policy is certain of one answer. The check looks
-for groups whose completions are all equal, token by token, and asks how probable that is: a completion of probability p
-is drawn by all G rows with probability p to the power of G - 1.
+for groups whose completions are all equal, token by token, and asks how many there should be. A completion of
+probability p is met by the other G - 1 rows with p to the power of G - 1: its mean over the rows is the expected share.
+All groups count in the test, those that differ too.
 
 ## Why it hurts
 Equal completions get equal rewards. Their advantages are 0, the group teaches nothing, and every rollout but one was
@@ -34,9 +35,13 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.repeats import completions, groups_of, log_chances
+from assay.doctor.repeats import Completion, completions, groups_of, log_chances
+from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
+NEARLY_ALL = 0.9  # of the groups: greedy decoding and one seed leave no group out
+FEWER = 0.5  # of the share at hand is the most that may be expected: log-probs off by a little must not accuse
+WAGERS = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0])  # see _log_evidence
 SHARE = 0.5  # of the groups without a second completion: fewer than this are a habit of the policy, not of the sampler
 CHANCE = 1e-9  # that independent samples agree so: one step in a billion
 
@@ -53,20 +58,61 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy(f"{len(groups) - len(alike)} of {len(groups)} groups have different completions", *facts)
     only_one = batch.settings.get("top_k") == 1
     chances_B = log_chances(batch)
-    log_chance = float(np.nansum([(len(group) - 1) * chances_B[group[0]] for group in alike]))
+    log_chance = min(-_log_evidence([len(group) for group in groups], [_agreed(rows, group, chances_B) for group in groups]), 0.0)
+    expected = _expected_share(groups, chances_B)
+    facts.append(Fact("share that independent samples would leave", expected, FEWER * share))
     facts.append(Fact("log10 of the chance of this under sampling", log_chance / math.log(10), math.log10(CHANCE)))
-    if log_chance > math.log(CHANCE) and not only_one:
+    is_chance = log_chance > math.log(CHANCE) or expected > FEWER * share
+    if is_chance and not only_one:
         return healthy(f"{len(alike)} of {len(groups)} groups agree on one completion: the policy is certain", *facts)
     first = min((group[0] for group in alike), key=lambda row: np.nan_to_num(chances_B[row]))
     likelihood = float(np.exp(chances_B[first]))
     facts.append(Fact("probability of the completion", likelihood, step=batch.step, row=first))
     cause = "top_k = 1 leaves one token to sample" if only_one else "greedy decoding, or one seed for every row"
     return finding(
-        f"all completions are equal in {len(alike)} of {len(groups)} groups, though the policy gives such a completion "
-        f"a probability of {likelihood:.2g}: {cause}",
+        f"all completions are equal in {len(alike)} of {len(groups)} groups, where {expected * len(groups):.2g} are "
+        f"expected; the policy gives one of these completions a probability of {likelihood:.2g}: {cause}",
         *facts,
-        confidence=Confidence.PROVEN if only_one else certainty(batch),
+        confidence=Confidence.PROVEN if only_one else _confidence(batch, share),
     )
+
+
+def _confidence(batch: Batch, share: float) -> Confidence:
+    sure = certainty(batch)
+    return Confidence.LIKELY if sure is Confidence.PROVEN and share < NEARLY_ALL else sure
+
+
+def _agreed(rows: list[Completion], group: list[int], chances_B: Array) -> float | None:
+    """Log-probability of the completion that all rows of the group are; None if they differ."""
+    return float(chances_B[group[0]]) if len({rows[row] for row in group}) == 1 else None
+
+
+def _log_evidence(sizes: list[int], agreed: list[float | None]) -> float:
+    """Log of a wager against independent sampling that wins on average nothing; exp(-it) bounds the chance.
+
+    Of one group, 1 / p ** (G - 1) where its rows agree on a completion of probability p and 0 where they differ has
+    the mean 1: the sum over completions of p ** G / p ** (G - 1). So has 1 - w + w times it, and so has the product
+    over all groups, for each wager w, and the mean over several w. A mean of 1 exceeds 1 / c with a chance below c.
+
+    >>> round(_log_evidence([4] * 9, [math.log(0.5)] * 9), 1)  # 27 ln 2 less ln 7, or a little more
+    16.8
+    """
+    logs_W = np.zeros(len(WAGERS))
+    with np.errstate(divide="ignore"):
+        kept_W = np.log1p(-WAGERS)
+    for size, chance in zip(sizes, agreed, strict=True):
+        if chance is None:
+            logs_W = logs_W + kept_W
+        elif math.isfinite(chance):  # without log-probs the group says nothing
+            logs_W = logs_W + np.logaddexp(kept_W, np.log(WAGERS) - (size - 1) * chance)
+    return float(np.logaddexp.reduce(logs_W) - math.log(len(WAGERS)))
+
+
+def _expected_share(groups: list[list[int]], chances_B: Array) -> float:
+    """The mean of p ** (G - 1) over sampled rows is the chance that the group agrees: the sum of p ** G."""
+    shares = [np.exp((len(group) - 1) * chances_B[group]) for group in groups]
+    known = [float(np.nanmean(share_G)) for share_G in shares if np.isfinite(share_G).any()]
+    return float(np.mean(known)) if known else 1.0
 
 
 def certainty(batch: Batch) -> Confidence:

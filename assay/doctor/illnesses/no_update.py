@@ -20,7 +20,7 @@ cast or new adapters make new parameters.
 
 ## When it is wrong
 Half of the tensors of fresh LoRA adapters get no gradient in the first update: the other half is 0. Experts that no
-token was routed to get none either. In bfloat16 a small change may be rounded away: that is pure_bf16.
+token was routed to get none either. Where the clip or advantages of 0 take every gradient away, nothing is said. In bfloat16 a small change may be rounded away: that is pure_bf16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,18 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.trend import STEPS
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.record.batch import Array
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 SMALLEST_RATE = 1e-6  # below, a change of a weight near 1 may be rounded away in float32 too
 ALL = 0.999  # of the tensors, as the median of a run's second half
@@ -52,6 +63,8 @@ def check_batch(batch: Batch) -> Verdict:
     if not np.isfinite(norm):
         return not_applicable("the gradient is not finite, and such an update is not applied")
     if without == tensors or norm == 0:
+        if changed == tensors:
+            return not_applicable("no gradient was seen, but every tensor changed: it was looked at too late")
         return _without_any_gradient(batch, facts)
     stuck = tensors - changed - without
     rounded = batch.settings.get("dtype", "float32") != "float32"
@@ -95,8 +108,11 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
     mask_BT = batch.get("mask")
     if mask_BT is None or batch.get("advantages") is None or not np.any(batch.token_advantages[mask_BT]):
         return not_applicable("the update had no gradient, and no advantage that would ask for one is known")
-    clipped_BT = batch.get("clipped")
-    if clipped_BT is not None and clipped_BT[mask_BT & (batch.token_advantages != 0)].all():
+    pulled_BT = mask_BT & (batch.token_advantages != 0)
+    clipped_BT = _clipped(batch)
+    if clipped_BT is None:
+        return not_enough_data("clipped, or new_logprobs and old_logprobs: whether clipping took the gradient away")
+    if clipped_BT[pulled_BT].all():
         return not_applicable("every token is clipped, so the update had no gradient")
     return finding(
         "no trainable tensor got a gradient, although advantages are not 0: the loss is not connected to the weights",
@@ -104,6 +120,23 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
         severity=Severity.FATAL,
         fix="See whether log-probs are detached or computed under no_grad, and whether the parameters require grad.",
     )
+
+
+def _clipped(batch: Batch) -> Array | None:
+    """Tokens whose gradient the clip may take away; None if nothing tells. In the first update no ratio is clipped."""
+    clipped_BT, mask_BT, advantages_BT = batch.get("clipped"), batch.arrays["mask"], batch.token_advantages
+    new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
+    if new_BT is None or old_BT is None:
+        return np.zeros_like(mask_BT) if clipped_BT is None and batch.numbers.get("update") == 0 else clipped_BT
+    moved_BT = np.where(mask_BT, new_BT - old_BT, 0.0)
+    if batch.settings.get("objective") == "gspo":  # one ratio a row
+        moved_BT = np.broadcast_to(moved_BT.sum(axis=1, keepdims=True), mask_BT.shape) / np.maximum(
+            mask_BT.sum(axis=1, keepdims=True), 1
+        )
+    low, high = batch.settings.get("clip_low", 0.0), batch.settings.get("clip_high", 0.0)  # unstated: any move may be
+    ratio_BT = np.exp(moved_BT)
+    beyond_BT = ((advantages_BT > 0) & (ratio_BT > 1 + high)) | ((advantages_BT < 0) & (ratio_BT < 1 - low))
+    return np.asarray(beyond_BT if clipped_BT is None else beyond_BT | clipped_BT)
 
 
 def check_curves(curves: Curves) -> Verdict:

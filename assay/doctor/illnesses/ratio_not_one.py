@@ -51,11 +51,16 @@ def check_batch(batch: Batch) -> Verdict:
     if (reason := _old_is_another(batch, mask_BT, old_BT)) is not None:
         return not_applicable(reason)
     limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    finite_BT = np.isfinite(new_BT) & np.isfinite(old_BT)
+    broken = int((mask_BT & ~finite_BT).sum())
+    mask_BT = mask_BT & finite_BT
     distance_BT = np.where(mask_BT, np.abs(new_BT - old_BT), 0.0)
-    off_BT = ~(distance_BT <= limit)  # NaN is off too
-    row, token = np.unravel_index(np.argmax(np.nan_to_num(distance_BT, nan=np.inf)), distance_BT.shape)
+    off_BT = distance_BT > limit
+    row, token = np.unravel_index(np.argmax(distance_BT), distance_BT.shape)
     largest, share = float(distance_BT[row, token]), float(off_BT.sum() / max(mask_BT.sum(), 1))
     fact = Fact("largest |new - old|", largest, limit, batch.step, int(row), int(token))
+    if not off_BT.any() and broken:
+        return not_applicable(f"new or old of {broken} loss tokens is not finite: not_finite (NUM03) speaks of that")
     if not off_BT.any():
         return healthy("the first update has ratio 1", fact)
     sure = Confidence.PROVEN if share > SHARE else Confidence.LIKELY

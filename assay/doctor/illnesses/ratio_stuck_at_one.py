@@ -49,6 +49,8 @@ def check_batch(batch: Batch) -> Verdict:
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
     if batch.is_on_policy:
         return not_applicable("the first update of its rollout batch: the ratio must be 1")
+    if batch.settings.get("learning_rate") == 0:
+        return not_applicable("the learning rate is 0, so nothing moves")
     judged_BT = mask_BT & np.isfinite(new_BT) & np.isfinite(old_BT) & (old_BT < CERTAIN)
     tokens = int(judged_BT.sum())
     if tokens < TOKENS:
@@ -59,13 +61,17 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy("the ratio leaves 1 after the first update", fact)
     moved = _moved(batch)
     if moved is None:
-        return not_enough_data("policy_version and sampler_versions, or update_norm: whether the weights have moved")
+        return not_enough_data(
+            "update_norm (else learning_rate with gradient_norm, or policy_version with sampler_versions): whether the "
+            "weights have moved"
+        )
     if not moved:
         return not_applicable("the weights have not moved since the rollouts were sampled")
     rounded = batch.settings.get("dtype", "bfloat16") != "float32"  # a small update may change no rounded weight
     numbers = batch.numbers
     in_part = numbers.get("tensors_changed", 0) < numbers.get("tensors", 0)  # what stands still may hide what moves
     in_part |= "update_norm" not in numbers  # a version counts an update, whether it moved anything or not
+    in_part |= batch.step in (None, 1) and batch.number("update") == 1  # a warm-up begins with a rate of 0
     return finding(
         f"update {int(batch.number('update')) + 1} of this rollout batch still has ratio 1 on all {tokens} loss "
         f"tokens, although {moved}",
@@ -85,8 +91,16 @@ def _moved(batch: Batch) -> str | None:
         behind = int(version - versions_B.max())
         return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
     if norm is None:
-        return None
+        return _pushed(batch)
     return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""
+
+
+def _pushed(batch: Batch) -> str | None:
+    """A learning rate and a gradient move weights, though nobody measured by how much."""
+    rate, gradients_BT = batch.settings.get("learning_rate", 0.0), batch.get("gradients")
+    largest = 0.0 if gradients_BT is None else float(np.nanmax(np.abs(gradients_BT), initial=0.0))
+    pull = max(float(batch.numbers.get("gradient_norm", 0.0)), largest)
+    return f"the learning rate is {rate:.2g} and there is a gradient" if rate > 0 and pull > 0 else None
 
 
 def check_curves(curves: Curves) -> Verdict:

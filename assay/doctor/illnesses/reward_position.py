@@ -35,7 +35,17 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
 VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be told from it

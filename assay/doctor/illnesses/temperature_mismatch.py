@@ -35,14 +35,16 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import both_finite, gap_between
+from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
+MANY = 64  # tokens: a fit of fewer may be chance
 FEWEST = 16  # tokens: below this a fit says nothing
 NEARER = 1 / 3  # raw must be so much nearer than plain; rounding alone leaves the two distances about equal
 AFTERWARDS = 0.05  # the quotient must be so much nearer than plain: it is the same arithmetic but for rounding
+APART = 0.01  # |plain - raw| of a token that can tell the two: where the policy is certain both are 0
 LEAST = 1e-3  # mean |difference| from plain that is worth a word
 FIT = (
     0.4  # R^2 of old - sampler over the sampler's log-prob: measured 0.4 to 0.8 at 0.6 <= T <= 1.2, stale weights 0.01
@@ -74,13 +76,24 @@ def _untempered(batch: Batch) -> dict[str, Fact]:
     found = {}
     for side, name in SIDES.items():
         values_BT = batch.get(side)
-        if values_BT is None or not np.isfinite(values_BT).any():
+        if values_BT is None or not np.isfinite(values_BT).any() or not _same_weights(batch, side):
             continue
-        wanted, raw = gap_between(batch, side, "plain_logprobs"), gap_between(batch, side, "plain_raw_logprobs")
-        if wanted.tokens >= FEWEST and wanted.mean > LEAST and raw.mean < NEARER * wanted.mean:
-            what = f"mean |{name} log-prob - the model's|, at temperature 1 only {raw.mean:.2g}"
-            found[side] = Fact(what, wanted.mean, LEAST, batch.step, wanted.row, wanted.token)
+        wanted = gap_between(batch, side, "plain_logprobs")
+        telling_BT = both_finite(batch, side, "plain_logprobs", "plain_raw_logprobs")
+        plain_BT, raw_BT = batch.need("plain_logprobs", "plain_raw_logprobs")
+        telling_BT = telling_BT & (np.abs(np.where(telling_BT, plain_BT - raw_BT, 0.0)) > APART)
+        if telling_BT.sum() < FEWEST:
+            continue
+        off, raw = (float(np.abs(values_BT - other_BT)[telling_BT].mean()) for other_BT in (plain_BT, raw_BT))
+        if wanted.mean > LEAST and raw < min(NEARER * off, MEAN_LOW_PRECISION):
+            what = f"mean |{name} log-prob - the model's|, at temperature 1 only {raw:.2g}"
+            found[side] = Fact(what, off, LEAST, batch.step, wanted.row, wanted.token)
     return found
+
+
+def _same_weights(batch: Batch, side: str) -> bool:
+    """The model is asked in the update: in a later one it is no longer the policy that sampled and that gave `old`."""
+    return side == "new_logprobs" or batch.numbers.get("update", 0) == 0
 
 
 def _divided_afterwards(batch: Batch, temperature: float | None) -> dict[str, Fact]:
@@ -90,7 +103,8 @@ def _divided_afterwards(batch: Batch, temperature: float | None) -> dict[str, Fa
         return found
     (raw_BT,) = batch.need("plain_raw_logprobs")
     for side, name in SIDES.items():
-        if batch.get(side) is None or not np.isfinite(batch.arrays[side]).any():
+        values_BT = batch.get(side)
+        if values_BT is None or not np.isfinite(values_BT).any() or not _same_weights(batch, side):
             continue
         wanted, inside_BT = gap_between(batch, side, "plain_logprobs"), both_finite(batch, side, "plain_raw_logprobs")
         off = float(np.abs(batch.arrays[side] - raw_BT / temperature)[inside_BT].mean())
@@ -147,9 +161,17 @@ def _fitted(batch: Batch, temperature: float | None) -> Verdict:
             f"sampler is {slope:+.2f} times the log-prob itself, a ratio of temperatures of {1 + slope:.2g} or further "
             "from 1",
             *facts,
-            confidence=Confidence.LIKELY,
+            confidence=Confidence.POSSIBLE if len(old_N) < MANY or _is_older(batch) else Confidence.LIKELY,
         )
     return healthy("trainer and sampler do not differ as two temperatures would", *facts)
+
+
+def _is_older(batch: Batch) -> bool:
+    """Whether older weights sampled, which may have been less sharp."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is None or not len(versions_B) or version is None:
+        return bool(batch.settings.get("correction", "off") != "off")
+    return int(versions_B.min()) < version - batch.numbers.get("update", 0)
 
 
 def _both_signs(difference_N: Array) -> bool:

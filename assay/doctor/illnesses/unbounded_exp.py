@@ -216,5 +216,5 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     curves=check_curves,
-    explains=frozenset({"ALGN09", "LOSS06", "MET05", "MET07", "RAT01", "SAMP06"}),
+    explains=frozenset({"ALGN09", "LOSS06", "MET05", "MET07", "NUM03", "RAT01", "SAMP06"}),
 )

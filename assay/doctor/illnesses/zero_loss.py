@@ -50,6 +50,8 @@ CURVE_NEAR = 1e-3  # advantages have size 1
 
 def check_batch(batch: Batch) -> Verdict:
     loss = float(batch.number("loss"))
+    if not np.isfinite(loss):
+        return not_applicable(f"the loss is {loss}, not 0: not_finite (NUM03) speaks of that")
     mask_BT, _ = batch.need("mask", "advantages")
     advantages_BT = batch.token_advantages
     in_loss = advantages_BT[mask_BT]

@@ -55,9 +55,9 @@ def loss_settings(batch: Batch) -> LossConfig:
     known = {field.name for field in fields(LossConfig)}
     stated = {name: value for name, value in batch.settings.items() if name in known}
     settings = replace(LossConfig(kl_gradient="naive"), **stated)
-    for name, known in _KNOWN.items():
-        if getattr(settings, name) not in known:
-            raise Missing(f"{_article(name)} {name} that is known here ({', '.join(known)})")
+    for name, values in _KNOWN.items():
+        if getattr(settings, name) not in values:
+            raise Missing(f"{_article(name)} {name} that is known here ({', '.join(values)})")
     return settings
 
 

@@ -19,6 +19,8 @@ from assay.verdict import Fact, State, Verdict, shown
 FORMATS = ("full", "concise", "json", "sarif", "github", "md")
 LEVELS = ("error", "warning", "note")  # gravest first
 TEXT_LEFT_OUT = "<text left out>"
+# what a reward raised, in the reason of a failed run: its author may have put the completion in it
+_LAST_FAILURE = re.compile(r"(?<=; the last failure: ).*(?=; repair the reward)", re.DOTALL)
 # measurements that are worth a look even where nothing is wrong
 WORTH_KNOWING = ("MET07", "SAMP06", "LOSS05", "PERF03")
 
@@ -30,13 +32,15 @@ class Report:
     path: str
     diagnosis: Diagnosis
     looked_at: str = ""  # curves and batches, in words
+    is_empty: bool = False  # neither a batch nor a step of a curve
     quotes: tuple[str, ...] = field(default=(), repr=False)  # prompts and completions as `shown`, the longest first
 
     @classmethod
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
         texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
         quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
-        return cls(path, diagnosis, _looked_at(evidence), tuple(quotes))
+        is_empty = not evidence.batches and not evidence.curves
+        return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
 
     @property
     def roots(self) -> list[Word]:
@@ -61,9 +65,12 @@ class Report:
         return next((str(root / name) for name in names if (root / name).is_file()), self.path)
 
     def missing(self) -> dict[str, list[str]]:
-        """What was not there --> codes of the checks that wanted it, the most wanted first."""
+        """What was not there --> codes of the checks that wanted it, the most wanted first; one line if nothing was."""
         wanted: dict[str, list[str]] = {}
-        for word in self.diagnosis.of(State.NOT_ENOUGH_DATA):
+        without = self.diagnosis.of(State.NOT_ENOUGH_DATA)
+        if self.is_empty and len(without) > 1:
+            return {"a recorded step": [f"{len(without)} checks"]}
+        for word in without:
             for name in missing_names(word.verdict.message):
                 wanted.setdefault(name, []).append(word.code)
         return dict(sorted(wanted.items(), key=lambda item: (-len(item[1]), item[0])))
@@ -87,6 +94,7 @@ class Report:
         return TEXT_LEFT_OUT if shown(value) in self.quotes else self._left_out(value)
 
     def _left_out(self, sentence: str) -> str:
+        sentence = _LAST_FAILURE.sub(TEXT_LEFT_OUT, sentence)
         if "'" in sentence or '"' in sentence:
             for quote in self.quotes:
                 sentence = sentence.replace(quote, TEXT_LEFT_OUT)

@@ -1,4 +1,4 @@
-"""Reports --> workflow commands of GitHub Actions: each finding an annotation, the counts as plain lines."""
+"""Reports --> workflow commands of GitHub Actions: each finding an annotation, notes and counts as plain lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 def write(reports: Sequence[Report]) -> str:
     lines = []
     for report in reports:
+        lines += [f"{escaped(report.path)}: note {escaped(note)}" for note in report.diagnosis.notes]
         for word in report.diagnosis.findings:
             title = f"{word.code} {word.illness.name} ({word.severity}, {word.confidence})"
             cause = report.diagnosis.causes.get(word.code)

@@ -26,6 +26,8 @@ def plain(text: str) -> str:
 
 def _one(report: Report, all_passes: bool) -> list[str]:
     lines = [f"# assay doctor: {plain(report.path)}", "", f"{plain(report.looked_at)}. {report.counts}.", ""]
+    if report.diagnosis.notes:
+        lines += [*(f"- note: {plain(note)}" for note in report.diagnosis.notes), ""]
     for root in report.roots:
         lines += [*_finding(report, root), ""]
     if report.notable:
@@ -35,7 +37,6 @@ def _one(report: Report, all_passes: bool) -> list[str]:
         lines.append("")
     rest = [f"- crashed: {_title(word)}: {plain(word.verdict.message)}" for word in report.diagnosis.of(State.CRASHED)]
     rest += [f"- not enough data: {plain(name)}: {', '.join(codes)}" for name, codes in report.missing().items()]
-    rest += [f"- note: {plain(note)}" for note in report.diagnosis.notes]
     lines += ["## Not judged", "", *rest, ""] if rest else []
     if all_passes:
         lines += ["## Healthy", ""]

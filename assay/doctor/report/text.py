@@ -21,10 +21,11 @@ def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: boo
 
 
 def concise(reports: Sequence[Report], *, colour: bool) -> str:
-    """One line a finding, and the counts."""
+    """One line a note, one a finding, and the counts."""
     lines = []
     for report in reports:
         place = escaped(report.path)
+        lines += [f"{place}: note {escaped(note)}" for note in report.diagnosis.notes]
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
@@ -55,6 +56,9 @@ def bold(text: str, colour: bool) -> str:
 
 def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
     lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
+    if report.diagnosis.notes:
+        lines += [line for note in report.diagnosis.notes for line in _line(f"note     {note}", width)]
+        lines.append("")
     only = len(report.diagnosis.words) == 1  # somebody asked for just this
     for root in report.roots:
         lines += [*_finding(report, root, width, colour), ""]
@@ -68,8 +72,6 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
     ]
     for name, codes in report.missing().items():
         rest += _line(f"not enough data  {name}: {', '.join(codes)}", width)
-    for note in report.diagnosis.notes:
-        rest += _line(f"note  {note}", width)
     lines += [*rest, ""] if rest else []
     if all_passes:
         for word in report.diagnosis.of(State.HEALTHY):

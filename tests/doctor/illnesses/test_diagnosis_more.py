@@ -1,8 +1,10 @@
 """What the doctor makes of the words of checks: crashes, missing data, several batches, causes and consequences."""
 
+from random import Random
+
 import pytest
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.verdict import Confidence, Missing, Severity, State, finding, healthy, not_applicable
@@ -135,3 +137,24 @@ def test_a_verdict_may_bring_its_own_fix_and_notes_of_the_evidence_are_kept():
     assert Word(illness(), finding("1", fix="mine")).fix == "mine"
     assert Word(illness(), finding("1")).fix == "f"
     assert diagnose(Evidence(notes=("a line is torn",)), []).notes == ("a line is torn",)
+
+
+def test_a_ring_of_causes_has_a_root():
+    codes = ("AAA01", "AAA02", "AAA03")
+    ring = [
+        Word(illness(code, explains=(codes[(number + 1) % 3],)), finding("1", confidence=PROVEN))
+        for number, code in enumerate(codes)
+    ]
+    causes = root_causes(ring)
+    assert len(causes) == 2
+    assert len(set(causes.values()) - set(causes)) == 1
+
+
+def test_whatever_is_found_together_something_is_a_root():
+    random = Random(0)
+    for _ in range(2000):
+        found = random.sample(catalogue(), random.randint(1, 8))
+        words = [Word(one, finding("1", confidence=random.choice(list(Confidence)))) for one in found]
+        causes = root_causes(words)
+        assert len(causes) < len(words)
+        assert not set(causes.values()) & set(causes), "what is shown under another is not a root"

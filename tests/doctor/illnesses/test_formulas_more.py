@@ -121,7 +121,8 @@ SETTINGS = {"kl_coef": 0.1, "kl_estimator": "k3", "kl_placement": "loss"}
     ],
 )
 def test_the_kl_part_is_added_to_the_policy_part(loss, policy, part, state):
-    batch = Batch.of({"loss": loss, "policy_loss": policy, "kl_loss": part, "step": 1, **SETTINGS})
+    given = {"loss": loss, "policy_loss": policy, "kl_loss": part, "step": 1, "dtype": "float32"}
+    batch = Batch.of({**given, **SETTINGS})
     verdict = kl_sign.check_batch(batch)
     assert verdict.state is state
     assert verdict.confidence is PROVEN

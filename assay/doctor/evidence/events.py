@@ -1,0 +1,58 @@
+"""events.jsonl --> sentences: how the run ended, and what went wrong on the way. They stand first in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Event = Mapping[str, Any]
+
+LONGEST = 600  # characters of a reason; user code may have written it
+_BEGINS, _ENDS = ("start", "resume"), ("failed", "stopped", "finished")
+_ON_THE_WAY = {
+    "skipped update": "an update was skipped",
+    "damaged checkpoint": "a checkpoint is damaged",
+    "not examined": "an update was not examined",
+    "doctor failed": "the doctor broke while the run was made",
+}
+
+
+def sentences_of(events: Sequence[Event]) -> list[str]:
+    """The end first. What was failed or stopped and then resumed is no longer how the run ended."""
+    last = next((event for event in reversed(events) if event.get("kind") in (*_BEGINS, *_ENDS)), {})
+    kind = last.get("kind")
+    found = []
+    if kind == "failed":
+        found.append(f"the run failed{_reason(last)}")
+    elif kind == "stopped":
+        found.append(f"the run was stopped by {_text(last, 'signal') or 'a signal'} and can be resumed")
+    elif kind in _BEGINS:
+        found.append("events.jsonl tells of no end: the run is still going on, or was killed")
+    for kind, sentence in _ON_THE_WAY.items():
+        same = [event for event in events if event.get("kind") == kind]
+        if same:
+            often = f" ({len(same)} times; the last is told)" if len(same) > 1 else ""
+            found.append(f"{sentence}{_place(same[-1])}{often}{_reason(same[-1])}")
+    return found
+
+
+def was_watched(events: Sequence[Event]) -> bool:
+    """Whether a process of the run ended with the doctor beside it, and so left examined updates."""
+    return any(event.get("kind") == "finished" and "doctor_seconds" in event for event in events)
+
+
+def _place(event: Event) -> str:
+    places = [f"{name} {event[name]}" for name in ("step", "update") if type(event.get(name)) is int]
+    return f" at {', '.join(places)}" if places else ""
+
+
+def _reason(event: Event) -> str:
+    text = _text(event, "reason")
+    return f": {text}" if text else ""
+
+
+def _text(event: Event, name: str) -> str:
+    text = event.get(name)
+    if not isinstance(text, str):
+        return ""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"

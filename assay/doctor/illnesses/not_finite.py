@@ -1,0 +1,194 @@
+"""
+## What it checks
+Whatever the loss is made of must be a number: advantages, log-probs of old, reference and policy, ratio and KL, on the
+tokens in the loss; then the loss, its gradients and their norm. If one of them is NaN or infinite, the check names the
+first in the order in which they are computed, with its row and token: what comes later only inherits it.
+
+In metric curves it looks for updates that were skipped because something was not finite, in many steps.
+
+## Why it hurts
+One NaN makes the mean a NaN, the mean makes every gradient one, and one step of the optimizer makes every weight one.
+Nothing is learned from then on. A trainer that skips such updates lives, and learns from none of them.
+
+## How to fix it
+Go to the place that is named, and look at what it was computed from. Advantages: a std of 0, an unscored reward.
+Log-probs: an overflow in float16, a row of attention that is masked as a whole, weights that are NaN already. Ratio:
+exp of a large difference. Gradients alone: sqrt or log at 0, exp or a division before the mask.
+
+    # before: 0 / 0 where all rewards of a group are equal
+    advantages = (rewards - rewards.mean()) / rewards.std()
+    # after
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+## When it is wrong
+NaN under the mask, NaN rewards (not scored) and NaN log-probs of the sampler (not reported) are no finding. If the loss
+and its gradient are finite all the same, the NaN was replaced or left out on its way: the finding is only likely then.
+A scaler of float16 gradients skips a few updates on purpose while it finds its scale; the curves allow for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import healthy_batch, healthy_curves
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+INPUTS = ("advantages", "old_logprobs", "ref_logprobs", "new_logprobs")
+MADE = ("ratio", "kl", "token_loss", "policy_loss", "kl_loss", "loss", "gradients", "gradient_norm")  # in this order
+OF_REFERENCE = ("ref_logprobs", "kl", "kl_loss")
+OUTCOMES = ("loss", "gradient_norm")
+SHARE = 0.2  # of the steps with a skipped update
+STEPS = 3  # with one
+
+
+def check_batch(batch: Batch) -> Verdict:
+    looked, broken = [], []
+    for name, value in _values(batch):
+        looked.append(name)
+        if not np.isfinite(value).all():
+            broken.append(name)
+    if not looked:
+        raise Missing("loss" if batch.get("mask") is not None else "mask, loss")
+    if not broken:
+        return healthy("everything that the loss is made of is finite", Fact("fields looked at", len(looked)))
+    later = f"; so are {', '.join(broken[1:])}" if broken[1:] else ""
+    survived = _is_outcome_finite(batch)
+    replaced = "; the loss is finite all the same, so they were replaced on their way" if survived else ""
+    count, fact = _place(batch, broken[0])
+    return finding(
+        f"{broken[0]} {count} not finite, the first of what goes into the loss{later}{replaced}",
+        fact,
+        *_rewards(batch, broken[0]),
+        confidence=Confidence.LIKELY if survived else Confidence.PROVEN,
+        severity=Severity.HARMFUL if survived else None,
+    )
+
+
+def _values(batch: Batch) -> Iterator[tuple[str, Array]]:
+    """What goes into the loss, in the order in which it is computed, and only where it counts."""
+    has_reference = batch.settings.get("kl_coef", 1.0) != 0
+    for name in (*INPUTS, *MADE):
+        if name in OF_REFERENCE and not has_reference:
+            continue
+        if name in batch.numbers:
+            yield name, np.asarray(batch.numbers[name], dtype=np.float64)
+        elif (value := batch.get(name)) is not None and (mask := _mask(batch, value)) is not None and mask.any():
+            values = value[mask]
+            # a whole field of NaN is one that the trainer does not have, if it did without
+            if not (name in INPUTS and np.isnan(values).all() and _is_outcome_finite(batch)):
+                yield name, values
+
+
+def _mask(batch: Batch, value: Array) -> Array | None:
+    mask_BT = batch.get("mask")
+    return mask_BT if mask_BT is None or value.ndim == 2 else mask_BT.any(axis=1)
+
+
+def _is_outcome_finite(batch: Batch) -> bool:
+    known = [batch.numbers[name] for name in OUTCOMES if name in batch.numbers]
+    gradients, mask_BT = batch.get("gradients"), batch.get("mask")
+    if gradients is not None and mask_BT is not None and not np.isfinite(gradients[mask_BT]).all():
+        return False
+    return "loss" in batch.numbers and bool(np.isfinite(known).all())
+
+
+def _place(batch: Batch, name: str) -> tuple[str, Fact]:
+    if name in batch.numbers:
+        return "is", Fact(name, float(batch.numbers[name]), None, batch.step)
+    value = batch.arrays[name]
+    mask = _mask(batch, value)
+    assert mask is not None
+    bad = mask & ~np.isfinite(value)
+    row, *token = (int(place) for place in np.argwhere(bad)[0])
+    of = "loss tokens" if value.ndim == 2 else "rows in the loss"
+    fact = Fact(name, float(value[(row, *token)]), None, batch.step, row, token[0] if token else None)
+    return f"of {int(bad.sum())} of {int(mask.sum())} {of} are", fact
+
+
+def _rewards(batch: Batch, first: str) -> list[Fact]:
+    """An infinite reward is where infinite advantages come from; NaN is a reward that was not given."""
+    rewards_B = batch.get("rewards")
+    if first != "advantages" or rewards_B is None or not np.isinf(rewards_B).any():
+        return []
+    row = int(np.flatnonzero(np.isinf(rewards_B))[0])
+    return [Fact("reward", float(rewards_B[row]), None, batch.step, row)]
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (skipped_N,) = curves.need("updates_skipped")
+    steps, total = int((skipped_N > 0).sum()), int(np.isfinite(skipped_N).sum())
+    if total == 0:
+        raise Missing("updates_skipped")
+    fact = Fact("share of the steps with a skipped update", steps / total, SHARE)
+    if steps < STEPS or steps < SHARE * total:
+        return healthy("updates are not skipped, or seldom", fact)
+    return finding(
+        f"in {steps} of {total} steps an update was skipped because something in it was not finite",
+        fact,
+        confidence=Confidence.POSSIBLE,
+        severity=Severity.HARMFUL if steps < total else None,
+        fix="Open one of the dumps of the run with assay doctor: it names the number that is not finite.",
+    )
+
+
+def _example(value: float | None, skipped: int) -> Evidence:
+    """One log-prob of the policy, in a later update, and all that follows from it."""
+    batch = healthy_batch(update=1)
+    if value is None:
+        return Evidence((batch,), healthy_curves(updates_skipped=skipped))
+    new_BT = batch.arrays["new_logprobs"].copy()
+    new_BT[2, 1] = value
+    gone = dict.fromkeys((*(name for name in batch.arrays if name.startswith(("scored", "gradients_"))), "kl_mean"))
+    gone |= dict.fromkeys(("ratio", "kl", "token_loss", "gradients", "clipped", "clipped_share", "update_norm"))
+    gone |= {name: None for name in batch.numbers if name.startswith(("loss_", "tensors", "numbers"))}
+    broken = dict.fromkeys(("loss", "policy_loss", "kl_loss", "gradient_norm"), value)
+    sick_batch = healthy_batch(update=1, **gone, **broken, new_logprobs=new_BT)
+    return Evidence((sick_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
+
+
+def sick() -> Evidence:
+    return _example(float("nan"), 1)
+
+
+def well() -> Evidence:
+    return _example(None, 0)
+
+
+def _overflow(original):  # type: ignore[no-untyped-def]
+    """One logit of the trained pass overflows: its log-softmax is inf - inf."""
+
+    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
+        import torch
+
+        new_BT, entropy_BT = original(policy, batch, **how)
+        if torch.is_grad_enabled():
+            first_BT = torch.zeros_like(batch.mask_BT)
+            first_BT[0, 0] = True
+            new_BT = torch.where(first_BT, new_BT * torch.inf - torch.inf * new_BT, new_BT)
+        return new_BT, entropy_BT
+
+    return logprobs
+
+
+ILLNESS = Illness(
+    code="NUM03",
+    name="not_finite",
+    severity=Severity.FATAL,
+    summary="a number that goes into the loss is NaN or infinite",
+    fix="Follow the first number that is not finite back to what it was computed from; the later ones inherit it.",
+    explanation=__doc__,
+    sick=sick,
+    well=well,
+    plant=Plant(
+        settings=("optimizer.epochs=2",),
+        replaces={"assay.policy.causal.CausalPolicy.logprobs": _overflow},
+    ),
+    batch=check_batch,
+    curves=check_curves,
+    explains=frozenset({"LOSS05", "MET05", "RAT01"}),
+)
