@@ -9,23 +9,27 @@ Every field is optional; what is missing is named in the diagnosis. docs/batch-f
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence
-from assay.record.batch import TEXTS, Batch, BatchError
+from assay.durable import reason
+from assay.record.batch import TEXTS, Array, Batch, BatchError
 from assay.record.batch_file import write_batch
 from assay.verdict import Confidence
 
 if TYPE_CHECKING:
     from torch import nn
 
+_LONG_PROMPT = 4  # tokens that all completions of a batch do not repeat by chance
 _told: set[str] = set()  # codes that were printed in this process
 
 
 def observe(*, write: str | Path | None = None, model: nn.Module | None = None, **fields: Any) -> Diagnosis:
-    """Checks one batch where it is and prints what is found to stderr, each illness once in a process.
+    """Checks one batch where it is and prints what is proven or likely to stderr, each illness once in a process. What
+    is merely possible is in the diagnosis that is returned, and is not printed.
 
     `fields` are arrays, numbers, settings and texts of a batch, by name. `write` also keeps them as a batch file, for
     `assay doctor FILE`. With a `model` (a Hugging Face causal LM) its log-probs of prompt_tokens + tokens are computed
@@ -37,8 +41,13 @@ def observe(*, write: str | Path | None = None, model: nn.Module | None = None, 
     if model is not None:
         batch = _asked_plainly(batch, model)
     if write is not None:
-        Path(write).parent.mkdir(parents=True, exist_ok=True)
-        write_batch(Path(write), batch)
+        try:
+            Path(write).parent.mkdir(parents=True, exist_ok=True)
+            write_batch(Path(write), batch)
+        except OSError as error:
+            raise BatchError(
+                f"write = {write} could not be written: {reason(error)}; give the path of a file"
+            ) from error
     diagnosis = diagnose(Evidence(batches=(batch,)))
     for word in diagnosis.findings:
         if word.code not in diagnosis.causes and word.code not in _told and word.confidence is not Confidence.POSSIBLE:
@@ -73,15 +82,60 @@ def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:
     lengths_B = batch.get("lengths")
     if lengths_B is None:  # up to the last trained token
         lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    _refuse_whole_rows(batch, lengths_B)
     plain_BT, raw_BT = np.zeros(tokens_BT.shape), np.zeros(tokens_BT.shape)
     for row, length in enumerate(lengths_B):
         prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, :length].tolist()
         if tokens:
-            with asked_plainly(model):
-                logits_TV = plain_logits(model, prompt, tokens)
-                plain_BT[row, :length] = logprobs_of(logits_TV, tokens, temperature)
-                raw_BT[row, :length] = logprobs_of(logits_TV, tokens, 1.0)
+            _refuse_unknown_ids(row, [*prompt, *tokens], model)
+            try:
+                with asked_plainly(model):
+                    logits_TV = plain_logits(model, prompt, tokens)  # one pass; both temperatures are made of it
+                    plain_BT[row, :length] = logprobs_of(logits_TV, tokens, temperature)
+                    raw_BT[row, :length] = logprobs_of(logits_TV, tokens, 1.0)
+            except IndexError as error:
+                raise BatchError(_outside(row, max(*prompt, *tokens))) from error
     arrays = {**batch.arrays, "plain_raw_logprobs": raw_BT}
     if not batch.settings.get("support_kept"):  # else the trainer's are over a part of the vocabulary, not known here
         arrays["plain_logprobs"] = plain_BT
     return Batch(arrays, batch.numbers, batch.settings, batch.texts, batch.source)
+
+
+def _refuse_unknown_ids(row: int, ids: Sequence[int], model: nn.Module) -> None:
+    """Before the model is asked: on a GPU an unknown id ends the process. A model may not tell how many it knows."""
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    known = getattr(embeddings, "num_embeddings", None)
+    if min(ids) < 0 or (isinstance(known, int) and max(ids) >= known):
+        raise BatchError(_outside(row, min(ids) if min(ids) < 0 else max(ids)))
+
+
+def _outside(row: int, token: int) -> str:
+    return (
+        f"row {row} holds the token id {token}, which is outside of the model's vocabulary; give ids of this model's "
+        "tokenizer, and padding outside of mask and prompt_mask"
+    )
+
+
+def _refuse_whole_rows(batch: Batch, lengths_B: Array) -> None:
+    """The prompt is put before `tokens`: if they begin with it already, the model would be asked about it twice.
+
+    A completion may repeat a short prompt. So all rows must begin with theirs, and it must be long or out of the loss.
+    """
+    tokens_BT, mask_BT, prompts_BP, prompt_mask_BP = batch.need("tokens", "mask", "prompt_tokens", "prompt_mask")
+    shortest, trained = _LONG_PROMPT, False
+    rows = [row for row, length in enumerate(lengths_B) if length]
+    for row in rows:
+        tokens = tokens_BT[row, : lengths_B[row]].tolist()
+        padded, prompt = prompts_BP[row].tolist(), prompts_BP[row][prompt_mask_BP[row]].tolist()
+        # where log-probs had a column less than the tokens, the first token of each row was dropped
+        heads = [head for head in (padded, prompt, padded[1:], prompt[1:]) if head and tokens[: len(head)] == head]
+        if not heads:
+            return
+        shortest = min(shortest, len(heads[0]))
+        trained = trained or bool(mask_BT[row, : len(heads[0])].any())
+    if rows and (shortest == _LONG_PROMPT or not trained):
+        raise BatchError(
+            "tokens begin with the prompt of their row, and model= puts prompt_tokens before them, so that the prompt "
+            "would be scored twice; give only the completion in tokens (tokens[:, prompt_width:], and so in every "
+            "field of that shape)"
+        )

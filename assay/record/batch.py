@@ -334,7 +334,7 @@ def _check_signs(arrays: Mapping[str, Array]) -> None:
         if not name.endswith("_logprobs"):
             continue
         judged = array.ravel() if mask_BT is None else array[mask_BT]
-        if (judged > POSITIVE).sum() > len(judged) / 2:
+        if (np.isfinite(judged) & (judged > POSITIVE)).sum() > len(judged) / 2:
             raise BatchError(f"{name} are mostly positive; give log-probs, not their negatives")
 
 

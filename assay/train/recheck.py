@@ -117,7 +117,7 @@ def _sampled_by(run: Path, saved: Checkpoint, config: Config) -> tuple[int, list
             rows = [one for one in from_parquet(file) if one["policy_version"] == version] if file.exists() else []
         except ValueError as error:
             raise _Unfit(f"has nothing to be held against: {error}") from error
-        chosen = _whole_groups([one for one in rows if one["old_logprobs"] is not None and any(one["mask"])])
+        chosen = _whole_groups([one for one in rows if any(one["mask"])])
         if chosen:
             return row["step"], chosen
     if 0 < place["update"] < updates:

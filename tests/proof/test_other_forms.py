@@ -9,6 +9,7 @@ from assay.doctor.catalogue import Plant, by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import EOS, PAD, B, P, T, edited, healthy_batch
+from assay.doctor.recompute.consistent import consistent
 from assay.proof.trial import diagnosed, run_trial
 from assay.verdict import Confidence, State
 
@@ -197,12 +198,12 @@ def test_a_mask_is_not_judged_by_the_length_of_other_tokens():
     assert _verdict("ALGN05", other).state is State.NOT_APPLICABLE
 
 
-def test_an_eos_inside_of_the_sampled_tokens_is_only_likely():
+def test_an_eos_inside_of_the_sampled_tokens_is_only_possible():
     batch = healthy_batch()
     tokens_BT = batch.arrays["tokens"].copy()
     tokens_BT[:, 1] = EOS
     verdict = _verdict("MASK02", edited(batch, tokens=tokens_BT, sampled_tokens=tokens_BT))
-    assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
+    assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.POSSIBLE)
 
 
 @pytest.mark.parametrize(("forced", "state"), [(False, State.FINDING), (True, State.HEALTHY)])
@@ -247,3 +248,16 @@ def test_a_ratio_of_1_is_not_proven_stuck_where_nothing_tells_that_weights_moved
     assert _verdict("RAT02", same).confidence is Confidence.PROVEN
     assert _verdict("RAT02", edited(same, update_norm=None)).confidence is Confidence.LIKELY
     assert _verdict("RAT02", edited(same, update_norm=0.0)).state is State.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(("share", "confidence"), [(1.0, Confidence.PROVEN), (0.7, Confidence.LIKELY)])
+def test_a_clip_is_proven_wrong_only_where_the_gradient_is_all_there_or_not_at_all(share, confidence):
+    """r A without its clip, and a loss that damps what is outside of the clip range: another one, not a wrong clip."""
+    batch = healthy_batch(update=1, kl_coef=0.0, token_loss=None)
+    mask_BT, old_BT, new_BT = batch.need("mask", "old_logprobs", "new_logprobs")
+    far = consistent(batch, new_logprobs=np.where(mask_BT, old_BT + 3 * (new_BT - old_BT), 0.0))
+    ratio_BT = np.exp(far.arrays["new_logprobs"] - old_BT)
+    pull_BT = np.where(mask_BT, -far.token_advantages * ratio_BT / mask_BT.sum(), 0.0)
+    pull_BT = np.where(np.abs(ratio_BT - 1) > 0.2, share * pull_BT, pull_BT)
+    verdict = _verdict("CLIP02", edited(far, token_loss=None, gradients=pull_BT))
+    assert (verdict.state, verdict.confidence) == (State.FINDING, confidence)

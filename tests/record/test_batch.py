@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from assay.record.batch import FIELDS, NUMBERS, SETTINGS, Batch, BatchError
+from assay.config import Config
+from assay.grpo import OBJECTIVES
+from assay.record.batch import CHOICES, FIELDS, NUMBERS, SETTINGS, Batch, BatchError
+from assay.record.settings import settings_of
 from assay.verdict import Missing
 
 PAGE = Path(__file__).parents[2] / "docs/batch-file.md"
@@ -91,12 +94,52 @@ def test_none_is_the_same_as_absent():
         ({"tokens": [[1, 2]], "mask": [[1]]}, "mask has 1 token columns but tokens has 2; all of them must agree"),
         ({"loss": "low"}, "loss is 'low'; it must be a number"),
         ({"loss": [1.0, 2.0]}, "loss is [1.0, 2.0]; it must be a number"),
+        ({"step": -1}, "step is -1; it must be a whole number"),
+        ({"step": float("nan")}, "step is nan; it must be a whole number"),
+        ({"update": 1.5}, "update is 1.5; it must be a whole number, 0 or more"),
+        ({"objective": "ppo"}, "objective is 'ppo'; it must be grpo, bnpo, dr_grpo, dapo, gspo, cispo or sapo"),
+        ({"std": 3}, "std is 3; it must be sample, population or none"),
+        ({"kl_estimator": "k4"}, "kl_estimator is 'k4'; it must be k1, k2 or k3"),
+        ({"dtype": 16}, "dtype is 16; it must be a word"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be more than 0"),
+        ({"kl_coef": True}, "kl_coef is True; it must be a number"),
+        ({"mask_truncated": "yes"}, "mask_truncated is 'yes'; it must be true or false"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(values, sentence):
     with pytest.raises(BatchError) as error:
         Batch.of(values)
     assert sentence in str(error.value)
+
+
+def test_every_choice_is_one_that_the_settings_name_and_the_trainer_knows():
+    defaults = settings_of(Config())
+    for name, choices in CHOICES.items():
+        assert all(re.search(rf"\b{choice}\b", SETTINGS[name]) for choice in choices)
+        assert name == "aggregation" or defaults[name] in choices
+        assert [Batch.of({name: choice}).setting(name) for choice in choices] == list(choices)
+    assert set(CHOICES["objective"]) == set(OBJECTIVES)
+
+
+def test_settings_of_this_trainer_and_numbers_of_numpy_and_torch_are_taken():
+    assert Batch.of(settings_of(Config())).setting("dtype") == "auto"
+    given = {"temperature": np.float32(0.5), "kl_coef": torch.tensor(0.25), "process_rewards": np.bool_(True)}
+    assert Batch.of({**given, "update": 1.0, "step": np.int64(3), "eos_ids": [1, 2]}).settings == {
+        "temperature": 0.5, "kl_coef": 0.25, "process_rewards": True, "eos_ids": [1, 2]
+    }  # fmt: skip
+    assert Batch.of({"objective": "my_own", "trainer": "assay"}).setting("objective") == "my_own"
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_logprobs")])
+def test_negatives_of_logprobs_are_refused(name):
+    with pytest.raises(BatchError, match=f"{name} are mostly positive; give log-probs, not their negatives"):
+        Batch.of({name: [[1.5, 0.25, 0.0]]})
+    with pytest.raises(BatchError, match="mostly positive"):
+        Batch.of({name: [[1.5, -1.0, -1.0]], "mask": [[1, 0, 0]]})
+    for values, mask in (([[1.5, -0.2]], [[1, 1]]), ([[1.5, 1.5, -1.0]], [[0, 0, 1]]), ([[1e-4, 1e-4]], [[1, 1]])):
+        Batch.of({name: values, "mask": mask})
+    Batch.of({name: [[np.inf, np.nan]], "mask": [[1, 1]]})  # not finite is another illness
 
 
 def test_texts_have_one_entry_a_row():

@@ -107,6 +107,28 @@ def test_the_model_says_what_is_recorded_by_every_way(kept):
     assert {"old_logprobs", "sampler_logprobs"}.isdisjoint(now.arrays)  # of another day
 
 
+def test_the_rows_are_scored_as_usual_twice_backwards_alone_and_beside_a_longer_one(kept):
+    passes = []
+
+    def seen(original):
+        def logprobs(policy, batch, **how):
+            passes.append((batch.rows, batch.targets_BT.shape[1]))
+            return original(policy, batch, **how)
+
+        return logprobs
+
+    with planted({"assay.policy.causal.CausalPolicy.logprobs": seen}):
+        _, now = asked(kept, "update-00000006")[0]
+    order, longest = tuple(range(MOST_ROWS)), int(now.arrays["lengths"].max())
+    confirming, rest = passes[:2], passes[2:]  # that prompts may be shared
+    assert [rows for rows, _ in confirming] == [(0, 1), (0, 1)]
+    assert rest[:3] == [(order, longest), (order, longest), (order[::-1], longest)]
+    assert rest[3:-1] == [((row,), now.arrays["lengths"][row]) for row in order]
+    rows, width = rest[-1]
+    assert sorted(rows) == [*order, MOST_ROWS]
+    assert width > longest
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -121,6 +143,7 @@ def test_the_model_says_what_is_recorded_by_every_way(kept):
 def test_a_sound_run_comes_out_healthy_with_the_models_own_numbers(tmp_path, changes):
     batches, notes = asked(trained(tmp_path / "run", **changes))
     assert (len(batches), notes) == (2, [])
+    assert all(batch.arrays["mask"].any(axis=1).all() for batch in batches)  # the others say nothing of the loss
     diagnosis = diagnose(Evidence(tuple(batches)))
     assert diagnosis.findings == []
     assert diagnosis.of(State.CRASHED) == []
@@ -158,9 +181,7 @@ def test_what_a_record_only_suggests_the_model_proves(tmp_path, code, alone, sam
 
 
 def test_a_checkpoint_inside_a_step_is_refused_and_so_is_the_end_of_the_run(kept):
-    with pytest.raises(
-        RunError, match=r"update-00000005 was saved inside step 3, after 1 of its 2 updates, and"
-    ):
+    with pytest.raises(RunError, match=r"update-00000005 was saved inside step 3, after 1 of its 2 updates, and"):
         asked(kept, "update-00000005")
     with pytest.raises(RunError, match=r"update-00000008 has policy version 8, which sampled no recorded rollout"):
         asked(kept, "update-00000008")
@@ -174,6 +195,14 @@ def test_weights_of_another_version_than_the_one_that_sampled_are_refused(copy):
     rewritten(copy, "update-00000004", policy_version=5)
     with pytest.raises(RunError, match="update-00000004 has policy version 5, which sampled no recorded rollout"):
         asked(copy, "update-00000004")
+
+
+def test_rollouts_of_a_sampler_that_lags_are_not_used(tmp_path):
+    plant = by_code("SYNC01").plant
+    with planted(plant.replaces):
+        path = trained(tmp_path / "run")
+    with pytest.raises(RunError, match="update-00000006 has policy version 6, which sampled no recorded rollout"):
+        asked(path)
 
 
 def test_earlier_weights_say_something_else_but_no_more_than_that_is_claimed(copy):

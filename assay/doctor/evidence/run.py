@@ -116,7 +116,7 @@ def _look_for_gaps(
         )
     if was_watched(rows[EVENTS_FILE]) and not _numbered(path / "examined", _EXAMINED):
         notes.append(
-            "examined/ holds no update, although the doctor watched this run; restore it from a copy of the run"
+            "examined/ holds no update, although the doctor watched this run: it was deleted, or nothing was examined"
         )
 
 

@@ -38,10 +38,12 @@ from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
 from assay.record.batch import Array
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 EDGE = 1e-3  # from the clip range: rounding decides there
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
+EXACT = 0.02  # of the gradient without a clip: it is all there or not at all; in between the ratio is another one
+NEARLY_ALL = 0.9  # of the tokens: 16 bits blur some
 MOST = 0.5  # of the tokens: more than half have a gradient, or less than half
 
 
@@ -119,11 +121,17 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
         Fact("clipped tokens that have a gradient", int(alive_BT[stopped].sum()), 0),
         Fact("tokens on the other side without one", int((~alive_BT)[passed].sum()), 0),
     )
-    return _finding(batch, name, fact, *facts)
+    exact = float((np.minimum(np.abs(share_BT), np.abs(share_BT - 1)) < EXACT)[seen_BT].mean()) >= NEARLY_ALL
+    return _finding(batch, name, fact, *facts, confidence=Confidence.PROVEN if exact else Confidence.LIKELY)
 
 
-def _finding(batch: Batch, name: str, fact: Fact, *facts: Fact) -> Verdict:
-    return finding(f"at {fact.value} tokens outside of the clip range the loss is {SURROGATES[name]}", fact, *facts)
+def _finding(batch: Batch, name: str, fact: Fact, *facts: Fact, confidence: Confidence = Confidence.PROVEN) -> Verdict:
+    return finding(
+        f"at {fact.value} tokens outside of the clip range the loss is {SURROGATES[name]}",
+        fact,
+        *facts,
+        confidence=confidence,
+    )
 
 
 def sick() -> Evidence:

@@ -3,7 +3,8 @@
 The sampling engine and the trainer hold the same weights, so they should give a token the same log-prob. The check
 measures old - sampler over the loss tokens: its mean and largest size, the KL between the two, how many samples the
 importance weights leave (a token, and a whole row at a time), both tails of the weights, and whether the difference of
-a row grows with its length. Where the model was asked again, plainly, it says which side is off.
+a row grows with its length. Where the model was asked again, plainly, it says which side is off, and holds the
+trainer's log-probs against the model's own even where there are none of the sampler.
 
 ## Why it hurts
 The data are not samples of the policy that is trained. Small, zero-mean noise of bfloat16 is harmless. Beyond that the
@@ -23,7 +24,8 @@ the two closer, or weigh with truncated importance weights.
 
 ## When it is wrong
 Engines that run in bfloat16 under a float32 trainer differ by a few hundredths and are often accepted. Rows of an older
-policy differ by design if a correction is on; the check then only reports the numbers.
+policy differ by design if a correction is on; the check then only reports the numbers. A model that is asked after the
+optimizer has stepped is another one: give it to `observe` before.
 """
 
 from __future__ import annotations
@@ -37,12 +39,17 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, Gap, both_finite, gap_between
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
+FATAL = 1.0  # nats a token between the trainer and the model's own: numbers of something else
+BEYOND_KERNELS = 0.01  # of the mean in float32: TF32 in kernels of another shape leaves a few thousandths
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
 
 def check_batch(batch: Batch) -> Verdict:
+    foreign = not_the_models_own(batch)
+    if foreign is not None:
+        return _of_the_trainer(batch, *foreign)
     gap = gap_between(batch, "old_logprobs", "sampler_logprobs")
     inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
     old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
@@ -61,6 +68,85 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         confidence=_confidence(batch, culprit),
     )
+
+
+def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
+    """Which of the trainer's log-probs are not those of the model asked plainly with the same weights, beyond rounding.
+
+    new are of the weights that were asked, in any update; old only in the first. In a later update the model at hand
+    may be the one that sampled: then old or the sampler's are its own, and nothing is said of new.
+    """
+    dtype, update = batch.settings.get("dtype"), batch.numbers.get("update")
+    new, old = _gap_to_plain(batch, "new_logprobs"), _gap_to_plain(batch, "old_logprobs")
+    sampler = _gap_to_plain(batch, "sampler_logprobs")
+    if update != 0 and any(gap is not None and gap.is_rounding(dtype) for gap in (old, sampler)):
+        return None
+    if update != 0 and _is_the_samplers(batch):
+        return None  # the model may have been asked before the first update, and nothing here is of its weights
+    if new is not None and not new.is_rounding(dtype):
+        return "new", new
+    if update == 0 and old is not None and not old.is_rounding(dtype) and not _is_the_samplers(batch):
+        return "old", old
+    return None
+
+
+def _is_the_samplers(batch: Batch) -> bool:
+    """Whether old may hold the numbers of an older policy: asynchronous trainers take those of the sampler."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if (
+        versions_B is not None
+        and len(versions_B)
+        and version is not None
+        and int(versions_B.min()) < version - batch.numbers.get("update", 0)
+    ):
+        return True
+    old_BT, sampler_BT = batch.get("old_logprobs"), batch.get("sampler_logprobs")
+    if old_BT is None or sampler_BT is None:
+        return False
+    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
+    return bool(np.array_equal(old_BT[inside_BT], sampler_BT[inside_BT]))
+
+
+def _gap_to_plain(batch: Batch, side: str) -> Gap | None:
+    return _gap(batch, side, "plain_logprobs")
+
+
+def _gap(batch: Batch, one: str, other: str) -> Gap | None:
+    try:
+        return gap_between(batch, one, other)
+    except Missing:
+        return None
+
+
+def _of_the_trainer(batch: Batch, side: str, gap: Gap) -> Verdict:
+    what = f"|{side} - the model's own|"
+    sure = _confidence_in_the_model(batch, side, gap)
+    return finding(
+        f"the trainer is off: its {side} log-probs are not the model's own, which, asked plainly, differ by "
+        f"{gap.mean:.2g} a token on average and by up to {gap.largest:.2g}; a missing shift, attention mask, positions "
+        "or another context may be why",
+        Fact(f"mean {what}", gap.mean, None, batch.step),
+        Fact(f"largest {what}", gap.largest, None, batch.step, gap.row, gap.token),
+        confidence=sure,
+        severity=Severity.FATAL if gap.mean > FATAL and sure is not Confidence.POSSIBLE else Severity.HARMFUL,
+        fix="Compute the trainer's log-probs as the model gives them: output t - 1 for token t, behind the real "
+        "prompt, with its attention mask and positions, in eval mode, at the sampling temperature.",
+    )
+
+
+def _confidence_in_the_model(batch: Batch, side: str, gap: Gap) -> Confidence:
+    """A third party must agree that the weights are the same: else the model may have been asked after the step."""
+    dtype = batch.settings.get("dtype")
+    others = [_gap(batch, "new_logprobs", "scored_again")] if side == "new" else []
+    if batch.numbers.get("update") == 0:
+        others += [_gap_to_plain(batch, name) for name in ("sampler_logprobs", "old_logprobs", "new_logprobs")]
+    agreed = any(other is not None and other.is_rounding(dtype) for other in others)
+    known = {"old_logprobs", "sampler_logprobs"} <= batch.arrays.keys()  # either alone may be of an older policy
+    if batch.numbers.get("update") != 0 and not known:
+        return Confidence.POSSIBLE  # nothing tells whether the model at hand is the one that sampled
+    if agreed and gap.mean > BEYOND_KERNELS:
+        return Confidence.PROVEN
+    return Confidence.LIKELY if agreed or gap.mean > MEAN_LOW_PRECISION else Confidence.POSSIBLE
 
 
 def _confidence(batch: Batch, culprit: str) -> Confidence:
@@ -139,8 +225,8 @@ def _facts(batch: Batch, gap: Gap, difference_BT: Array, inside_BT: Array) -> tu
 
 def _culprit(batch: Batch, dtype: str | None) -> str:
     """Which side the model itself contradicts; "" if it was not asked, or contradicts both or neither."""
-    if batch.get("plain_logprobs") is None:
-        return ""
+    if batch.get("plain_logprobs") is None or batch.numbers.get("update", 0) > 0:
+        return ""  # in a later update the model that is asked is neither's
     trainer, engine = (gap_between(batch, side, "plain_logprobs") for side in ("old_logprobs", "sampler_logprobs"))
     if trainer.is_rounding(dtype) == engine.is_rounding(dtype):
         return ""
@@ -161,7 +247,8 @@ def _is_older_by_design(batch: Batch) -> bool:
 def _is_untrained(batch: Batch) -> bool:
     """Before the first update the engine's weights cannot be old ones: what differs is arithmetic, or a wrong copy."""
     version = batch.numbers.get("policy_version")
-    return batch.step == 1 if version is None else version - batch.numbers.get("update", 0) <= 0
+    is_first = batch.step == 1 and batch.numbers.get("update") == 0
+    return is_first if version is None else version - batch.numbers.get("update", 0) <= 0
 
 
 def _is_corrected(correction: object) -> bool:

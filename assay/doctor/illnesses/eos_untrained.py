@@ -33,12 +33,14 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
+from assay.doctor.illnesses.prompt_in_loss import prompts_in_rows
 from assay.doctor.trend import quarter_medians
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
 FEWEST = 8  # rows that ended: fewer may all have ended by a stop string
+NEARLY_ALL = 0.9  # of the rows, if rows hold their prompts at all
 AT_LIMIT = 0.95  # mean length as a share of the longest
 
 
@@ -46,10 +48,12 @@ def check_batch(batch: Batch) -> Verdict:
     tokens_BT, mask_BT = batch.need("tokens", "mask")
     if not tokens_BT.size:
         return not_applicable("the batch has no tokens at all")
-    ends_B = _ends(batch, tokens_BT, mask_BT)
+    starts_B = _starts(batch, tokens_BT, mask_BT)
+    ends_B = _ends(batch, tokens_BT, mask_BT, starts_B)
     is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
     forced_BT = batch.get("forced")
-    sampled_BT = np.arange(tokens_BT.shape[1]) < ends_B[:, None]
+    columns = np.arange(tokens_BT.shape[1])
+    sampled_BT = (columns >= starts_B[:, None]) & (columns < ends_B[:, None])
     if forced_BT is not None:
         sampled_BT &= ~forced_BT
     others_BT = sampled_BT & ~is_eos_BT  # a mask by value drops an EOS between turns as well
@@ -78,7 +82,8 @@ def _confidence(batch: Batch, ended: int, untrained: int) -> Confidence:
         return Confidence.PROVEN
     pad, eos_ids = batch.settings.get("pad_id"), np.asarray(batch.setting("eos_ids")).ravel().tolist()
     is_padding = pad is None or pad in eos_ids
-    return Confidence.POSSIBLE if is_padding and (untrained < ended or ended < FEWEST) else Confidence.LIKELY
+    is_unsure = untrained < ended or ended < FEWEST or batch.get("finished") is None
+    return Confidence.POSSIBLE if is_padding and is_unsure else Confidence.LIKELY
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -101,15 +106,39 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
-def _ends(batch: Batch, tokens_BT: Array, mask_BT: Array) -> Array:
+def _starts(batch: Batch, tokens_BT: Array, mask_BT: Array) -> Array:
+    """Column of the first sampled token of each row: 0, or behind the prompt where rows hold prompt and completion."""
+    trained_B = mask_BT.any(axis=1)
+    if {"prompt_tokens", "prompt_mask"} <= batch.arrays.keys():
+        prompt_BT = prompts_in_rows(batch)
+        if len(prompt_BT) and prompt_BT.any(axis=1).mean() >= NEARLY_ALL:
+            return np.where(prompt_BT.any(axis=1), tokens_BT.shape[1] - prompt_BT[:, ::-1].argmax(axis=1), 0)
+    first_B = mask_BT.argmax(axis=1)
+    lengths_B = batch.get("lengths")
+    if not trained_B.any() or not (first_B[trained_B] > 0).all():
+        return np.zeros(len(tokens_BT), dtype=np.int64)
+    # completions alone do not reach beyond their length
+    is_whole = lengths_B is None or (_last(mask_BT) >= lengths_B)[trained_B].mean() >= NEARLY_ALL
+    return np.where(trained_B & is_whole, first_B, 0)
+
+
+def _last(mask_BT: Array) -> Array:
+    """Column of the last trained token; -1 where there is none."""
+    return np.where(mask_BT.any(axis=1), mask_BT.shape[1] - 1 - mask_BT[:, ::-1].argmax(axis=1), -1)
+
+
+def _ends(batch: Batch, tokens_BT: Array, mask_BT: Array, starts_B: Array) -> Array:
     """Column of the last sampled token of each row; -1 where there is none or it is not known."""
     width = tokens_BT.shape[1]
     lengths_B = batch.get("lengths")
     if lengths_B is not None:
-        return np.where(lengths_B <= width, lengths_B - 1, -1)
+        ends_B = starts_B + lengths_B
+        return np.where((lengths_B > 0) & (ends_B <= width), ends_B - 1, -1)
     # the token behind the last trained one, if it is an EOS, is what the policy sampled, unless it was cut off
-    (finished_B,) = batch.need("finished")
-    last_B = np.where(mask_BT.any(axis=1), width - 1 - mask_BT[:, ::-1].argmax(axis=1), -1)
+    finished_B = batch.get("finished")
+    if finished_B is None:  # the last token tells it
+        finished_B = np.ones(len(tokens_BT), dtype=bool)
+    last_B = _last(mask_BT)
     behind_B = np.minimum(last_B + 1, width - 1)
     eos_ids, rows = np.asarray(batch.setting("eos_ids")), np.arange(len(tokens_BT))
     trained = (last_B >= 0) & np.isin(tokens_BT[rows, last_B], eos_ids)

@@ -59,6 +59,7 @@ def check_batch(batch: Batch) -> Verdict:
         return not_applicable("the rewards are so close for their size that formulas cannot be told apart")
     if match.fits and match.variant.is_bug:
         proven = "baseline" in batch.settings or any(word in name for word in SELF_EVIDENT)
+        proven = proven and has_whole_groups(batch)  # a part of a group has another mean
         return finding(
             f"the advantages of {len(advantages_B)} rows are {name}{says}",
             far if match.configured else near,

@@ -72,15 +72,15 @@ def check_batch(batch: Batch) -> Verdict:
     counted = not part and needed <= batch.settings.keys()
     known = (is_known_whole(batch) or counted) and not _unstated(batch)
     if not match.fits:
-        words, sure = "and no known variant fits", Confidence.LIKELY if known else Confidence.POSSIBLE
+        words, sure = "; no known variant fits", Confidence.LIKELY if known else Confidence.POSSIBLE
     elif match.variant.is_bug:
-        words, sure = f"it is {name}", Confidence.LIKELY if part else Confidence.PROVEN
+        words, sure = f": it is {name}", Confidence.LIKELY if part else Confidence.PROVEN
         if not known and "sign" not in name:
             sure = Confidence.POSSIBLE
     else:
-        words, sure = f"it is {name}", Confidence.POSSIBLE
+        words, sure = f": it is {name}", Confidence.POSSIBLE
     return finding(
-        f"the loss is {recorded:.4g}, and as configured it would be {expected:.4g}: {words}", *facts, confidence=sure
+        f"the loss is {recorded:.4g}, and as configured it would be {expected:.4g}{words}", *facts, confidence=sure
     )
 
 

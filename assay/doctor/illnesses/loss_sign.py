@@ -75,7 +75,7 @@ def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
         kl_BT = 0.0 if found.kl_BT is None else found.kl_coef * found.kl_BT
         inside = np.isfinite(recorded_BT) & found.mask_BT
         near, far = (float(np.abs(recorded_BT - side * meant_BT - kl_BT)[inside].sum()) for side in (1, -1))
-        return int(np.sign(far - near))
+        return int(np.sign(np.nan_to_num(far - near)))
     part = batch.numbers.get("policy_loss", batch.numbers.get("loss"))
     meant = float((weights_BT * meant_BT).sum())
     if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):

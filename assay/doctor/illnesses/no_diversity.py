@@ -41,7 +41,8 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 
 NEARLY_ALL = 0.9  # of the groups: greedy decoding and one seed leave no group out
 FEWER = 0.5  # of the share at hand is the most that may be expected: log-probs off by a little must not accuse
-WAGERS = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0])  # see _log_evidence
+WAGERS = np.array([1.0, 0.99, 0.9, 0.7, 0.5, 0.3])  # see _log_evidence; 1 is for the case that all groups agree
+STAKES = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])  # their weights in the mean
 SHARE = 0.5  # of the groups without a second completion: fewer than this are a habit of the policy, not of the sampler
 CHANCE = 1e-9  # that independent samples agree so: one step in a billion
 
@@ -58,7 +59,9 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy(f"{len(groups) - len(alike)} of {len(groups)} groups have different completions", *facts)
     only_one = batch.settings.get("top_k") == 1
     chances_B = log_chances(batch)
-    log_chance = min(-_log_evidence([len(group) for group in groups], [_agreed(rows, group, chances_B) for group in groups]), 0.0)
+    log_chance = min(
+        -_log_evidence([len(group) for group in groups], [_agreed(rows, group, chances_B) for group in groups]), 0.0
+    )
     expected = _expected_share(groups, chances_B)
     facts.append(Fact("share that independent samples would leave", expected, FEWER * share))
     facts.append(Fact("log10 of the chance of this under sampling", log_chance / math.log(10), math.log10(CHANCE)))
@@ -92,10 +95,10 @@ def _log_evidence(sizes: list[int], agreed: list[float | None]) -> float:
 
     Of one group, 1 / p ** (G - 1) where its rows agree on a completion of probability p and 0 where they differ has
     the mean 1: the sum over completions of p ** G / p ** (G - 1). So has 1 - w + w times it, and so has the product
-    over all groups, for each wager w, and the mean over several w. A mean of 1 exceeds 1 / c with a chance below c.
+    over all groups, for each wager w, and a mean over several w. A mean of 1 exceeds 1 / c with a chance below c.
 
-    >>> round(_log_evidence([4] * 9, [math.log(0.5)] * 9), 1)  # 27 ln 2 less ln 7, or a little more
-    16.8
+    >>> round(_log_evidence([4] * 9, [math.log(0.5)] * 9), 1)  # 27 ln 2 = 18.7, less what was staked on other cases
+    18.3
     """
     logs_W = np.zeros(len(WAGERS))
     with np.errstate(divide="ignore"):
@@ -105,7 +108,7 @@ def _log_evidence(sizes: list[int], agreed: list[float | None]) -> float:
             logs_W = logs_W + kept_W
         elif math.isfinite(chance):  # without log-probs the group says nothing
             logs_W = logs_W + np.logaddexp(kept_W, np.log(WAGERS) - (size - 1) * chance)
-    return float(np.logaddexp.reduce(logs_W) - math.log(len(WAGERS)))
+    return float(np.logaddexp.reduce(logs_W + np.log(STAKES)))
 
 
 def _expected_share(groups: list[list[int]], chances_B: Array) -> float:

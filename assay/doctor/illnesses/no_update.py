@@ -20,7 +20,8 @@ cast or new adapters make new parameters.
 
 ## When it is wrong
 Half of the tensors of fresh LoRA adapters get no gradient in the first update: the other half is 0. Experts that no
-token was routed to get none either. Where the clip or advantages of 0 take every gradient away, nothing is said. In bfloat16 a small change may be rounded away: that is pure_bf16.
+token was routed to get none either. Where the clip or advantages of 0 take every gradient away, nothing is said. In
+bfloat16 a small change may be rounded away: that is pure_bf16.
 """
 
 from __future__ import annotations

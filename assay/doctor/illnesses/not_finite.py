@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import healthy_batch, healthy_curves
+from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -42,7 +42,7 @@ INPUTS = ("advantages", "old_logprobs", "ref_logprobs", "new_logprobs")
 MADE = ("ratio", "kl", "token_loss", "policy_loss", "kl_loss", "loss", "gradients", "gradient_norm")  # in this order
 OF_REFERENCE = ("ref_logprobs", "kl", "kl_loss")
 OUTCOMES = ("loss", "gradient_norm")
-SHARE = 0.2  # of the steps with a skipped update
+SHARE = 0.5  # of the steps with a skipped update; gradient (MET05) speaks of fewer
 STEPS = 3  # with one
 
 
@@ -61,7 +61,7 @@ def check_batch(batch: Batch) -> Verdict:
     replaced = "; the loss is finite all the same, so they were replaced on their way" if survived else ""
     count, fact = _place(batch, broken[0])
     return finding(
-        f"{broken[0]} {count} not finite, the first of what goes into the loss{later}{replaced}",
+        f"{broken[0]} {count} not finite, the first in the order of computation{later}{replaced}",
         fact,
         *_rewards(batch, broken[0]),
         confidence=Confidence.LIKELY if survived else Confidence.PROVEN,
@@ -86,7 +86,7 @@ def _values(batch: Batch) -> Iterator[tuple[str, Array]]:
 
 def _mask(batch: Batch, value: Array) -> Array | None:
     mask_BT = batch.get("mask")
-    return mask_BT if mask_BT is None or value.ndim == 2 else mask_BT.any(axis=1)
+    return mask_BT if mask_BT is None or value.ndim == 2 else np.asarray(mask_BT.any(axis=1))
 
 
 def _is_outcome_finite(batch: Batch) -> bool:
@@ -147,8 +147,8 @@ def _example(value: float | None, skipped: int) -> Evidence:
     gone |= dict.fromkeys(("ratio", "kl", "token_loss", "gradients", "clipped", "clipped_share", "update_norm"))
     gone |= {name: None for name in batch.numbers if name.startswith(("loss_", "tensors", "numbers"))}
     broken = dict.fromkeys(("loss", "policy_loss", "kl_loss", "gradient_norm"), value)
-    sick_batch = healthy_batch(update=1, **gone, **broken, new_logprobs=new_BT)
-    return Evidence((sick_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
+    broken_batch = edited(batch, **gone, **broken, new_logprobs=new_BT)
+    return Evidence((broken_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
 
 
 def sick() -> Evidence:

@@ -23,6 +23,8 @@ turns, which is not trained or is marked in `forced`. With `lengths` the questio
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
@@ -46,7 +48,8 @@ def check_batch(batch: Batch) -> Verdict:
     fillers = np.append(np.asarray(batch.setting("eos_ids")), batch.settings.get("pad_id", []))
     # where lengths say that they were sampled, an engine went on behind an id that it did not take for an end
     is_filler = bool(np.isin(tokens_BT[behind_BT], fillers).all()) and not has_lengths
-    return _verdict(batch, behind_BT, "their first EOS", proven=is_filler)
+    verdict = _verdict(batch, behind_BT, "their first EOS", proven=is_filler)
+    return replace(verdict, confidence=Confidence.POSSIBLE) if has_lengths and behind_BT.any() else verdict
 
 
 def _verdict(batch: Batch, behind_BT: Array, end: str, *, proven: bool) -> Verdict:

@@ -1,7 +1,8 @@
 """
 ## What it checks
 Tokens of the prompt are not in the loss. Where the rows of `tokens` hold the prompt before the completion, the mask
-must be 0 on it. That a row begins with its own prompt is seen by comparing it with `prompt_tokens`.
+must be 0 on it. That a row begins with its own prompt is seen by comparing it with `prompt_tokens`. Rows that hold the
+completion only are right if no more of their tokens are trained than were sampled.
 
 ## Why it hurts
 The policy did not choose the prompt. With a positive advantage it is taught to write questions, with a negative one to
@@ -31,24 +32,22 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance
+LEAST_PROMPTS = 4  # different ones: so many short ones are not
 NEARLY_ALL = 0.9  # of the rows; a policy that repeats its prompt seldom does so every time
 
 
 def check_batch(batch: Batch) -> Verdict:
-    tokens_BT, mask_BT, prompts_BP, real_BP = batch.need("tokens", "mask", "prompt_tokens", "prompt_mask")
-    prompt_BT = np.zeros(mask_BT.shape, dtype=bool)  # columns that hold the row's prompt
-    for row in range(len(tokens_BT)):
-        first, last = _place(tokens_BT[row], prompts_BP[row][real_BP[row]], prompts_BP.shape[1])
-        prompt_BT[row, first:last] = True
+    tokens_BT, mask_BT, *_ = batch.need("tokens", "mask", "prompt_tokens", "prompt_mask")
+    prompt_BT = prompts_in_rows(batch)
     trained_BT = mask_BT & prompt_BT
     repeats_B, is_certain = _sampled_by_the_policy(batch, tokens_BT, mask_BT, prompt_BT)
     trained_BT &= ~repeats_B[:, None]
     rows = int(trained_BT.any(axis=1).sum())
     if rows == 0 or not (is_certain or rows >= NEARLY_ALL * len(tokens_BT)):
-        return healthy("no prompt token is in the loss", Fact("rows that hold their prompt", int(_any(prompt_BT))))
+        return _no_prompt_trained(batch, mask_BT, prompt_BT)
     row, token = np.argwhere(trained_BT)[0]
     count = int(trained_BT.sum())
     return finding(
@@ -60,14 +59,46 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def _no_prompt_trained(batch: Batch, mask_BT: Array, prompt_BT: Array) -> Verdict:
+    """Healthy only if something was compared: rows of completions alone say nothing of a prompt."""
+    holding = _any(prompt_BT)
+    fact = Fact("rows that hold their prompt", holding)
+    if holding >= NEARLY_ALL * len(mask_BT) and len(mask_BT) and not (mask_BT & prompt_BT).any():
+        return healthy("no prompt token is in the loss", fact)
+    tokens_BT, sampled_BT, lengths_B = batch.arrays["tokens"], batch.get("sampled_tokens"), batch.get("lengths")
+    as_sampled = sampled_BT is not None and bool((sampled_BT == tokens_BT)[mask_BT].all())
+    as_many = lengths_B is not None and bool((mask_BT.sum(axis=1) <= lengths_B).all())
+    if mask_BT.any() and (as_sampled or as_many):
+        return healthy("no token is in the loss beyond those that were sampled", fact)
+    raise Missing("rows that hold the prompt too, or prompt_tokens and lengths")
+
+
+def prompts_in_rows(batch: Batch) -> Array:
+    """[B, T]: the columns of `tokens` that hold the row's own prompt, where rows hold prompt and completion."""
+    tokens_BT, prompts_BP, real_BP = batch.need("tokens", "prompt_tokens", "prompt_mask")
+    prompt_BT = np.zeros(tokens_BT.shape, dtype=bool)
+    for row in range(len(tokens_BT)):
+        first, last = _place(tokens_BT[row], prompts_BP[row][real_BP[row]], prompts_BP.shape[1])
+        prompt_BT[row, first:last] = True
+    # what is short stands there by chance, or is the answer; not in all rows of several prompts, if lengths tell
+    prompts = {tuple(prompt[real].tolist()) for prompt, real in zip(prompts_BP, real_BP, strict=True)}
+    is_in_all = _any(prompt_BT) >= NEARLY_ALL * len(tokens_BT) and len(prompts) >= LEAST_PROMPTS
+    if not is_in_all or batch.get("lengths") is None:
+        is_short_B = (real_BP.sum(axis=1) < LEAST_PROMPT) | (prompt_BT.sum(axis=1) < LEAST_PROMPT - 1)
+        prompt_BT[is_short_B] = False
+    return prompt_BT
+
+
 def _place(tokens: Array, prompt: Array, width: int) -> tuple[int, int]:
     """Columns of a row that hold its prompt, padding before it allowed, its first token possibly dropped."""
-    if len(prompt) < LEAST_PROMPT:
-        return 0, 0
     for rest in (prompt, prompt[1:]):
         seen = min(len(rest), len(tokens))
-        if seen >= LEAST_PROMPT - 1 and tokens[0] == rest[0] and np.array_equal(tokens[:seen], rest[:seen]):
+        if seen and tokens[0] == rest[0] and np.array_equal(tokens[:seen], rest[:seen]):
             return 0, seen
+    if len(prompt) < LEAST_PROMPT:  # only right behind padding, which is one token again and again
+        first = int((tokens != tokens[0]).argmax()) if len(tokens) else 0
+        is_there = len(prompt) and first and np.array_equal(tokens[first : first + len(prompt)], prompt)
+        return (first, first + len(prompt)) if is_there else (0, 0)
     last = min(width, len(tokens) - len(prompt))
     for first in (np.flatnonzero(tokens[1 : last + 1] == prompt[0]) + 1).tolist() if last > 0 else ():
         if np.array_equal(tokens[first : first + len(prompt)], prompt):

@@ -18,8 +18,8 @@ Leave long prompts out; or cut them on the left, where the end survives.
 
 ## When it is wrong
 Prompts of free text have no common ending, and nothing can be said. If the longest prompts of a data set are of another
-kind and end otherwise by nature, the finding is wrong: look at the texts of the rows it names. A single such prompt
-beside others that share no more than their last token (a question mark) is merely possible.
+kind and end otherwise by nature, the finding is wrong: look at the texts of the rows it names. A single such
+prompt, or few others that share no more than their last token (a question mark), make it merely possible.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def check_batch(batch: Batch) -> Verdict:
     fact = Fact("tokens that the other prompts have in common at their end", len(ending))
     if not cut:
         return healthy("the longest prompts end as the others do", fact, Fact("longest prompt in tokens", longest))
+    is_plain = len(cut) >= 2 and len(whole) > LEAST_WHOLE  # three may share one last token by chance
     return finding(
         f"{len(cut)} of {len(rows)} prompts have exactly {longest} tokens, the most of all, and lack the ending that "
         "every shorter one has: they were cut on the right",
         Fact("prompts without the common ending", len(cut), 0, batch.step, rows[cut[0]]),
         fact,
         Fact("their length in tokens", longest),
-        confidence=Confidence.LIKELY if len(cut) >= 2 or len(ending) >= 2 else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if len(ending) >= 2 or is_plain else Confidence.POSSIBLE,
     )
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace as replaced
+from typing import Literal
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 EQUAL = 1e-6  # of two rewards: float32 sums of the same components
 EQUAL_WITH_KL = 0.05  # where a KL is in the reward: two passes over one answer differ by rounding, more in bfloat16
 CHANCE = 1e-3  # how likely some move may agree by luck, over all moves that are tried
+_SIDES: tuple[tuple[int, Literal["left", "right"]], ...] = ((-1, "left"), (1, "right"))
 MOVES = 64  # rows up and down that are tried: a lost or doubled row moves the rest by one, a lost group by its size
 
 
@@ -128,7 +130,7 @@ def _explaining_move(batch: Batch, rewards_B: Array, twins: Sequence[Sequence[in
         orders["inside each group"] = [np.flatnonzero(groups_B == group) for group in np.unique(groups_B)]
     sizes = range(1, min(len(rewards_B), MOVES + 1))
     tries = ((where, move) for size in sizes for where in orders for move in (size, -size))
-    chance = _chance(rewards_B, twins)
+    chance = _chance(rewards_B, twins, near)
     for tried, (where, move) in enumerate(tries, start=1):
         if tried * chance > CHANCE:
             break
@@ -144,11 +146,11 @@ def _in_words(move: int, where: str) -> str:
     return f"{abs(move)} row{'s' if abs(move) > 1 else ''} {'down' if move > 0 else 'up'} {where}"
 
 
-def _chance(rewards_B: Array, twins: Sequence[Sequence[int]]) -> float:
+def _chance(rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> float:
     """How likely rewards dealt out at random would agree on all twins: rows beyond the first of a set must match it."""
-    scored_N = rewards_B[np.isfinite(rewards_B)]
-    _, counts = np.unique(np.round(scored_N, 6), return_counts=True)
-    match = float(np.square(counts / len(scored_N)).sum())
+    scored_N = np.sort(rewards_B[np.isfinite(rewards_B)])
+    lowest_N, highest_N = (np.searchsorted(scored_N, scored_N + near * side, how) for side, how in _SIDES)
+    match = float((highest_N - lowest_N).mean() / len(scored_N))
     return match ** sum(len(rows) - 1 for rows in twins)
 
 

@@ -168,11 +168,12 @@ def _in_some_order(
     apart = len(np.unique(np.round(np.abs(expected_B), 3)))
     same = bool((np.abs(np.sort(advantages_B) - np.sort(expected_B)) <= limit).all())
     flipped = bool((np.abs(advantages_B + expected_B) <= limit).all())  # of symmetric rewards: see formula
+    moved = int(wrong_B.sum())
     if not same or flipped or apart < LEAST_NUMBERS:
         return None
     row = int(np.flatnonzero(wrong_B)[0])
     return finding(
-        f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards, but all of them are those of "
+        f"the advantages of {moved} rows do not follow from their rewards, but all of them are those of "
         "some other row: they were put in another order than the rows",
         Fact("advantage", float(advantages_B[row]), None, batch.step, row),
         Fact("advantage by its reward", float(expected_B[row])),

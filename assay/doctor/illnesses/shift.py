@@ -20,7 +20,8 @@ Shift logits and targets against each other once, and cut both to the completion
 
 ## When it is wrong
 If only the record is shifted (an array one column longer than the others, cut on the wrong side) and the loss is not,
-fix what is recorded. Rows whose tokens all have nearly the same log-prob show no shift.
+fix what is recorded. Rows whose tokens all have nearly the same log-prob show no shift. Log-probs that are not the
+model's own at any lag are left to engine_mismatch.
 """
 
 from __future__ import annotations
@@ -32,14 +33,27 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import loss_tokens
+from assay.doctor.illnesses.engine_mismatch import not_the_models_own
+from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the sampler's"}
 LAGS = (0, 1, -1, 2, -2)
 SHORTEST = 4  # tokens of a row: a shorter one is mostly edge
 FEWEST = 16  # pairs of tokens to compare at each lag
+TELLING = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
+LARGE = 0.05  # mean difference in place that is worth a word
 NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
 ALIKE = 0.5  # correlation in place below which the numbers are of something else
 LOWER = 1.0  # nats a token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
@@ -52,19 +66,15 @@ class Fit(NamedTuple):
 
 
 def check_batch(batch: Batch) -> Verdict:
-    truth = next((name for name in ("plain_logprobs", "sampler_logprobs") if batch.get(name) is not None), None)
-    sides = [name for name in NAMES if name != truth and batch.get(name) is not None]
-    if truth is None or not sides:
-        raise Missing("plain_logprobs or sampler_logprobs" if truth is None else "old_logprobs")
     facts, compared = [], False
-    for side in sides:
+    for side, truth in _pairs(batch):
         fits = _fits(batch, side, truth)
         if not fits:
             continue
         compared = True
         best = min(fits, key=lambda fit: fit.mean)
         facts.append(Fact(f"mean |{NAMES[side]} - {_told(truth)}| in place", fits[0].mean, step=batch.step))
-        if best.lag and best.mean < NEARER * fits[0].mean:
+        if best.lag and best.mean < min(NEARER * fits[0].mean, MEAN_LOW_PRECISION) and fits[0].mean > LARGE:
             where = f"{abs(best.lag)} token{'s' if abs(best.lag) > 1 else ''} {'later' if best.lag > 0 else 'earlier'}"
             return finding(
                 f"{NAMES[side]} log-probs are shifted: that of token t is {_told(truth)} of the token {where} (mean "
@@ -78,8 +88,32 @@ def check_batch(batch: Batch) -> Verdict:
         if unrelated is not None:
             return unrelated
     if not compared:
-        return not_enough_data(f"{FEWEST} log-probs in rows of {SHORTEST} tokens or more")
+        return not_enough_data(f"{FEWEST} log-probs below -{TELLING} in rows of {SHORTEST} tokens or more")
+    foreign = not_the_models_own(batch)
+    if foreign is not None:
+        side, gap = foreign
+        return not_applicable(
+            f"{side} log-probs are {gap.mean:.2g} off the model's own on average, in place and moved: "
+            "see engine_mismatch"
+        )
     return healthy("log-probs stand at their own tokens", *facts)
+
+
+def _pairs(batch: Batch) -> list[tuple[str, str]]:
+    """(whose log-probs, whose they should be), of the same weights: a later update asks a model that moved since."""
+    has_plain = batch.get("plain_logprobs") is not None
+    if not has_plain and batch.get("sampler_logprobs") is None:
+        raise Missing("plain_logprobs or sampler_logprobs")
+    if not has_plain:
+        pairs = [("old_logprobs", "sampler_logprobs"), ("new_logprobs", "sampler_logprobs")]
+    elif batch.numbers.get("update", 0) == 0:
+        pairs = [(name, "plain_logprobs") for name in NAMES]
+    else:
+        pairs = [("new_logprobs", "plain_logprobs"), ("old_logprobs", "sampler_logprobs")]
+    known = [pair for pair in pairs if all(batch.get(name) is not None for name in pair)]
+    if not known:
+        raise Missing("old_logprobs")
+    return known
 
 
 def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
@@ -90,7 +124,9 @@ def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
     for lag in LAGS:
         here, there = (slice(0, -lag), slice(lag, None)) if lag > 0 else (slice(-lag, None), slice(0, lag or None))
         pairs_BT = inside_BT[:, here] & inside_BT[:, there]
-        distance_N = np.abs(side_BT[:, here] - truth_BT[:, there])[pairs_BT]
+        ours_BT, theirs_BT = side_BT[:, here], truth_BT[:, there]
+        pairs_BT = pairs_BT & ((ours_BT < -TELLING) | (theirs_BT < -TELLING))
+        distance_N = np.abs(ours_BT - theirs_BT)[pairs_BT]
         distance_N = distance_N[np.isfinite(distance_N)]
         if len(distance_N) < FEWEST:
             return fits if fits and lag not in (0, 1, -1) else []

@@ -66,7 +66,7 @@ def check_batch(batch: Batch) -> Verdict:
             return _proven_afterwards(temperature, divided)
     if reported:
         return _fitted(batch, temperature)
-    if asked_again and any(batch.get(side) is not None for side in SIDES):
+    if asked_again and any(batch.get(side) is not None and _same_weights(batch, side) for side in SIDES):
         return healthy(f"the log-probs are those of temperature {_shown(temperature)}")
     raise Missing("sampler_logprobs and old_logprobs, or plain_logprobs and plain_raw_logprobs")
 

@@ -2,7 +2,8 @@
 ## What it checks
 Sampling with top_k, top_p or min_p draws from a distribution that was cut and renormalised. Its log-probs are higher
 than the model's own by the log of the surviving probability. The check compares old with the sampler's numbers: below
-them at every token, and exp(old - sampler) with a mean below 1, is what truncation leaves and nothing else does.
+them at every token, and exp(old - sampler) with a mean below 1, is what truncation leaves. A temperature below 1 that
+the trainer leaves out can look the same: see below.
 
 ## Why it hurts
 The trained distribution is not the sampled one. Importance weights old / sampler are all below 1 (top_p = 0.95 gives
@@ -19,8 +20,10 @@ a model's own generation config may bring top_k = 50 with it.
     generation = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, min_p=None, repetition_penalty=1.0)
 
 ## When it is wrong
-An engine that reports the raw model's log-probs hides the cut; then this check sees nothing. A correction by importance
-weights does not repair truncation: it only scales the gradient.
+Where the policy is sharp, sampling at a temperature below 1 that old does not have also lies above old at nearly every
+token; where the model can be asked, SAMP01 tells the two apart. An engine that reports the raw model's log-probs hides
+the cut; then this check sees nothing. A correction by importance weights does not repair truncation: it only scales the
+gradient.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_unrelated_log_probs_far_below_the_models_are_likely_unshifted_logits():
     for lower, state in ((1.5, State.FINDING), (0.5, State.HEALTHY)):
         batch = Batch.of({"mask": np.ones(TRUTH.shape), "old_logprobs": unrelated_BT - lower, "plain_logprobs": TRUTH})
         assert shift.check_batch(batch).state is state, lower
-    related = shifted(0, plain_logprobs=TRUTH + 1.5)  # far below, but of the same tokens
+    related = shifted(0, old_logprobs=TRUTH - 1.5, plain_logprobs=TRUTH)  # far below, but of the same tokens
     assert shift.check_batch(related).state is State.HEALTHY
 
 

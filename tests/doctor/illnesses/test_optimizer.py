@@ -28,7 +28,7 @@ def test_a_tensor_that_stays_may_be_rounding_in_low_precision_or_at_a_tiny_rate(
 
 
 def test_a_rate_of_zero_changes_nothing_by_right():
-    verdict = no_update.check_batch(healthy_batch(tensors_changed=0, learning_rate=0.0))
+    verdict = no_update.check_batch(healthy_batch(tensors_changed=0, learning_rate=0.0, step=1))
     assert verdict.state is State.NOT_APPLICABLE
 
 

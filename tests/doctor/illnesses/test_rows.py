@@ -22,7 +22,7 @@ def prompts(*rows):
 
 
 def test_two_prompts_of_the_greatest_length_without_the_common_ending_are_likely_cut():
-    verdict = prompt_truncated.check_batch(prompts([5, 9], [5, 6, 9], [5, 6, 7, 9], [1, 2, 3, 4], [4, 3, 2, 1]))
+    verdict = prompt_truncated.check_batch(prompts([8, 9], [5, 8, 9], [5, 6, 8, 9], [1, 2, 3, 4], [4, 3, 2, 1]))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
     assert verdict.facts[0].value == 2
     assert verdict.facts[0].row == 3
@@ -189,10 +189,14 @@ def test_advantages_of_other_rows_are_recognised_by_their_order(order, words):
     assert words in verdict.message
 
 
+def test_two_rows_that_changed_places_are_only_likely():
+    verdict = row_provenance.check_batch(advantages([1, 0, 2, 3, 4, 5, 6, 7]))
+    assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
+
+
 def test_advantages_by_another_formula_are_not_taken_for_other_rows():
     assert row_provenance.check_batch(advantages()).state is State.HEALTHY
     assert row_provenance.check_batch(advantages(std="sample")).state is State.HEALTHY
-    assert row_provenance.check_batch(advantages([1, 0, 2, 3, 4, 5, 6, 7])).state is State.HEALTHY
 
 
 def test_advantages_of_unscored_rows_are_0_and_no_sign_of_another_order():

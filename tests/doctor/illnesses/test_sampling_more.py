@@ -64,9 +64,9 @@ def test_rare_repeats_without_a_pattern_are_never_proven(temperature, confidence
 
 
 def test_the_chance_of_equal_rows_has_both_sides():
-    # two groups of four: six rows must agree; 0.0325^6 = 1.2e-9, 0.0310^6 = 0.9e-9
-    assert no_diversity.check_batch(two_groups(EQUAL, math.log(0.0325), temperature=1.0)).state is State.HEALTHY
-    assert no_diversity.check_batch(two_groups(EQUAL, math.log(0.0310), temperature=1.0)).state is State.FINDING
+    # two groups of four: six rows agree, 0.76 of the stakes win; 0.0312^6 / 0.76 = 1.2e-9, 0.0298^6 / 0.76 = 0.9e-9
+    assert no_diversity.check_batch(two_groups(EQUAL, math.log(0.0312), temperature=1.0)).state is State.HEALTHY
+    assert no_diversity.check_batch(two_groups(EQUAL, math.log(0.0298), temperature=1.0)).state is State.FINDING
     # copies in both halves: four copies; 0.0057^4 = 1.06e-9, 0.0055^4 = 0.92e-9
     assert fixed_seed.check_batch(two_groups(HALVES, math.log(0.0057), temperature=1.0)).state is State.HEALTHY
     assert fixed_seed.check_batch(two_groups(HALVES, math.log(0.0055), temperature=1.0)).state is State.FINDING

@@ -79,7 +79,7 @@ def test_everything_clipped_is_the_cause_but_not_if_one_row_is_free():
 
 def test_vanished_importance_weights_are_the_cause():
     batch = healthy_batch(loss=0.0, correction="sequence", correction_mode="truncate", correction_high=2.0)
-    off = edited(batch, sampler_logprobs=batch.arrays["old_logprobs"] + 1.5)
+    off = edited(batch, old_logprobs=batch.arrays["sampler_logprobs"] - 1.5)
     verdict = zero_loss.check_batch(off)
     assert verdict.severity is Severity.FATAL
     assert "importance weights" in verdict.message
@@ -156,7 +156,7 @@ def test_every_generated_token_is_accounted_for_once():
 
 def test_weights_near_zero_lose_tokens_too():
     batch = healthy_batch(update=1, correction="token", correction_mode="truncate", correction_high=2.0)
-    off = edited(batch, sampler_logprobs=batch.arrays["old_logprobs"] + 10.0)
+    off = edited(batch, old_logprobs=batch.arrays["sampler_logprobs"] - 10.0)
     assert "lost: with an importance weight near 0" in facts_of(signal_lost.check_batch(off))
 
 
