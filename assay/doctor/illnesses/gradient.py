@@ -25,7 +25,6 @@ gradient that is always clipped by the same factor does little harm.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -118,17 +117,20 @@ def well() -> Evidence:
     return of_curves(healthy_curves(updates_skipped=np.arange(60) == 30))
 
 
-def _overflow(original):  # type: ignore[no-untyped-def]
-    """The exponential of a log-ratio that has grown overflows, and takes the loss with it."""
+def _not_unscaled(original):  # type: ignore[no-untyped-def]
+    """Now and then the gradient keeps the factor of a loss scaler: nobody divides it out again."""
+    calls = 0
 
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        loss = original(**tensors)
-        distance_BT = (tensors["new_BT"] - tensors["old_BT"]).detach().where(tensors["mask_BT"], 0.0)
-        if float(distance_BT.abs().max()) < 0.1:
-            return loss
-        return replace(loss, total=loss.total * float("inf") * 0.0)
+    def fold_gradients(learner):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        original(learner)
+        if calls > 8 and calls % 5 == 0:
+            for master in learner.masters:
+                if master.grad is not None:
+                    master.grad.mul_(65536.0)
 
-    return policy_loss
+    return fold_gradients
 
 
 ILLNESS = Illness(
@@ -142,7 +144,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("evaluate.prompts=0",),
-        replaces={"assay.train.learner.policy_loss": _overflow},
+        replaces={"assay.train.learner.Learner._fold_gradients": _not_unscaled},
         steps=24,
     ),
     curves=check_curves,
