@@ -146,7 +146,9 @@ def assert_same_bits(run: Path, straight: Path) -> None:
     assert [row["step"] for row in rows(run / "timings.jsonl")] == steps
     leftovers = [path.name for path in run.rglob("*") if path.name.startswith(".") or path.name.endswith(".replaced")]
     assert leftovers == []
-    assert {path.name for path in run.iterdir()} == {path.name for path in straight.iterdir()}
+    # what the doctor finds is told by time: a resumed run is examined at other updates
+    names = [{path.name for path in one.iterdir()} - {"findings.jsonl"} for one in (run, straight)]
+    assert names[0] == names[1]
 
 
 # ---------------------------------------------------------------- the server
