@@ -47,6 +47,12 @@ def edited(batch: Batch, **changes: Any) -> Batch:
     return replace(Batch.of(values, texts=batch.texts), source=batch.source)
 
 
+def of_the_loss(batch: Batch) -> dict[str, Any]:
+    """What the loss made of a batch, by name, each as None: `edited` with it leaves all of that out."""
+    made = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
+    return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(made))
+
+
 def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:
     """A run that learns. `columns` replace metrics by name, by one number or one a step; None takes one away."""
     random = np.random.default_rng(1)

@@ -16,6 +16,8 @@ from assay import config as configuration
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
+from assay.doctor.rounding import SAME_PASS
 from assay.record import (
     RunDirectory,
     RunError,
@@ -234,8 +236,9 @@ def is_odd(row: Mapping[str, Any], dtype: str) -> bool:
     >>> is_odd({"mismatch_max": 0.5}, "float32"), is_odd({"mismatch_max": 0.5, "mismatch_mean": 0.03}, "bfloat16")
     (True, False)
     """
-    mismatch = ("mismatch_max", 1e-3) if dtype == "float32" else ("mismatch_mean", 0.1)
-    limits = (mismatch, ("first_ratio_max_deviation", 1e-3), ("updates_skipped", 0), ("rollouts_unscored", 0))
+    mismatch = ("mismatch_max", LARGEST_FLOAT32) if dtype == "float32" else ("mismatch_mean", MEAN_LOW_PRECISION)
+    ratio = ("first_ratio_max_deviation", SAME_PASS["float32"])  # the same arithmetic twice: 0 in any precision
+    limits = (mismatch, ratio, ("updates_skipped", 0), ("rollouts_unscored", 0))
     return any((row.get(name) or 0) > limit for name, limit in limits) or row.get("entropy", 0.0) is None
 
 

@@ -17,6 +17,9 @@ _OF_LOSS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 _OF_TERMS = {"float32": 1e-6, "bfloat16": 1e-5, "float16": 1e-5}
 _OF_GRADIENT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 
+# of a log-prob computed twice by the trainer's own pass: 100 times what rounding leaves
+SAME_PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
+
 
 def loss_limit(batch: Batch, loss: float) -> float:
     """|loss - loss computed another way| beyond this is not rounding."""

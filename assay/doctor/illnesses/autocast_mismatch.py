@@ -33,7 +33,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -42,7 +42,6 @@ CERTAIN = 1e-3  # of a |log-prob|: smaller ones tell nothing
 ROUNDED = 0.99  # of a side's numbers fit 16 bits: a few may have been replaced or clamped
 EXACT = 0.5  # at most so many fit on the other side: float32 numbers do once in thousands
 SIDES = ("old_logprobs", "new_logprobs", "ref_logprobs", "sampler_logprobs")
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped", "ratio")  # fields and numbers it made
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -99,7 +98,7 @@ def _step(values_N: Array, kind: str) -> float:
 
 def sick() -> Evidence:
     batch = healthy_batch()
-    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown = of_the_loss(batch) | {"ratio": None}
     return Evidence((edited(batch, old_logprobs=_to_bfloat16(batch.arrays["old_logprobs"]), **unknown),))
 
 

@@ -31,10 +31,10 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.rounding import SAME_PASS, dtype_of
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
-LIMIT = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}  # of a log-prob: 100 times what rounding leaves
 SHARE = 0.01  # of the loss tokens: fewer are outliers
 
 
@@ -52,7 +52,7 @@ def check_batch(batch: Batch) -> Verdict:
             fact,
             confidence=Confidence.LIKELY,  # their probability may be 0
         )
-    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    limit = SAME_PASS[dtype_of(batch)]
     distance_BT = np.where(mask_BT, np.abs(again_BT - new_BT), 0.0)
     off_BT = distance_BT > limit  # a NaN is another illness
     row, token = (int(place) for place in np.unravel_index(np.nanargmax(distance_BT), distance_BT.shape))

@@ -35,10 +35,10 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import MEAN_LOW_PRECISION
+from assay.doctor.rounding import SAME_PASS, dtype_of
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-LIMIT = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}  # of |new - old|: 100 times what rounding leaves
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
 
 
@@ -50,7 +50,7 @@ def check_batch(batch: Batch) -> Verdict:
         raise Missing("a loss token")
     if (reason := _old_is_another(batch, mask_BT, old_BT)) is not None:
         return not_applicable(reason)
-    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    limit = SAME_PASS[dtype_of(batch)]
     finite_BT = np.isfinite(new_BT) & np.isfinite(old_BT)
     broken = int((mask_BT & ~finite_BT).sum())
     mask_BT = mask_BT & finite_BT
@@ -64,10 +64,10 @@ def check_batch(batch: Batch) -> Verdict:
     if not off_BT.any():
         return healthy("the first update has ratio 1", fact)
     sure = Confidence.PROVEN if share > SHARE else Confidence.LIKELY
-    if "dtype" not in batch.settings and largest <= LIMIT["bfloat16"]:
+    if "dtype" not in batch.settings and largest <= SAME_PASS["bfloat16"]:
         sure = Confidence.POSSIBLE  # two passes in bfloat16 may differ by as much
     mean = float(distance_BT.sum() / max(mask_BT.sum(), 1))
-    if limit > LIMIT["float32"] and mean <= MEAN_LOW_PRECISION:
+    if limit > SAME_PASS["float32"] and mean <= MEAN_LOW_PRECISION:
         sure = Confidence.POSSIBLE  # other shapes round otherwise: a few tokens in a hundred are off by this much
     return finding(
         f"the ratio is not 1 before any update: {share:.0%} of the loss tokens are off, by up to {largest:.2g} in "
@@ -92,7 +92,7 @@ def _old_is_another(batch: Batch, mask_BT: Array, old_BT: Array) -> str | None:
 
 def check_curves(curves: Curves) -> Verdict:
     (deviation_N,) = curves.need("first_ratio_max_deviation")
-    limit = LIMIT.get(curves.settings.get("dtype", "float32"), LIMIT["float32"])
+    limit = SAME_PASS.get(curves.settings.get("dtype", "float32"), SAME_PASS["float32"])
     worst = int(np.nanargmax(deviation_N))
     largest = float(deviation_N[worst])
     fact = Fact("largest |ratio - 1| in a first update", largest, limit, curves.step_at(worst))

@@ -27,20 +27,17 @@ such a batch is left alone. GRPO has no critic.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer numbers are near any straight line
 NEAR = 1e-3  # relative to the spread: float32 leaves a thousandth of it
 WHITE = 1e-2  # of |std - 1|: sample and population std of a few hundred tokens differ by less
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -115,8 +112,7 @@ def _with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
     raw_BT = np.where(mask_BT, random.normal(0.1, 0.3, size=mask_BT.shape), 0.0)
     white_BT = np.where(mask_BT, (raw_BT - raw_BT[mask_BT].mean()) / raw_BT[mask_BT].std(), 0.0)
     returns_BT = np.where(mask_BT, values_BT + (white_BT if whitened_first else raw_BT), 0.0)
-    made = (name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
-    changes: dict[str, Any] = {**dict.fromkeys(made), "group_ids": None}
+    changes = of_the_loss(batch) | {"group_ids": None}
     changes |= dict.fromkeys(name for name in ("baseline", "std", "scale", "combine") if name in batch.settings)
     critic = {"values": values_BT, "raw_advantages": raw_BT, "advantages": white_BT, "returns": returns_BT}
     return edited(batch, **changes, **critic)

@@ -35,14 +35,13 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same
 STEPS = 3  # a constant over fewer is one batch seen twice
 FAILED = 0.5  # of the rollouts without a reward: more than half is a broken reward, not a hard case
 CONVENTIONAL = (-1.0, 0.0, 1.0)  # the ends of a scale that is not stated
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -131,7 +130,7 @@ def well() -> Evidence:
 def _all_worth(reward: float) -> Batch:
     """A batch without KL in which every row has this reward; what a loss made of it is left out."""
     batch = healthy_batch()
-    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown = of_the_loss(batch)
     rows = len(batch.arrays["rewards"])
     nothing = {"advantages": np.zeros(rows), "gradient_norm": 0.0, "update_norm": None, "kl_coef": 0.0}
     unknown |= dict.fromkeys(("tensors_changed", "tensors_without_gradient", "numbers_changed_share"))

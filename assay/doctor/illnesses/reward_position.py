@@ -33,7 +33,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -51,7 +51,6 @@ NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leav
 VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be told from it
 ROWS = 2  # one row may be a special case
 NOWHERE = "is nowhere"
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl_loss", "kl_mean", "gradients", "clipped")  # what it made
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -154,9 +153,8 @@ def _laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
     rows, width = mask_BT.shape
     last_B = np.where(mask_BT.any(axis=1), width - 1 - mask_BT[:, ::-1].argmax(axis=1), 0)
     laid_BT = np.zeros(mask_BT.shape)
-    changes: dict[str, Any] = dict.fromkeys(
-        name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS)
-    )
+    changes: dict[str, Any] = of_the_loss(batch)
+    changes["kl"] = batch.get("kl")  # it is laid on tokens here
     if "ref_logprobs" in batch.arrays:
         kl_BT = np.where(mask_BT, batch.arrays["old_logprobs"] - batch.arrays["ref_logprobs"], 0.0)
         laid_BT -= 0.05 * kl_BT

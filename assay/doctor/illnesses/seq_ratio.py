@@ -28,14 +28,13 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
 ROWS = 3  # rows that must tell the mean from the sum: one could agree with either by chance
 SHARE = 0.9  # of these rows that must agree: a clamped or masked row may be off
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
 LOG_LIMIT = 20.0  # a product is often clamped to e^20 before it is used
 
 
@@ -142,7 +141,7 @@ def _of_rows(*, divided: bool) -> Batch:
     log_B = np.where(mask_BT, new_BT - old_BT, 0.0).sum(axis=1)
     if divided:
         log_B = log_B / mask_BT.sum(axis=1)
-    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown = of_the_loss(batch)
     return edited(batch, objective="gspo", ratio=np.exp(log_B), **unknown)
 
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -43,7 +43,6 @@ OVERFLOW = 88.0  # the exp of more is infinite in float32
 RATIO_LIMIT = 1e3  # of a curve's ratio_max: it is a maximum over many tokens, of which one may be rare
 STEPS = 2  # with such a maximum: one step may hold one rare token
 WEIGHT_LOW, WEIGHT_HIGH = 0.5, 2.0  # of the mean importance weight, whose expectation is 1
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
 TOKENS = 20  # fewer weights have no mean to speak of
 
 
@@ -170,7 +169,7 @@ def _with_a_jump(distance: float) -> Batch:
     batch = healthy_batch(update=1)
     old_BT, new_BT = batch.arrays["old_logprobs"].copy(), batch.arrays["new_logprobs"].copy()
     old_BT[1, 2], new_BT[1, 2] = -distance - 0.2, -0.2
-    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown = of_the_loss(batch)
     unknown |= dict.fromkeys(("ref_logprobs", "plain_ref_logprobs"))
     ratio_BT = np.where(batch.arrays["mask"], np.exp(new_BT - old_BT), 1.0)
     others = dict.fromkeys(("sampler_logprobs", "plain_logprobs", "plain_raw_logprobs"), old_BT)

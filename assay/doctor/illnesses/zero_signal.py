@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -46,7 +46,6 @@ LUCK = 1e-3  # a chance below is none
 MOSTLY = 0.75  # of the groups with different answers
 STEPS = 5  # of a curve; the last ten are judged
 CONVENTIONAL_WORST = (-1.0, 0.0)  # where the scale is not stated
-OF_THE_LOSS = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")  # fields and numbers it made
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def well() -> Evidence:
 def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
     """Every row of a group has its group's reward; what a loss made of it is left out."""
     batch = healthy_batch()
-    unknown = dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(OF_THE_LOSS))
+    unknown = of_the_loss(batch)
     unknown |= dict.fromkeys(("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
     rewards_B = np.repeat(rewards, len(batch.arrays["rewards"]) // len(rewards))
     nothing = {"advantages": np.zeros(len(rewards_B)), "gradient_norm": 0.0, "kl_coef": 0.0}
