@@ -5,7 +5,7 @@ run = .venv/bin/
 .PHONY: train test check proof bench format clean
 
 train: .venv/ready     ; $(run)assay train
-test: .venv/ready      ; $(run)python -m pytest
+test: .venv/ready      ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
 proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py && $(run)python -m assay.proof --healthy
 bench: .venv/ready     ; $(run)assay bench

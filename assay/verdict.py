@@ -62,8 +62,36 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands in a source file. Lines from 1, columns from 0, as Python's own parser counts."""
+
+    file: str
+    line: int
+    column: int = 0
+    end_line: int = 0
+    end_column: int = 0
+    text: str = ""  # the expression, on one line, shortened
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A suggested change of the text at a place: safe means that it cannot break what works."""
+
+    place: Place
+    replacement: str
+    safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check says of one piece of evidence. Of a finding: a sentence with numbers, facts, how sure."""
+    """What one check says of one piece of evidence. Of a finding: a sentence with numbers, facts, how sure.
+
+    A verdict on a script has the place it speaks of first in `places`; `why` is the chain of facts by which the values
+    there were recognised.
+    """
 
     state: State
     message: str
@@ -71,6 +99,9 @@ class Verdict:
     confidence: Confidence = Confidence.PROVEN
     severity: Severity | None = None  # None: the illness's own
     fix: str = ""  # "": the illness's own
+    places: tuple[Place, ...] = ()
+    why: tuple[str, ...] = ()
+    edit: Edit | None = None
 
 
 def finding(
@@ -79,12 +110,15 @@ def finding(
     confidence: Confidence = Confidence.PROVEN,
     severity: Severity | None = None,
     fix: str = "",
+    places: tuple[Place, ...] = (),
+    why: tuple[str, ...] = (),
+    edit: Edit | None = None,
 ) -> Verdict:
-    return Verdict(State.FINDING, message, facts, confidence, severity, fix)
+    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit)
 
 
-def healthy(message: str, *facts: Fact) -> Verdict:
-    return Verdict(State.HEALTHY, message, facts)
+def healthy(message: str, *facts: Fact, places: tuple[Place, ...] = ()) -> Verdict:
+    return Verdict(State.HEALTHY, message, facts, places=places)
 
 
 def not_applicable(reason: str) -> Verdict:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from run_fixtures import serving, settings
 
+# Before torch is imported: test files run side by side, and two pools of threads on the same cores are slower than none.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 MEMORY = "/dev/shm"
 
 

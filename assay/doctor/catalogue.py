@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.source.program import Program
 from assay.verdict import Severity, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
 BatchCheck = Callable[[Batch], Verdict]
 CurvesCheck = Callable[[Curves], Verdict]
+# one verdict for each thing that was looked at, the healthy ones too; none: the script has nothing of the kind
+SourceCheck = Callable[[Program], Iterable[Verdict]]
+TraceCheck = Callable[[Any], Iterable[Verdict]]
+KINDS = ("curves", "batch", "source", "trace")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,14 @@ class Plant:
 
 
 @dataclass(frozen=True)
+class Scripts:
+    """Two neighbours as text, short enough to read: a script with the illness and one without."""
+
+    sick: str
+    well: str
+
+
+@dataclass(frozen=True)
 class Illness:
     code: str
     name: str  # the illness in words, after "this run has": temperature_mismatch
@@ -43,11 +57,14 @@ class Illness:
     summary: str  # one line: what is wrong
     fix: str  # one or two sentences: what to change
     explanation: str  # the file's __doc__
-    sick: Callable[[], Evidence]
-    well: Callable[[], Evidence]
-    plant: Plant | None
+    sick: Callable[[], Evidence] | None = None  # with `batch` or `curves`
+    well: Callable[[], Evidence] | None = None
+    plant: Plant | None = None
     batch: BatchCheck | None = None
     curves: CurvesCheck | None = None
+    source: SourceCheck | None = None
+    scripts: Scripts | None = None  # with `source`
+    trace: TraceCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
 
 

@@ -7,18 +7,20 @@ that breaks is reported as crashed, never as healthy.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.catalogue import KINDS, Illness, catalogue
 from assay.doctor.evidence import Evidence
 from assay.doctor.usable import usable
-from assay.verdict import Confidence, Missing, Severity, State, Verdict, not_enough_data
+from assay.source.program import Program
+from assay.verdict import Confidence, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
 _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
+_NEEDED = {"batch": "a recorded batch", "curves": "curves", "source": "the script", "trace": "a run under assay watch"}
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
 # of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
 _LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
@@ -127,16 +129,46 @@ def _rank(word: Word) -> tuple[int, int]:
 
 def _word(illness: Illness, evidence: Evidence) -> Word:
     words: list[Word] = []  # of equals the first counts: the whole run before a batch, a late batch before an early one
+    if illness.trace is not None and evidence.trace is not None:
+        words.append(Word(illness, _ask(_together(illness, illness.trace), evidence.trace)))
+    if illness.source is not None:
+        words += [Word(illness, _ask(_together(illness, illness.source), one), one.path) for one in evidence.programs]
     if illness.curves is not None and evidence.curves is not None:
         words.append(Word(illness, _ask(illness.curves, evidence.curves)))
     if illness.batch is not None:
         words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
     if not words:
-        kinds = [kind for kind in ("batch", "curves") if getattr(illness, kind) is not None]
-        return Word(illness, not_enough_data(" or ".join({"batch": "a recorded batch"}.get(one, one) for one in kinds)))
+        if evidence.programs:
+            return Word(illness, not_enough_data("a run of the script (assay watch)"))
+        kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
+        return Word(illness, not_enough_data(" or ".join(_NEEDED[one] for one in kinds)))
     loudest = max(words, key=lambda word: (_LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
     found = sum(word.verdict.state is State.FINDING for word in words)
     return Word(illness, loudest.verdict, loudest.source, found)
+
+
+def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Callable[[Any], Verdict]:
+    """A check of a script as one verdict: the surest finding, with the places of the others; else what it looked at."""
+
+    def ask(piece: Any) -> Verdict:
+        verdicts = list(check(piece))
+        found = [one for one in verdicts if one.state is State.FINDING and not _is_ignored(illness, one, piece)]
+        if found:
+            first = max(found, key=lambda one: (_SURE[one.confidence], -found.index(one)))
+            others = [place for one in found for place in one.places[:1] if place not in first.places]
+            return replace(first, places=(*first.places, *dict.fromkeys(others)))
+        kept = [one for one in verdicts if one.state is not State.FINDING]
+        if any(one.state is State.FINDING for one in verdicts):
+            return not_applicable("a comment in the script asks to ignore it")
+        if not kept:
+            return not_applicable("the script does nothing of the kind")
+        return max(kept, key=lambda one: _LOUD[one.state])
+
+    return ask
+
+
+def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:
+    return isinstance(piece, Program) and any(piece.ignores_at(place, illness.code) for place in verdict.places[:1])
 
 
 def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:

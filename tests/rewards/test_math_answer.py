@@ -126,9 +126,9 @@ BOMBS = ["10^{10^{10}}", "9**9**9", "99999999!", "(9!)!", "2^{99999}", "2^(9!)",
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=range(len(BOMBS)))
 def test_a_bomb_costs_less_than_a_second(bomb):
-    began = time.monotonic()
+    began = time.process_time()
     assert equal(bomb, "12") == 0.0
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_a_formula_that_takes_too_long_is_ended_by_an_alarm_and_worth_nothing(monkeypatch):

@@ -78,10 +78,10 @@ def test_the_last_number_knows_minus_signs_and_thousands():
 
 @pytest.mark.parametrize("text", ["9" * 20_000, "1," * 10_000, "-" * 20_000, "1." * 10_000, "\x00\n" * 10_000])
 def test_hostile_text_is_scored_quickly(text):
-    start = time.perf_counter()
+    start = time.process_time()
     assert scored(CHAT, TWELVE, text).reward == 0.0
     assert scored(FEW_SHOT, TWELVE, text).reward == 0.0
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_three_digits_are_refused():

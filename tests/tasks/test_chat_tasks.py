@@ -63,10 +63,10 @@ def test_a_fence_is_refused_unless_asked_for():
     + ["[" * depth + "]" * depth for depth in (101, 900, 1000, 1100)],
 )
 def test_hostile_json_earns_nothing_quickly_and_raises_nothing(text):
-    start = time.perf_counter()
+    start = time.process_time()
     for task in (JSON, JsonObject(JsonOptions(fences=True), seed=1)):
         assert scored(task, WANTED, text).reward == 0.0
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_nested_json_that_a_person_might_write_parses():
@@ -118,10 +118,10 @@ def test_a_sentence_earns_the_share_of_its_words():
 
 def test_a_long_hostile_text_is_a_text_without_the_words():
     task = TwoWords(TwoWordsOptions(), seed=1)
-    start = time.perf_counter()
+    start = time.process_time()
     for text in ("lam" * 7_000, "\x00" * 20_000, "l " * 10_000):
         assert scored(task, LAMP, text).reward == 0.0
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_no_two_words_are_trained_on_and_held_out_in_whatever_order():

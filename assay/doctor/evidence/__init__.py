@@ -1,11 +1,13 @@
-"""What the doctor looks at: recorded batches and the curves of a run; each part may be absent."""
+"""What the doctor looks at: batches, the curves of a run, scripts, what was seen of one; each part may be absent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from assay.doctor.evidence.curves import Curves
 from assay.record.batch import Batch
+from assay.source.program import Program
 
 __all__ = ["Batch", "Curves", "Evidence"]
 
@@ -17,3 +19,5 @@ class Evidence:
     batches: tuple[Batch, ...] = ()
     curves: Curves | None = None
     notes: tuple[str, ...] = ()
+    programs: tuple[Program, ...] = ()
+    trace: Any = None

@@ -1,4 +1,4 @@
-"""A path --> Evidence: a run directory, a batch file, or the dump of an update that was refused."""
+"""A path --> Evidence: a run directory, a batch file, the dump of a refused update, or a log of another trainer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence.logs import KINDS, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
 from assay.durable import reason
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch
 
-_SUPPORTED = "give a run directory of 'assay train', or a batch as a .safetensors file (docs/batch-file.md)"
+_SUPPORTED = f"give a run directory of 'assay train', a batch as a .safetensors file (docs/batch-file.md), {KINDS}"
+_OURS = ("run.json", "config.toml", "events.jsonl", "timings.jsonl", "examined")  # one of them: a run of 'assay train'
 _DUMPED = {  # of one micro-batch, as the learner names its tensors
     "targets_BT": "tokens",
     "mask_BT": "mask",
@@ -28,11 +30,28 @@ _DUMPED = {  # of one micro-batch, as the learner names its tensors
 def open_evidence(path: Path) -> Evidence:
     """Raises RunError or BatchError with one sentence where there is nothing that can be read."""
     if path.is_dir():
-        return read_run(path)
+        return _open_directory(path)
     if not path.exists():
         raise BatchError(f"{path} does not exist; {_SUPPORTED}")
-    if path.suffix != ".safetensors":
-        raise BatchError(f"{path} is of a kind that is not read; {_SUPPORTED}")
+    if path.suffix == ".safetensors":
+        return _open_batch(path)
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+
+
+def _open_directory(path: Path) -> Evidence:
+    if any((path / name).exists() for name in _OURS):
+        return read_run(path)
+    try:
+        found = read_folder(path)
+    except OSError as error:
+        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+    return read_run(path) if found is None else found  # a run without its marks, or the sentence on what is missing
+
+
+def _open_batch(path: Path) -> Evidence:
     parts = _dumped_parts(path)
     if parts is None:
         return Evidence((read_batch(path),))

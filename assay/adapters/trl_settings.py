@@ -1,0 +1,182 @@
+"""A TRL GRPOTrainer's settings and metrics in the words of assay/record/batch.py and metrics.py.
+
+What TRL has and a Batch has no word for is left out, so that nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# loss_type --> objective and aggregation. What is absent has no objective here (luspo, vespo)
+_TOKEN_LEVEL = {
+    "grpo": ("grpo", "sequence_mean"),
+    "bnpo": ("bnpo", "token_mean"),
+    "dr_grpo": ("dr_grpo", "constant"),
+    "dapo": ("dapo", "rollout_token_mean"),
+    "cispo": ("cispo", "rollout_token_mean"),
+    "sapo": ("sapo", "sequence_mean"),
+}
+_SEQUENCE_LEVEL = {
+    "grpo": ("gspo", "sequence_mean"),
+    "bnpo": ("gspo", "token_mean"),
+    "dr_grpo": ("gspo", "constant"),
+    "dapo": ("gspo", "rollout_token_mean"),
+}
+BY_GENERATION_TOKENS = ("cispo", "dapo", "vespo")  # loss types that divide by num_items_in_batch
+ADVANTAGE_EPSILON = 1e-4  # of TRL, not to be set
+_CORRECTIONS = {
+    "token_truncate": ("token", "truncate"),
+    "token_mask": ("token", "mask"),
+    "sequence_truncate": ("sequence", "truncate"),
+    "sequence_mask": ("sequence", "mask"),
+}
+
+METRICS = {  # TRL's name --> ours
+    "reward": "reward_mean",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "zero_variance_share",
+    "completions/mean_length": "length_mean",
+    "completions/max_length": "length_max",
+    "completions/clipped_ratio": "truncated_share",
+    "kl": "ref_kl",
+    "entropy": "entropy",
+    "clip_ratio/region_mean": "clipped_share",
+    "sampling/sampling_logp_difference/mean": "mismatch_mean",
+    "sampling/sampling_logp_difference/max": "mismatch_max",
+}
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """Those that hold for the whole run."""
+    args = trainer.args
+    updates = minibatches_of(trainer)
+    settings: dict[str, Any] = {
+        **_objective(trainer),
+        "clip_low": trainer.epsilon_low,
+        "clip_high": trainer.epsilon_high,
+        "delta": args.delta or 0.0,
+        "dual_clip": 0.0,
+        "kl_coef": trainer.beta,
+        "kl_placement": "loss",
+        "kl_estimator": "k3",
+        "kl_gradient": "unbiased" if args.use_bias_correction_kl else "naive",
+        "reference_every": args.ref_model_sync_steps if args.sync_ref_model else 0,
+        "entropy_coef": 0.0 if trainer.use_adaptive_entropy else trainer.entropy_coef,
+        "group_size": trainer.num_generations,
+        "prompts": args.generation_batch_size // trainer.num_generations,
+        "max_tokens": trainer.max_completion_length,
+        "mask_truncated": bool(trainer.mask_truncated_completions),
+        "zero_variance": "keep",
+        "eos_ids": tuple(trainer.eos_token_ids),
+        "pad_id": trainer._tokenizer.pad_token_id,
+        "updates_per_rollout": updates * trainer.num_iterations,
+        "minibatches": updates,
+        "microbatches": args.gradient_accumulation_steps,
+        "weight_decay": args.weight_decay,
+        "clip_norm": args.max_grad_norm or 0.0,
+        "dtype": _dtype(trainer),
+        "lora_rank": _rank(trainer.model),
+        "trainer": "trl",
+        **_sampling(trainer),
+        **_advantages(trainer),
+        **_correction(trainer),
+    }
+    if trainer.loss_type == "cispo":
+        settings["cispo_max"] = trainer.epsilon_high
+    if trainer.loss_type == "sapo":
+        settings |= {"sapo_positive": args.sapo_temperature_pos, "sapo_negative": args.sapo_temperature_neg}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def minibatches_of(trainer: Any) -> int:
+    """Optimizer updates of one pass over the generated rows."""
+    return max(1, int(trainer.args.steps_per_generation // trainer.args.gradient_accumulation_steps))
+
+
+def has_known_loss(trainer: Any) -> bool:
+    """Whether the loss has no part that a Batch cannot tell of: masks by entropy or by drift, a router's loss, an
+    entropy bonus that a controller sets, an objective of TRL alone."""
+    bonus_is_known = not trainer.use_adaptive_entropy and (
+        not trainer.entropy_coef or trainer.args.gradient_accumulation_steps == 1
+    )
+    return bool(
+        _objective(trainer)
+        and bonus_is_known
+        and not trainer.aux_loss_enabled
+        and not masks_by_value(trainer)
+        and _correction(trainer)
+    )
+
+
+def masks_by_value(trainer: Any) -> bool:
+    """Whether TRL takes more tokens out of the loss than its mask says: those of low entropy, or of drifted rows."""
+    return bool(trainer.top_entropy_quantile < 1.0 or trainer.off_policy_mask_threshold is not None)
+
+
+def metrics_row(collected: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+    """TRL's lists of one update -> our metrics, each the mean of its list."""
+    row: dict[str, float | None] = {}
+    for theirs, ours in METRICS.items():
+        values = [value for value in collected.get(theirs, ()) if value is not None and value == value]
+        if values:
+            row[ours] = sum(values) / len(values)
+    return row
+
+
+def _objective(trainer: Any) -> dict[str, str]:
+    table = _TOKEN_LEVEL if trainer.importance_sampling_level == "token" else _SEQUENCE_LEVEL
+    known = table.get(trainer.loss_type)
+    return {} if known is None else {"objective": known[0], "aggregation": known[1]}
+
+
+def _sampling(trainer: Any) -> dict[str, Any]:
+    """Of what really samples: generation_kwargs may overrule the arguments."""
+    sampler = getattr(trainer, "generation_config", None) if not trainer.use_vllm else None
+    source = trainer.args if sampler is None else sampler
+    top_k, top_p, min_p = (getattr(source, name, None) for name in ("top_k", "top_p", "min_p"))
+    settings = {
+        "temperature": source.temperature,
+        "top_k": max(top_k or 0, 0),  # vLLM says -1 for off
+        "top_p": 1.0 if top_p is None else top_p,
+        "min_p": min_p or 0.0,
+    }
+    return settings | {"support_kept": False}  # TRL scores over the whole vocabulary
+
+
+def _advantages(trainer: Any) -> dict[str, Any]:
+    scale = str(trainer.scale_rewards)
+    gdpo = trainer.multi_objective_aggregation == "normalize_then_sum"
+    return {
+        "baseline": "mean",
+        "std": "none" if scale == "none" and not gdpo else "sample",
+        "scale": "batch" if scale == "batch" else "group",
+        "combine": "gdpo" if gdpo else "sum",
+        "advantage_epsilon": ADVANTAGE_EPSILON,
+    }
+
+
+def _corrects(trainer: Any) -> bool:
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def _correction(trainer: Any) -> dict[str, Any]:
+    if not _corrects(trainer):
+        return {"correction": "off"}
+    known = _CORRECTIONS.get(trainer.vllm_importance_sampling_mode)
+    if known is None:
+        return {}
+    low, high = trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max
+    bounds = {"correction_low": low or 0.0, "correction_high": float("inf") if high is None else high}
+    return {"correction": known[0], "correction_mode": known[1], **bounds}
+
+
+def _dtype(trainer: Any) -> str:
+    if trainer.args.bf16:
+        return "bfloat16"
+    return "float16" if trainer.args.fp16 else str(trainer.model.dtype).removeprefix("torch.")
+
+
+def _rank(model: Any) -> int:
+    adapters = getattr(model, "peft_config", None) or {}
+    return max((int(getattr(one, "r", 0) or 0) for one in adapters.values()), default=0)

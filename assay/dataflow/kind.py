@@ -1,0 +1,109 @@
+"""The kinds of values that matter in policy-gradient code, and how one of them was recognised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from assay.dataflow.value import Value
+
+
+class Kind(StrEnum):
+    OUTPUT = "output of a network"  # logits, hidden states or values: what is done with it tells
+    LOGITS = "logits over the vocabulary"
+    PROBABILITIES = "probabilities over the vocabulary"
+    LOG_SOFTMAX = "log-probs over the vocabulary"
+    LOGSUMEXP = "normaliser of logits"
+    TOKEN_LOGITS = "logits of chosen tokens"
+    TOKEN_PROBABILITIES = "probabilities of chosen tokens"
+    LOGPROBS = "log-probs of chosen tokens"
+    NEGATIVE_LOGPROBS = "negative log-probs of chosen tokens"
+    DISTRIBUTION = "a distribution over the vocabulary"
+    ENTROPY = "entropy"
+    LOG_RATIO = "difference of log-probs"
+    RATIO = "ratio of probabilities"
+    CLIPPED_RATIO = "clipped ratio"
+    EXP_RATIO = "exp of a ratio"
+    SAMPLED = "sampled tokens"
+    MASK = "mask"
+    COUNT = "running count of a mask"
+
+
+SCORES = (Kind.LOGITS, Kind.OUTPUT)
+SUMMED = ("sum", "mean", "nanmean", "cumsum")
+# the same kind of thing in another shape, order, precision or selection
+PASSES = frozenset(
+    "cast view reshape flatten squeeze unsqueeze transpose permute clone detach leave contiguous expand expand_as "
+    "element tensor stack cat pad pad_sequence split chunk unbind index_select listing repeat repeat_interleave tile "
+    "roll flip masked_select masked_fill setitem nan_to_num scaled phi in_place deepcopy table".split()
+)
+COMPARES = (
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "not",
+    "isfinite",
+    "isnan",
+    "in",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A kind, the sentence that says why, and the value whose kind it follows from."""
+
+    kind: Kind
+    value: Value
+    reason: str
+    of: Known | None = None
+
+
+def around_one(clamp: Value) -> bool:
+    """Whether a clamp has the bounds of a clipped ratio: below and above 1, or one of them.
+
+    A bound that is not known counts if it is written as 1 minus or 1 plus something.
+    """
+    low, high = clamp.argument("min"), clamp.argument("max")
+    if low is None and high is None:
+        return False
+    return (low is None or _near_one(low, below=True)) and (high is None or _near_one(high, below=False))
+
+
+def _near_one(bound: Value, below: bool) -> bool:
+    if isinstance(bound.constant, int | float):
+        return 0.0 < bound.constant < 1.0 if below else 1.0 < bound.constant <= 20.0
+    if bound.op in ("sub", "add"):
+        first, second = bound.input, bound.argument("other")
+        ones = [one for one in (first, second) if one is not None and one.constant == 1]
+        return bool(ones)
+    return False
+
+
+def is_normalised(value: Value, depth: int = 6) -> bool:
+    """Whether a softmax is taken of it, after slices and divisions."""
+    for user in value.users:
+        if user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy", "categorical"):
+            return True
+        passes = user.op in ("index", "div", "cast", "view", "reshape", "squeeze", "masked_fill", "phi", "topk")
+        if depth and passes and is_normalised(user, depth - 1):
+            return True
+    return False
+
+
+def is_number(value: Value | None) -> bool:
+    """A constant, a setting, or something that is not a tensor as far as can be seen."""
+    if value is None:
+        return False
+    if isinstance(value.constant, int | float):
+        return True
+    return value.op in ("config", "len", "parameter", "attribute") and value.name not in ("logits", "data")
+
+
+def is_called(value: Value | None) -> bool:
+    return value is not None and value.op in ("forward", "call")

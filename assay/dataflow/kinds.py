@@ -1,0 +1,387 @@
+"""What a value is: known by what was done to it, never by how it is called.
+
+`Kinds(graph).of(value)` answers from the operations that made it; where nothing is known of what went in (a parameter
+of a function that nobody calls), from what is made of it: exp(a - b) that is clamped around 1 is a ratio.
+"""
+
+from __future__ import annotations
+
+from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised, is_number
+from assay.dataflow.value import UNKNOWN, Graph, Value
+
+__all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known", "around_one"]
+
+
+_ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
+
+
+class Kinds:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._known: dict[int, Known | None] = {}
+        self._asked: set[int] = set()
+
+    def of(self, value: Value | None) -> Known | None:
+        if value is None:
+            return None
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if id(value) in self._asked:
+            return None  # in a loop a value may be made of itself: the other inputs tell
+        self._asked.add(id(value))
+        known = self._made(value) or self._used(value)
+        self._asked.discard(id(value))
+        if known is not None or not self._asked:
+            self._known[id(value)] = known
+        return known
+
+    def is_a(self, value: Value | None, *kinds: Kind) -> bool:
+        known = self.of(value)
+        return known is not None and known.kind in kinds
+
+    def why(self, value: Value) -> tuple[str, ...]:
+        """The chain of facts by which a value was recognised, nearest first."""
+        lines: list[str] = []
+        known = self.of(value)
+        while known is not None and len(lines) < 12:
+            lines.append(f"line {known.value.place.line}: {known.value.shown} is {known.kind}: {known.reason}")
+            known = known.of
+        return tuple(lines)
+
+    def _made(self, value: Value) -> Known | None:
+        method = getattr(self, f"_{value.op}", None)
+        if method is not None:
+            known: Known | None = method(value)
+            return known
+        if value.op in PASSES:
+            return self._passed(value)
+        if value.op in COMPARES:
+            return Known(Kind.MASK, value, "a comparison")
+        return None
+
+    def _passed(self, value: Value) -> Known | None:
+        """The kind of what went in; of several, the one that all that are known agree on."""
+        if value.op in (
+            "setitem",
+            "masked_fill",
+            "masked_select",
+            "index_select",
+            "repeat_interleave",
+            "expand_as",
+            "pad",
+        ):
+            inputs = [value.arguments[name] for name in ("input",) if name in value.arguments]
+        else:
+            inputs = value.inputs
+        found = [known for one in inputs if (known := self.of(one)) is not None]
+        if value.op == "cat" or value.op == "listing":
+            sampled = [known for known in found if known.kind is Kind.SAMPLED]
+            found = sampled[:1] or found
+        if not found or (value.op == "phi" and len({known.kind for known in found}) > 1):
+            return None
+        return Known(found[0].kind, value, f"{value.op.replace('_', ' ')} of it", found[0])
+
+    # networks
+
+    def _attribute(self, value: Value) -> Known | None:
+        if value.name == "logits":
+            inner = value.input
+            called = inner is not None and inner.op in ("forward", "call", "phi", "method", "parameter", "index")
+            return Known(Kind.LOGITS, value, "the logits of a model's output") if called else None
+        if value.name == "sequences":
+            return self._kept(value, value.input, Kind.SAMPLED)
+        if value.name in ("attention_mask", "completion_mask", "action_mask", "loss_mask", "response_mask"):
+            return Known(Kind.MASK, value, "a field that libraries name so")
+        if value.name in ("data", "T", "mT"):
+            return self._kept(value, value.input)
+        return None
+
+    def _kept(self, value: Value, inner: Value | None, *kinds: Kind) -> Known | None:
+        known = self.of(inner)
+        if known is None or (kinds and known.kind not in kinds):
+            return None
+        return Known(known.kind, value, "the same numbers", known)
+
+    def _forward(self, value: Value) -> Known | None:
+        if value.name in ("CrossEntropyLoss", "NLLLoss"):
+            return Known(Kind.NEGATIVE_LOGPROBS, value, f"nn.{value.name}")
+        if value.name in ("Softmax", "LogSoftmax"):
+            kind = Kind.PROBABILITIES if value.name == "Softmax" else Kind.LOG_SOFTMAX
+            return Known(kind, value, f"nn.{value.name}")
+        inner = self.of(value.arguments.get("output"))
+        if inner is not None and inner.kind is not Kind.OUTPUT:
+            return Known(inner.kind, value, "what the network's forward returns", inner)
+        return Known(Kind.OUTPUT, value, "a call of a network")
+
+    def _softmax(self, value: Value) -> Known | None:
+        return Known(Kind.PROBABILITIES, value, "a softmax", self.of(value.input))
+
+    def _log_softmax(self, value: Value) -> Known | None:
+        return Known(Kind.LOG_SOFTMAX, value, "a log-softmax", self.of(value.input))
+
+    def _logsumexp(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        return Known(Kind.LOGSUMEXP, value, "logsumexp", inner) if inner is None or inner.kind in SCORES else None
+
+    def _categorical(self, value: Value) -> Known | None:
+        given = value.arguments.get("logits") or value.arguments.get("probs")
+        return Known(Kind.DISTRIBUTION, value, "a categorical distribution", self.of(given))
+
+    def _log_prob(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
+        return Known(Kind.LOGPROBS, value, "log_prob of a distribution", inner) if is_ours else None
+
+    def _entropy(self, value: Value) -> Known | None:
+        return Known(Kind.ENTROPY, value, "entropy of a distribution", self.of(value.input))
+
+    # choosing tokens
+
+    def _multinomial(self, value: Value) -> Known | None:
+        return Known(Kind.SAMPLED, value, "drawn by multinomial", self.of(value.input))
+
+    def _sample(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
+        return Known(Kind.SAMPLED, value, "drawn from a distribution", inner) if is_ours else None
+
+    def _generate(self, value: Value) -> Known | None:
+        return Known(Kind.SAMPLED, value, "returned by generate()")
+
+    def _argmax(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        vocabulary = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        if inner is not None and inner.kind in vocabulary:
+            return Known(Kind.SAMPLED, value, "the likeliest token", inner)
+        return None
+
+    def _gather(self, value: Value) -> Known | None:
+        return self._chosen(value, self.of(value.input))
+
+    _take_along_dim = _gather
+
+    def _index(self, value: Value) -> Known | None:
+        if value.name == "attention_mask":
+            return Known(Kind.MASK, value, "a field that libraries name so")
+        inner = self.of(value.input)
+        if inner is None:
+            return (
+                Known(Kind.LOGITS, value, "a model's output called logits by its library")
+                if value.name == "logits" and is_called(value.input)
+                else None
+            )
+        keys = [key for name, key in value.arguments.items() if name != "input"]
+        by_tensor = [
+            key for key in keys if key.op != "slice" and not isinstance(key.constant, int) and key.constant is UNKNOWN
+        ]
+        vocabulary = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        if inner.kind in vocabulary and len(keys) >= 2 and len(by_tensor) >= 2:
+            return self._chosen(value, inner)  # logprobs[torch.arange(T), ids]
+        if inner.kind in vocabulary and len(keys) == 1 and self.is_a(keys[0], Kind.SAMPLED):
+            return self._chosen(value, inner)  # logprobs[token], of one position
+        return Known(inner.kind, value, "a part of it", inner)
+
+    def _chosen(self, value: Value, inner: Known | None) -> Known | None:
+        kinds = {
+            Kind.LOG_SOFTMAX: Kind.LOGPROBS,
+            Kind.PROBABILITIES: Kind.TOKEN_PROBABILITIES,
+            Kind.LOGITS: Kind.TOKEN_LOGITS,
+            Kind.OUTPUT: Kind.TOKEN_LOGITS,
+        }
+        if inner is None or inner.kind not in kinds:
+            return None if inner is None else Known(inner.kind, value, "a part of it", inner)
+        return Known(kinds[inner.kind], value, "those at the token ids", inner)
+
+    def _cross_entropy(self, value: Value) -> Known | None:
+        return Known(Kind.NEGATIVE_LOGPROBS, value, "cross-entropy with token ids", self.of(value.input))
+
+    def _nll_loss(self, value: Value) -> Known | None:
+        return Known(Kind.NEGATIVE_LOGPROBS, value, "negative log-likelihood of token ids", self.of(value.input))
+
+    def _method(self, value: Value) -> Known | None:
+        if value.name == "compute_transition_scores":
+            return Known(Kind.LOGPROBS, value, "scores of the tokens that generate() chose")
+        if value.name in ("selective_log_softmax", "_get_per_token_logps", "_get_per_token_logps_and_entropies"):
+            return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
+        return None
+
+    def _call(self, value: Value) -> Known | None:
+        last = value.name.rpartition(".")[2]
+        if last in ("selective_log_softmax", "logprobs_from_logits", "get_per_token_logps"):
+            return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
+        if "callee" in value.arguments and is_normalised(value):
+            return Known(Kind.OUTPUT, value, "a call whose result goes into a softmax")
+        return None
+
+    # arithmetic
+
+    def _log(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        if inner is None and value.input is not None and value.input.op in ("add", "clamp"):
+            inner = self.of(value.input.input)
+        kinds = {
+            Kind.PROBABILITIES: Kind.LOG_SOFTMAX,
+            Kind.TOKEN_PROBABILITIES: Kind.LOGPROBS,
+            Kind.RATIO: Kind.LOG_RATIO,
+        }
+        return (
+            Known(kinds[inner.kind], value, "its logarithm", inner)
+            if inner is not None and inner.kind in kinds
+            else None
+        )
+
+    def _exp(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        kinds = {
+            Kind.LOG_SOFTMAX: Kind.PROBABILITIES,
+            Kind.LOGPROBS: Kind.TOKEN_PROBABILITIES,
+            Kind.LOG_RATIO: Kind.RATIO,
+            Kind.RATIO: Kind.EXP_RATIO,
+            Kind.CLIPPED_RATIO: Kind.EXP_RATIO,
+        }
+        if inner is not None and inner.kind in kinds:
+            return Known(kinds[inner.kind], value, "exp of it", inner)
+        return None
+
+    def _neg(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        kinds = {
+            Kind.NEGATIVE_LOGPROBS: Kind.LOGPROBS,
+            Kind.LOGPROBS: Kind.NEGATIVE_LOGPROBS,
+            Kind.LOG_RATIO: Kind.LOG_RATIO,
+        }
+        return (
+            Known(kinds[inner.kind], value, "its negative", inner)
+            if inner is not None and inner.kind in kinds
+            else None
+        )
+
+    def _sub(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        kinds = left.kind if left else None, right.kind if right else None
+        if kinds[1] is Kind.LOGSUMEXP and kinds[0] in (Kind.TOKEN_LOGITS, *SCORES):
+            kind = Kind.LOGPROBS if kinds[0] is Kind.TOKEN_LOGITS else Kind.LOG_SOFTMAX
+            return Known(kind, value, "minus their logsumexp", left)
+        if kinds == (Kind.LOGPROBS, Kind.LOGPROBS) or kinds == (Kind.NEGATIVE_LOGPROBS, Kind.NEGATIVE_LOGPROBS):
+            return Known(Kind.LOG_RATIO, value, "a difference of log-probs", left)
+        if Kind.MASK in kinds or Kind.COUNT in kinds:
+            return Known(Kind.COUNT if Kind.COUNT in kinds else Kind.MASK, value, "arithmetic of masks", left or right)
+        if left is not None and right is None and left.kind in SCORES:
+            return Known(left.kind, value, "shifted", left)  # minus its maximum, a penalty
+        if (
+            left is not None
+            and left.kind in (Kind.LOGPROBS, Kind.LOG_RATIO)
+            and right is None
+            and is_number(value.argument("other"))
+        ):
+            return Known(left.kind, value, "shifted", left)
+        if left is not None and left.kind in SCORES and right is not None and right.kind in SCORES:
+            return Known(left.kind, value, "shifted", left)
+        return None
+
+    def _add(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        for one, other in ((left, right), (right, left)):
+            fits = one is not None and (other is None or other.kind in (one.kind, Kind.MASK, Kind.COUNT))
+            if one is not None and one.kind in _ADDED and fits:
+                return Known(one.kind, value, "with something added", one)
+        return None
+
+    def _mul(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        if left is not None and right is not None:
+            if left.kind is Kind.MASK or right.kind is Kind.MASK:
+                other = right if left.kind is Kind.MASK else left
+                return Known(other.kind, value, "under a mask", other)
+            return None
+        known = left or right
+        other_value = value.argument("other") if left is not None else value.input
+        if known is None or other_value is None:
+            return None
+        if known.kind in SCORES and is_number(other_value):
+            return Known(known.kind, value, "scaled", known)
+        if known.kind is Kind.MASK:
+            return None
+        return (
+            Known(known.kind, value, "scaled", known)
+            if is_number(other_value) and known.kind is not Kind.RATIO
+            else None
+        )
+
+    def _div(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        if left is None:
+            return None
+        if left.kind is Kind.TOKEN_PROBABILITIES and right is not None and right.kind is Kind.TOKEN_PROBABILITIES:
+            return Known(Kind.RATIO, value, "a quotient of probabilities", left)
+        if left.kind in (
+            *SCORES,
+            Kind.PROBABILITIES,
+            Kind.LOG_SOFTMAX,
+            Kind.LOGPROBS,
+            Kind.LOG_RATIO,
+            Kind.NEGATIVE_LOGPROBS,
+            Kind.MASK,
+            Kind.ENTROPY,
+        ):
+            return Known(left.kind, value, "divided", left)
+        return None
+
+    def _sum(self, value: Value) -> Known | None:
+        inner = value.input
+        if inner is not None and inner.op == "mul":
+            kinds = {known.kind for one in inner.inputs if (known := self.of(one)) is not None}
+            if kinds == {Kind.PROBABILITIES, Kind.LOG_SOFTMAX}:
+                return Known(Kind.ENTROPY, value, "sum of p log p", self.of(inner.input))
+            if Kind.LOG_SOFTMAX in kinds and any(one.op in ("one_hot", "cast") for one in inner.inputs):
+                return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(inner.input))
+        known = self.of(inner)
+        keeps = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
+        return Known(known.kind, value, "summed", known) if known is not None and known.kind in keeps else None
+
+    def _mean(self, value: Value) -> Known | None:
+        known = self.of(value.input)
+        keeps = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
+        return Known(known.kind, value, "averaged", known) if known is not None and known.kind in keeps else None
+
+    def _cumsum(self, value: Value) -> Known | None:
+        known = self.of(value.input)
+        return (
+            Known(Kind.COUNT, value, "a running count", known)
+            if known is not None and known.kind is Kind.MASK
+            else None
+        )
+
+    def _clamp(self, value: Value) -> Known | None:
+        known = self.of(value.input)
+        if known is None:
+            return None
+        if known.kind is Kind.RATIO:
+            return Known(Kind.CLIPPED_RATIO, value, "clamped", known)
+        return Known(known.kind, value, "clamped", known)
+
+    _minimum = _maximum = lambda self, value: None
+
+    def _where(self, value: Value) -> Known | None:
+        found = [known for name in ("input", "other") if (known := self.of(value.argument(name))) is not None]
+        if not found or len({known.kind for known in found}) > 1:
+            return None
+        return Known(found[0].kind, value, "where a condition holds", found[0])
+
+    # by what is made of it
+
+    def _used(self, value: Value) -> Known | None:
+        if value.op == "exp" and value.input is not None and value.input.op == "sub" and self._is_clipped(value):
+            return Known(Kind.RATIO, value, "exp of a difference that is clamped around 1")
+        if value.op == "div" and self._is_clipped(value) and value.argument("other") is not None:
+            return (
+                Known(Kind.RATIO, value, "a quotient that is clamped around 1")
+                if not is_number(value.argument("other"))
+                else None
+            )
+        if value.op == "sub" and any(user.op == "exp" and self._is_clipped(user) for user in value.users):
+            return Known(Kind.LOG_RATIO, value, "its exp is clamped around 1")
+        return None
+
+    def _is_clipped(self, value: Value) -> bool:
+        return any(user.op == "clamp" and user.input is value and around_one(user) for user in value.users)

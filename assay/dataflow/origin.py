@@ -1,0 +1,220 @@
+"""Where a value comes from: which network made it, and whether a gradient flows back through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assay.dataflow.kinds import Kind, Kinds
+from assay.dataflow.value import UNKNOWN, Graph, Value
+
+# containers and choices: whether a gradient flows is decided by what is in them
+_HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())
+_CUTS = frozenset(
+    "detach leave tensor multinomial sample argmax generate eq ne lt le gt ge logical_and logical_or logical_not not "
+    "one_hot arange constant library config string len range argsort randperm".split()
+)
+_NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
+_SHELLS = frozenset({"wrapped", "prepared", "cast", "moved"})  # around a network
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The two log-probs of a ratio: exp(left - right). `value` is the subtraction or the quotient."""
+
+    value: Value
+    left: Value
+    right: Value
+
+
+class Origins:
+    def __init__(self, graph: Graph, kinds: Kinds) -> None:
+        self.graph = graph
+        self.kinds = kinds
+        self._gradient: dict[int, bool | None] = {}
+        self._asked: set[int] = set()
+        self._frozen = self._find_frozen()
+
+    # gradients
+
+    def gradient(self, value: Value) -> bool | None:
+        """Whether the value depends on parameters through autograd; None where the text does not tell."""
+        if id(value) in self._gradient:
+            return self._gradient[id(value)]
+        if id(value) in self._asked:
+            return False
+        self._asked.add(id(value))
+        answer = self._find_gradient(value)
+        self._asked.discard(id(value))
+        if not self._asked or answer is True:
+            self._gradient[id(value)] = answer
+        return answer
+
+    def _find_gradient(self, value: Value) -> bool | None:
+        if value.op in _CUTS or (value.op == "attribute" and value.name in ("data", "shape", "device", "dtype")):
+            return False
+        if value.op not in _HOLDS and value.context.no_grad:
+            return False
+        if value.op == "forward":
+            model = network(value.arguments["model"])
+            return not any(same_network(model, one) for one in self._frozen)
+        if value.op == "parameter" or (value.op in ("call", "method", "attribute") and "callee" in value.arguments):
+            return None
+        inputs = value.inputs
+        if value.op in ("gather", "take_along_dim", "index", "where", "masked_fill", "index_select"):
+            inputs = [one for name, one in value.arguments.items() if name in ("input", "other", "value")]
+        answers = [self.gradient(one) for one in inputs]
+        if True in answers:
+            return True
+        return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
+
+    def _find_frozen(self) -> list[Value]:
+        """Networks whose parameters are told to need no gradient."""
+        found: list[Value] = []
+        for value in self.graph.of("requires_grad_", "cast", "setattr"):
+            if value.op == "setattr":
+                off = value.name == "requires_grad" and value.setting("value") is False
+            else:
+                off = (
+                    value.name == "requires_grad_" and value.setting("1", value.setting("requires_grad", True)) is False
+                )
+            target = value.input
+            if not off or target is None:
+                continue
+            if target.op == "element" and target.input is not None and target.input.op == "parameters":
+                target = target.input.input
+            if target is not None:
+                found.append(network(target))
+        return found
+
+    # networks
+
+    def forwards(self, value: Value) -> list[Value]:
+        """The calls of networks whose output the value is made of; what the ids or a mask came from is not followed."""
+        found: list[Value] = []
+        seen = {id(value)}
+        waiting = [value]
+        while waiting:
+            current = waiting.pop(0)
+            if is_network_call(current, self.kinds):
+                found.append(current)
+                continue
+            if current.op in ("generate", "multinomial", "sample"):
+                continue
+            for one in current.arguments.values():
+                if id(one) not in seen and not self.kinds.is_a(one, Kind.SAMPLED, Kind.MASK, Kind.COUNT):
+                    seen.add(id(one))
+                    waiting.append(one)
+        return found
+
+    def networks(self, value: Value) -> list[Value]:
+        """The networks behind a value, each once."""
+        found: list[Value] = []
+        for call in self.forwards(value):
+            model = network(call.arguments["model"] if call.op == "forward" else call.arguments["callee"])
+            if not any(same_network(model, one) for one in found):
+                found.append(model)
+        return found
+
+    def is_reference(self, value: Value) -> bool | None:
+        """Whether log-probs come from another network than those that are trained. None: cannot be told."""
+        calls = self.forwards(value)
+        if not calls:
+            return None
+        if all(call.context.adapter_off for call in calls):
+            return True
+        trained = self.trained()
+        if not trained:
+            return None
+        return not any(same_network(one, other) for one in self.networks(value) for other in trained)
+
+    def trained(self) -> list[Value]:
+        """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""
+        found: list[Value] = []
+        for optimizer in self.graph.of("optimizer"):
+            for parameters in _parameters(optimizer.arguments.get("parameters")):
+                if parameters.input is not None:
+                    found.append(network(parameters.input))
+        if not found:
+            for backward in self.graph.of("backward"):
+                if backward.input is not None:
+                    found += self.networks(backward.input)
+        return found
+
+    # ratios
+
+    def ends(self, value: Value) -> Ends | None:
+        """The two sides of a ratio or of a difference of log-probs, through masks, sums, lengths and clamps."""
+        seen: set[int] = set()
+        current: Value | None = value
+        while current is not None and id(current) not in seen:
+            seen.add(id(current))
+            other = current.argument("other")
+            if current.op == "sub" and current.input is not None and other is not None:
+                sides = [self.kinds.of(current.input), self.kinds.of(other)]
+                if all(side is None or side.kind in (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS) for side in sides):
+                    if sides[0] is not None and sides[0].kind is Kind.NEGATIVE_LOGPROBS:
+                        return Ends(current, other, current.input)
+                    return Ends(current, current.input, other)
+            if current.op == "div" and current.input is not None and other is not None:
+                sides = [self.kinds.of(current.input), self.kinds.of(other)]
+                if all(side is not None and side.kind is Kind.TOKEN_PROBABILITIES for side in sides):
+                    return Ends(current, current.input, other)
+            if current.op == "neg":
+                inner = self.ends(current.input) if current.input is not None else None
+                return Ends(inner.value, inner.right, inner.left) if inner is not None else None
+            if current.op == "mul":
+                masked = self.kinds.is_a(current.input, Kind.MASK)
+                current = other if masked else current.input
+                continue
+            inputs = [one for one in current.inputs if self.kinds.is_a(one, Kind.LOG_RATIO, Kind.RATIO)]
+            current = inputs[0] if inputs else current.input
+        return None
+
+
+def network(value: Value) -> Value:
+    """The network itself, without wrappers, casts and what a loop may have left of it."""
+    seen: set[int] = set()
+    while id(value) not in seen:
+        seen.add(id(value))
+        if value.op in _SHELLS:
+            inner = value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
+            if inner is None:
+                return value
+            value = inner
+        elif (
+            value.op == "attribute"
+            and value.name in ("module", "base_model", "model")
+            and value.input is not None
+            and value.input.op in (*_SHELLS, *_NETWORKS)
+        ):
+            value = value.input
+        elif value.op == "phi" and value.arguments.get("0") is not None:
+            known = [one for one in value.inputs if one.constant is UNKNOWN]
+            value = known[0] if known else value
+        else:
+            return value
+    return value
+
+
+def same_network(one: Value, other: Value) -> bool:
+    one, other = network(one), network(other)
+    return one is other or (one.thing is not None and one.thing is other.thing)
+
+
+def is_network_call(value: Value, kinds: Kinds) -> bool:
+    """A call of a whole network: of the program's own, of a library's, or of a parameter that is used as one."""
+    if value.op == "forward":
+        return value.name not in ("CrossEntropyLoss", "NLLLoss", "Softmax", "LogSoftmax")
+    if value.op == "call" and "callee" in value.arguments:
+        return kinds.is_a(value, Kind.OUTPUT, Kind.LOGITS) or any(
+            user.op in ("attribute", "index") and user.name == "logits" for user in value.users
+        )
+    return False
+
+
+def _parameters(value: Value | None, depth: int = 6) -> list[Value]:
+    if value is None or depth == 0:
+        return []
+    if value.op in ("parameters", "named_parameters"):
+        return [value]
+    return [found for one in value.arguments.values() for found in _parameters(one, depth - 1)]

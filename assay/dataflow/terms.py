@@ -1,0 +1,288 @@
+"""A loss --> its terms: policy, KL, entropy, value; each with its sign, its factors and how it is reduced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from assay.dataflow.kinds import PASSES, Kind, Kinds
+from assay.dataflow.origin import Ends, Origins
+from assay.dataflow.value import Value
+
+MOST_TERMS = 64
+_REDUCTIONS = ("mean", "sum", "nanmean")
+
+
+class TermKind(StrEnum):
+    SURROGATE = "clipped surrogate"  # min or max of two products
+    POLICY = "policy gradient"  # a ratio or log-probs times an advantage
+    KL = "KL"
+    ENTROPY = "entropy"
+    VALUE = "value"
+    DETACHED = "without gradient"
+    OTHER = "something else"
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """sign * core * factors, reduced. A SURROGATE's core is the min or max; a KL's the estimate of each token.
+
+    `sign` is of the core as it stands: signs inside a min or max are in `inner`.
+    """
+
+    kind: TermKind
+    sign: int
+    core: Value
+    factors: tuple[Value, ...] = ()
+    reductions: tuple[Value, ...] = ()
+    estimator: str = ""  # of a KL: k1 k2 k3 abs full
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """One side of a surrogate: sign * ratio * factors."""
+
+    sign: int
+    ratio: Value
+    factors: tuple[Value, ...]
+    is_clipped: bool
+
+
+class Terms:
+    def __init__(self, kinds: Kinds, origins: Origins) -> None:
+        self.kinds = kinds
+        self.origins = origins
+
+    def of(self, loss: Value) -> list[Term]:
+        found: list[Term] = []
+        self._expand(loss, 1, (), (), found, set())
+        return found
+
+    def _expand(
+        self,
+        value: Value,
+        sign: int,
+        factors: tuple[Value, ...],
+        reductions: tuple[Value, ...],
+        found: list[Term],
+        seen: set[tuple[int, int]],
+    ) -> None:
+        if (id(value), sign) in seen or len(found) >= MOST_TERMS:
+            return
+        seen.add((id(value), sign))
+        estimator = self.kl_estimator(value)
+        if estimator:
+            found.append(Term(TermKind.KL, sign, value, factors, reductions, estimator))
+            return
+        other = value.argument("other")
+        if value.op in ("minimum", "maximum") and self.products(value):
+            found.append(Term(TermKind.SURROGATE, sign, value, factors, reductions))
+        elif value.op in ("add", "sub") and value.input is not None and other is not None:
+            self._expand(value.input, sign, factors, reductions, found, seen)
+            self._expand(other, -sign if value.op == "sub" else sign, factors, reductions, found, seen)
+        elif value.op == "neg" and value.input is not None and not self._is_leaf(value):
+            self._expand(value.input, -sign, factors, reductions, found, seen)
+        elif value.op == "mul" and value.input is not None and other is not None:
+            self._product(value, sign, factors, reductions, found, seen)
+        elif (value.op == "div" and value.input is not None and not self._is_leaf(value)) or (
+            value.op in _REDUCTIONS and value.input is not None and not self.kinds.is_a(value, Kind.ENTROPY)
+        ):
+            self._expand(value.input, sign, factors, (*reductions, value), found, seen)
+        elif value.op in ("detach", "leave"):
+            found.append(Term(TermKind.DETACHED, sign, value, factors, reductions))
+        elif value.op == "where":
+            for name in ("input", "other"):
+                if name in value.arguments:
+                    self._expand(value.arguments[name], sign, factors, reductions, found, seen)
+        elif (value.op in PASSES or value.op in ("index", "phi")) and not self._is_leaf(value):
+            parts = [value.input] if value.input is not None else value.inputs
+            for part in parts:
+                if part is not None:
+                    self._expand(part, sign, factors, reductions, found, seen)
+        else:
+            found.append(self._leaf(value, sign, factors, reductions))
+
+    def _product(
+        self,
+        value: Value,
+        sign: int,
+        factors: tuple[Value, ...],
+        reductions: tuple[Value, ...],
+        found: list[Term],
+        seen: set[tuple[int, int]],
+    ) -> None:
+        left, right = value.arguments["input"], value.arguments["other"]
+        for constant, rest in ((left, right), (right, left)):
+            if isinstance(constant.constant, int | float) and constant.constant != 0:
+                turned = -sign if constant.constant < 0 else sign
+                self._expand(rest, turned, (*factors, constant), reductions, found, seen)
+                return
+        ours, theirs = self.is_policy(left), self.is_policy(right)
+        if ours and not theirs:
+            self._expand(left, *_signed(right, sign, factors), reductions, found, seen)
+        elif theirs and not ours:
+            self._expand(right, *_signed(left, sign, factors), reductions, found, seen)
+        else:
+            found.append(self._leaf(value, sign, factors, reductions))
+
+    def is_policy(self, value: Value) -> bool:
+        """Whether the value depends on the policy being trained, as far as can be seen."""
+        if self.kinds.is_a(value, Kind.MASK, Kind.COUNT):
+            return False
+        gradient = self.origins.gradient(value)
+        if gradient is not None:
+            return gradient
+        return self._holds(value, set())
+
+    def _holds(self, value: Value, seen: set[int]) -> bool:
+        """Whether it is made of log-probs or ratios, where nothing is known of gradients."""
+        if id(value) in seen or value.op in ("detach", "leave"):
+            return False
+        seen.add(id(value))
+        if self.kinds.is_a(value, Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO):
+            return True
+        return any(self._holds(one, seen) for one in value.arguments.values())
+
+    def _is_leaf(self, value: Value) -> bool:
+        """A quotient of probabilities, negative log-probs: things with a name of their own."""
+        return (
+            self.kinds.is_a(
+                value,
+                Kind.RATIO,
+                Kind.CLIPPED_RATIO,
+                Kind.LOGPROBS,
+                Kind.NEGATIVE_LOGPROBS,
+                Kind.LOG_RATIO,
+                Kind.EXP_RATIO,
+            )
+            and value.op not in PASSES
+        )
+
+    def _leaf(self, value: Value, sign: int, factors: tuple[Value, ...], reductions: tuple[Value, ...]) -> Term:
+        known = self.kinds.of(value)
+        kind = known.kind if known is not None else None
+        if self.origins.gradient(value) is False and kind is not Kind.MASK:
+            return Term(TermKind.DETACHED, sign, value, factors, reductions)
+        if kind in (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.EXP_RATIO):
+            return Term(TermKind.POLICY, sign, value, factors, reductions)
+        if kind is Kind.NEGATIVE_LOGPROBS:
+            return Term(TermKind.POLICY, -sign, value, factors, reductions)
+        if kind is Kind.LOG_RATIO:
+            return Term(TermKind.KL, sign, value, factors, reductions, "k1")
+        if kind is Kind.ENTROPY:
+            return Term(TermKind.ENTROPY, sign, value, factors, reductions)
+        if value.op in ("mse_loss", "pow", "square", "smooth_l1_loss", "maximum") and self.origins.forwards(value):
+            return Term(TermKind.VALUE, sign, value, factors, reductions)
+        if value.op == "mul" and all(self.is_policy(one) for one in value.inputs):
+            return Term(TermKind.POLICY, sign, value, factors, reductions)
+        return Term(TermKind.OTHER, sign, value, factors, reductions)
+
+    # surrogates
+
+    def products(self, extreme: Value) -> list[Product]:
+        """The sides of min(ratio * A, clipped * A), in any spelling; empty if it is something else."""
+        sides = [extreme.input, extreme.argument("other")]
+        found = [product for side in sides if side is not None and (product := self._side(side)) is not None]
+        return found if len(found) == 2 else []
+
+    def _side(self, value: Value) -> Product | None:
+        sign = 1
+        factors: list[Value] = []
+        seen: set[int] = set()
+        current: Value | None = value
+        while current is not None and id(current) not in seen:
+            seen.add(id(current))
+            known = self.kinds.of(current)
+            ratios = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
+            if known is not None and known.kind in ratios and current.op not in PASSES:
+                return Product(sign, current, tuple(factors), _clamped(current))
+            other = current.argument("other")
+            if current.op == "neg":
+                sign, current = -sign, current.input
+            elif current.op == "mul" and current.input is not None and other is not None:
+                ours = self.is_policy(current.input)
+                if ours and self.is_policy(other):
+                    ours = self.kinds.is_a(current.input, Kind.RATIO, Kind.CLIPPED_RATIO)
+                factor = other if ours else current.input
+                sign, more = _signed(factor, sign, ())
+                factors += more
+                current = current.input if ours else other
+            elif current.op in PASSES or current.op in ("index", "div", "clamp"):
+                current = current.input or next(iter(current.inputs), None)
+            else:
+                return None
+        return None
+
+    # KL
+
+    def kl_estimator(self, value: Value) -> str:
+        """k1, k2, k3, abs or full where the value is an estimate of the KL to a reference; else nothing."""
+        if value.op == "kl_div":
+            return "full"
+        inner = value.input
+        is_power = value.op in ("square", "abs") or (value.op == "pow" and value.setting("exponent") == 2)
+        if is_power and self.kinds.is_a(inner, Kind.LOG_RATIO):
+            return "abs" if value.op == "abs" else "k2"
+        if value.op == "mul" and value.input is value.argument("other") and self.kinds.is_a(inner, Kind.LOG_RATIO):
+            return "k2"
+        if value.op in ("add", "sub"):
+            parts = self.additive(value)
+            ratios = [part for _, part in parts if self.kinds.is_a(part, Kind.RATIO) or _is_expm1(part)]
+            logs = [part for _, part in parts if self.kinds.is_a(part, Kind.LOG_RATIO)]
+            if ratios and logs and len(parts) <= 4:
+                return "k3"
+        return ""
+
+    def kl_ends(self, core: Value) -> Ends | None:
+        """The log-probs of a KL term: exp(left - right) - (left - right) - 1."""
+        for _, part in self.additive(core):
+            if self.kinds.is_a(part, Kind.LOG_RATIO, Kind.RATIO) and (ends := self.origins.ends(part)) is not None:
+                return ends
+        inner = core.input
+        return self.origins.ends(inner) if inner is not None else None
+
+    def additive(self, value: Value, sign: int = 1, depth: int = 6) -> list[tuple[int, Value]]:
+        """The summands of a sum, with their signs; a difference of log-probs stays whole."""
+        other = value.argument("other")
+        whole = self.kinds.is_a(value, Kind.LOG_RATIO, Kind.RATIO)
+        if depth and value.op in ("add", "sub") and value.input is not None and other is not None and not whole:
+            right = -sign if value.op == "sub" else sign
+            return self.additive(value.input, sign, depth - 1) + self.additive(other, right, depth - 1)
+        if depth and value.op == "neg" and value.input is not None and not whole:
+            return self.additive(value.input, -sign, depth - 1)
+        if depth and value.op == "cast" and value.input is not None and not whole:
+            return self.additive(value.input, sign, depth - 1)
+        return [(sign, value)]
+
+
+def _signed(factor: Value, sign: int, factors: tuple[Value, ...]) -> tuple[int, tuple[Value, ...]]:
+    """A factor without its minus signs, which go to the term."""
+    seen: set[int] = set()
+    current = factor
+    while id(current) not in seen:
+        seen.add(id(current))
+        if current.op == "neg" and current.input is not None:
+            sign, current = -sign, current.input
+        elif (
+            current.op in ("unsqueeze", "view", "expand", "cast", "detach", "index", "expand_as", "reshape")
+            and current.input is not None
+        ):
+            current = current.input
+        else:
+            break
+    return sign, (*factors, factor)
+
+
+def _clamped(ratio: Value) -> bool:
+    seen: set[int] = set()
+    current: Value | None = ratio
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if current.op == "clamp":
+            return True
+        current = current.input if current.op in PASSES else None
+    return False
+
+
+def _is_expm1(value: Value) -> bool:
+    return value.op == "expm1"

@@ -1,0 +1,193 @@
+"""Dumped rollouts of other trainers --> batches: texts, rewards, advantages, groups, ids where they are given.
+
+Nothing is made up: a field is taken only if every row of a step has it, groups only if the rows show them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.doctor.evidence.logs.series import LogError, as_number
+from assay.record.batch import Array, Batch, BatchError
+from assay.verdict import shown
+
+Row = Mapping[str, Any]
+
+PROMPT = ("prompt", "input", "query", "question", "prompts", "queries")
+COMPLETION = ("completion", "output", "response", "generation", "completions", "responses", "outputs")
+REWARD = ("reward", "score", "total_reward", "reward_score", "rewards", "scores")
+ADVANTAGE = ("advantage", "advantages")
+STEP = ("step", "global_step", "training_step", "rollout_id")
+GROUP = ("uid", "group_id", "prompt_id", "prompt_idx", "example_id", "group_index")
+PROMPT_IDS = ("prompt_ids", "prompt_tokens", "prompt_token_ids", "query_token_ids")
+COMPLETION_IDS = ("completion_ids", "response_ids", "response_tokens", "completion_tokens", "response_token_ids")
+FINISH = ("finish_reason", "finish_reasons", "stop_reason")
+TRUNCATED = ("is_truncated", "truncated")
+_ENDED = {"stop": True, "eos": True, "length": False, "max_tokens": False, "max_length": False}
+_EXPLAINED = 0.999  # correlation of advantages and the sum of the rewards' parts within groups: it is the reward
+
+
+def is_rollout(row: Row) -> bool:
+    """Whether a row is a text with its answer, or a whole step of them, and not a row of metrics."""
+    prompt, completion = _value(row, PROMPT + PROMPT_IDS), _value(row, COMPLETION + COMPLETION_IDS)
+    return isinstance(prompt, str | list) and isinstance(completion, str | list)
+
+
+def spread_out(row: Row) -> list[Row]:
+    """A row of lists, one a rollout (a step a line, as open-instruct's traces), as rows."""
+    completions = _value(row, COMPLETION)
+    rewards = _value(row, REWARD)
+    if not isinstance(completions, list) or not isinstance(rewards, list) or len(rewards) != len(completions):
+        return [row]
+    lists = {name: value for name, value in row.items() if isinstance(value, list) and len(value) == len(rewards)}
+    rest = {name: value for name, value in row.items() if name not in lists}
+    return [{**rest, **{name: value[at] for name, value in lists.items()}} for at in range(len(rewards))]
+
+
+def step_of(row: Row) -> int | None:
+    step = as_number(_value(row, STEP))
+    return int(step) if step is not None and step >= 0 and step.is_integer() and step < 2**53 else None
+
+
+def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]) -> Batch:
+    """Raises LogError where the rows hold nothing that a check could use."""
+    source = path.name if step is None else f"step {step} of {path.name}"
+    prompts = [_text(_value(row, PROMPT)) for row in rows]
+    values: dict[str, Any] = {"step": step}
+    rewards_B, advantages_B = _numbers(rows, REWARD), _numbers(rows, ADVANTAGE)
+    keys = [_key(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
+    groups = _groups(keys, stated=all(_value(row, GROUP) is not None for row in rows))
+    if groups is None:
+        notes.append(f"{source}: its rows do not show which of them were compared with each other")
+    if rewards_B is None and groups is not None and advantages_B is not None:
+        rewards_B = _sum_of_parts(rows, groups, advantages_B, source, notes)
+    values |= {"rewards": rewards_B, "advantages": advantages_B, "group_ids": groups}
+    values |= {"finished": _finished(rows), **_ids(rows)}
+    texts = {"completion": [_text(_value(row, COMPLETION)) for row in rows]} if _have_texts(rows, COMPLETION) else {}
+    if _have_texts(rows, PROMPT):
+        texts["prompt"] = prompts
+    if rewards_B is None and advantages_B is None and "tokens" not in values:
+        raise LogError(
+            f"{path}: its rollouts hold neither a reward nor an advantage nor token ids; dump one of them "
+            f"({REWARD[0]}, {ADVANTAGE[0]}, {COMPLETION_IDS[0]})"
+        )
+    try:
+        return Batch.of(values, texts=texts, source=source)
+    except BatchError as error:
+        raise LogError(f"{path}: {error}") from error
+
+
+def _value(row: Row, names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _have_texts(rows: Iterable[Row], names: Sequence[str]) -> bool:
+    values = [_value(row, names) for row in rows]
+    return all(isinstance(one, str) or (isinstance(one, list) and not _are_ids(one)) for one in values)
+
+
+def _text(value: Any) -> str:
+    """Of a text, or of messages: what was said in them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        return "\n".join(_text(one.get("content")) if "content" in one else _text(one.get("text")) for one in value)
+    return "" if value is None else json.dumps(value, default=str)
+
+
+def _numbers(rows: Sequence[Row], names: Sequence[str]) -> Array | None:
+    """One number a row, NaN where it is null; None if a row has none. A list of one number is that number."""
+    name = next((name for name in names if all(name in row for row in rows)), None)
+    if name is None:
+        return None
+    found = []
+    for row in rows:
+        value = row[name]
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        number = float(value) if isinstance(value, bool) else np.nan if value is None else as_number(value)
+        if number is None:
+            return None
+        found.append(number)
+    values_B = np.array(found)
+    return values_B if np.isfinite(values_B).any() else None
+
+
+def _key(row: Row, prompt: str) -> str:
+    stated = _value(row, GROUP)
+    return str(stated) if stated is not None else prompt or json.dumps(_value(row, PROMPT_IDS), default=str)
+
+
+def _groups(keys: Sequence[str], *, stated: bool) -> Array | None:
+    """Rows of one prompt. A prompt may be drawn twice: where groups would be of unequal sizes, nothing is concluded."""
+    runs = [len(list(run)) for _, run in groupby(keys)]
+    if len(set(runs)) == 1 and runs[0] > 1:  # groups stand together, as they were sampled
+        return np.repeat(np.arange(len(runs)), runs[0])
+    groups_B: Array = np.unique(np.array(keys), return_inverse=True)[1].reshape(-1)
+    sizes = np.bincount(groups_B)
+    if sizes.max() < 2 or (not stated and len(set(sizes.tolist())) > 1):
+        return None
+    return groups_B
+
+
+def _sum_of_parts(
+    rows: Sequence[Row], groups_B: Array, advantages_B: Array, source: str, notes: list[str]
+) -> Array | None:
+    """TRL dumps the parts of a reward, not the reward: their sum is it if it explains the advantages."""
+    taken = {*PROMPT, *COMPLETION, *ADVANTAGE, *STEP, *GROUP, *PROMPT_IDS, *COMPLETION_IDS}
+    names = [name for name in rows[0] if name not in taken and _numbers(rows, (name,)) is not None]
+    parts = [part for name in names if (part := _numbers(rows, (name,))) is not None]
+    if not parts:
+        return None
+    total_B: Array = np.sum(parts, axis=0)
+    related = [
+        np.corrcoef(total_B[inside_B], advantages_B[inside_B])[0, 1]
+        for group in np.unique(groups_B)
+        if np.ptp(total_B[inside_B := groups_B == group]) > 0 and np.ptp(advantages_B[inside_B]) > 0
+    ]
+    if related and min(related) > _EXPLAINED:
+        return total_B
+    notes.append(f"{source}: the reward is not dumped, and the sum of {', '.join(map(shown, names[:4]))} is not it")
+    return None
+
+
+def _finished(rows: Sequence[Row]) -> Array | None:
+    reasons = [_ENDED.get(str(_value(row, FINISH)).lower()) for row in rows]
+    if all(reason is not None for reason in reasons):
+        return np.array(reasons, dtype=bool)
+    cut = [_value(row, TRUNCATED) for row in rows]
+    return ~np.array(cut, dtype=bool) if all(isinstance(one, bool) for one in cut) else None
+
+
+def _ids(rows: Sequence[Row]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    completions = _lists_of_ids(rows, (*COMPLETION_IDS, *COMPLETION))
+    prompts = _lists_of_ids(rows, (*PROMPT_IDS, *PROMPT))
+    if completions is not None:
+        found["tokens"], _ = _padded(completions, lambda row, width: row + [0] * (width - len(row)))
+        found["lengths"] = np.array([len(row) for row in completions])
+    if prompts is not None:
+        found["prompt_tokens"], width = _padded(prompts, lambda row, width: [0] * (width - len(row)) + row)
+        lengths_B = np.array([len(row) for row in prompts])
+        found["prompt_mask"] = np.arange(width) >= width - lengths_B[:, None]
+    return found
+
+
+def _lists_of_ids(rows: Sequence[Row], names: Sequence[str]) -> list[list[int]] | None:
+    lists = [_value(row, names) for row in rows]
+    return lists if all(map(_are_ids, lists)) else None
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < 2**31 for one in value)
+
+
+def _padded(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
+    width = max(map(len, lists))
+    return np.array([pad(row, width) for row in lists], dtype=np.int64), width

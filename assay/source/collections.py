@@ -1,0 +1,148 @@
+"""Lists, tuples, dictionaries and comprehensions --> Values; and what one of their elements is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from assay.dataflow.value import UNKNOWN, Value
+from assay.source.machine import Machine
+from assay.source.things import Listing, Table
+
+
+class Collections(Machine):
+    def evaluate(self, node: ast.expr | None) -> Value:
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
+        raise NotImplementedError
+
+    def _tuple(self, node: ast.Tuple) -> Value:
+        return self._listing(node, node.elts)
+
+    def _list(self, node: ast.List) -> Value:
+        return self._listing(node, node.elts)
+
+    def _set(self, node: ast.Set) -> Value:
+        return self._listing(node, node.elts)
+
+    def _listing(self, node: ast.expr, parts: list[ast.expr]) -> Value:
+        elements: list[Value] = []
+        exact = True
+        for part in parts:
+            value = self.evaluate(part)
+            if isinstance(part, ast.Starred):
+                if isinstance(value.thing, Listing) and value.thing.exact:
+                    elements += value.thing.elements
+                else:
+                    elements.append(self.element(value, part))
+                    exact = False
+            else:
+                elements.append(value)
+        return self.listing(node, elements, exact)
+
+    def listing(self, node: ast.AST, elements: list[Value], exact: bool = True) -> Value:
+        arguments = {str(number): one for number, one in enumerate(elements[:64])}
+        return self.new("listing", node, arguments, thing=Listing(list(elements), exact))
+
+    def _dict(self, node: ast.Dict) -> Value:
+        table = Table()
+        for key, part in zip(node.keys, node.values, strict=True):
+            value = self.evaluate(part)
+            if key is None:
+                if isinstance(value.thing, Table):
+                    table.entries |= value.thing.entries
+                    table.rest += value.thing.rest
+                else:
+                    table.rest.append(value)
+                continue
+            self.put(table, self.evaluate(key), value)
+        return self.new("table", node, dict(numbered([*table.entries.values(), *table.rest])), thing=table)
+
+    def put(self, table: Table, key: Value, value: Value) -> None:
+        if key.constant is UNKNOWN or isinstance(key.constant, float):
+            table.rest.append(value)
+        else:
+            table.entries[key.constant] = value
+
+    def _listcomp(self, node: ast.ListComp) -> Value:
+        return self._comprehension(node, node.generators, lambda: self.evaluate(node.elt))
+
+    def _setcomp(self, node: ast.SetComp) -> Value:
+        return self._comprehension(node, node.generators, lambda: self.evaluate(node.elt))
+
+    def _generatorexp(self, node: ast.GeneratorExp) -> Value:
+        return self._comprehension(node, node.generators, lambda: self.evaluate(node.elt))
+
+    def _dictcomp(self, node: ast.DictComp) -> Value:
+        table = Table()
+
+        def entry() -> Value:
+            value = self.evaluate(node.value)
+            self.put(table, self.evaluate(node.key), value)
+            return value
+
+        inner = self._comprehension(node, node.generators, entry)
+        inner.thing = table
+        inner.op = "table"
+        return inner
+
+    def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], make: Callable[[], Value]) -> Value:
+        shadowed = dict(self.frame.variables)
+        made: list[Value] = []
+
+        def turn(number: int) -> bool:
+            if number == len(generators):
+                made.append(make())
+                return False
+            generator = generators[number]
+            source = self.evaluate(generator.iter)
+
+            def inner() -> bool:
+                self.assign(generator.target, self.element(source, generator.iter), generator.iter)
+                for condition in generator.ifs:
+                    self.evaluate(condition)
+                return turn(number + 1)
+
+            self.repeated(generator.iter, source, [], inner)
+            return False
+
+        turn(0)
+        self.frame.variables = shadowed
+        return self.listing(node, made, exact=False)
+
+    def element(self, container: Value, node: ast.AST) -> Value:
+        """One of the elements: which one, the text does not say."""
+        thing = container.thing
+        if isinstance(thing, Listing) and thing.elements:
+            if len(thing.elements) == 1:
+                return thing.elements[0]
+            return self.phi(node, thing.elements[:16])
+        if isinstance(thing, Table) and container.op != "items":
+            return self.new("element", node, {"input": container}, name="key")
+        if container.op == "zip":
+            return self.listing(node, [self.element(one, node) for one in container.arguments.values()])
+        if container.op == "enumerate":
+            counter = self.new("element", node, {"input": container}, name="counter")
+            return self.listing(node, [counter, self.element(container.arguments["input"], node)])
+        if container.op == "items" and isinstance(container.arguments["input"].thing, Table):
+            table = container.arguments["input"].thing
+            values = [*table.entries.values(), *table.rest]
+            key = self.new("element", node, {"input": container}, name="key")
+            value = self.phi(node, values) if values else self.new("element", node, {"input": container})
+            return self.listing(node, [key, value])
+        if container.op in ("dataloader", "reversed", "sorted", "shuffled", "progress", "values"):
+            inner = container.arguments.get("input")
+            if inner is not None:
+                return self.element(inner, node)
+        if container.op == "tensor_dataset":
+            parts = [
+                self.new("index", node, {"input": one, "0": self.new("element", node, {"input": container})})
+                for one in container.arguments.values()
+            ]
+            return self.listing(node, parts)
+        return self.new("element", node, {"input": container})
+
+
+def numbered(values: list[Value]) -> list[tuple[str, Value]]:
+    return [(str(number), value) for number, value in enumerate(values)]

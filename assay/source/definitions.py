@@ -1,0 +1,155 @@
+"""Functions, classes and imports; and the functions that nothing in a program calls."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from assay.dataflow.value import Value
+from assay.source.calls import Calls
+from assay.source.things import Class, Function, Instance, Module, Table
+
+NO_GRAD = ("no_grad", "inference_mode")
+_RECORDS = ("dataclass", "NamedTuple", "BaseModel", "Struct", "define", "TypedDict")
+
+
+class Definitions(Calls):
+    def run_module(self, module: Module) -> None:
+        raise NotImplementedError
+
+    def _run_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.store(node.name, self.define(node, None))
+
+    _run_asyncfunctiondef = _run_functiondef
+
+    def define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
+        function = Function(node, self.frame, owner)
+        for decorator in node.decorator_list:
+            target = decorator.func if isinstance(decorator, ast.Call) else decorator
+            last = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+            if last in NO_GRAD:
+                function.no_grad = True
+            elif last == "autocast":
+                function.autocast = True
+            elif last in ("staticmethod", "classmethod"):
+                function.kind = last.removesuffix("method")
+            elif last in ("property", "cached_property"):
+                function.kind = "property"
+        arguments = node.args
+        named = [*arguments.posonlyargs, *arguments.args]
+        for argument, default in zip(named[len(named) - len(arguments.defaults) :], arguments.defaults, strict=True):
+            function.defaults[argument.arg] = self.evaluate(default)
+        for argument, keyword in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            if keyword is not None:
+                function.defaults[argument.arg] = self.evaluate(keyword)
+        return self.new("function", node, name=node.name, thing=function)
+
+    def _run_classdef(self, node: ast.ClassDef) -> None:
+        bases = [self.evaluate(base) for base in node.bases]
+        made = Class(node.name, node, self.frame, bases)
+        names = [ast.unparse(decorator) for decorator in node.decorator_list] + made.library_bases()
+        made.is_record = any(word in name for name in names for word in _RECORDS) or any(
+            isinstance(base.thing, Class) and base.thing.is_record for base in bases
+        )
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                made.members[statement.name] = self.define(statement, made)
+            elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                made.fields.append(statement.target.id)
+                if statement.value is not None:
+                    made.members[statement.target.id] = self.evaluate(statement.value)
+            elif isinstance(statement, ast.Assign):
+                value = self.evaluate(statement.value)
+                for target in statement.targets:
+                    if isinstance(target, ast.Name):
+                        made.members[target.id] = value
+        self.store(node.name, self.new("class", node, name=node.name, thing=made))
+
+    def _run_global(self, node: ast.Global) -> None:
+        self.frame.globals |= set(node.names)
+
+    def _run_nonlocal(self, node: ast.Nonlocal) -> None:
+        self.frame.nonlocals |= set(node.names)
+
+    # imports
+
+    def _run_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            module = self._imported(alias.name)
+            if module is not None and (alias.asname or "." not in alias.name):
+                value = self.new("library", node, name=alias.name, thing=_as_table(module))
+            elif alias.asname:
+                value = self.library(node, alias.name)
+            else:
+                value = self.library(node, alias.name.partition(".")[0])
+            self.store(alias.asname or alias.name.partition(".")[0], value)
+
+    def _run_importfrom(self, node: ast.ImportFrom) -> None:
+        path = "." * node.level + (node.module or "")
+        module = self._imported(path)
+        for alias in node.names:
+            if module is not None and alias.name == "*":
+                self.frame.variables |= module.frame.variables
+                continue
+            if module is not None and alias.name in module.frame.variables:
+                self.frame.variables[alias.asname or alias.name] = module.frame.variables[alias.name]
+                continue
+            inner = self._imported(f"{path.rstrip('.')}.{alias.name}" if node.module else f"{path}{alias.name}")
+            if inner is not None:
+                self.store(alias.asname or alias.name, self.new("library", node, thing=_as_table(inner)))
+                continue
+            self.store(alias.asname or alias.name, self.library(node, f"{path.lstrip('.')}.{alias.name}".lstrip(".")))
+
+    def _imported(self, path: str) -> Module | None:
+        """A file of the program next to this one, walked through once; None for a library."""
+        module = self.find_module(path, self.frame.module)
+        if module is None:
+            return None
+        if module.file not in self.modules:
+            self.modules[module.file] = module
+            with self.under(loops=(), branches=(), calls=(), functions=(), no_grad=False, autocast=False):
+                self.run_module(module)
+        return self.modules[module.file]
+
+    # what nothing calls
+
+    def run_uncalled(self, modules: Sequence[Module]) -> None:
+        """Walks through functions that nothing in the program calls, with arguments of which nothing is known."""
+        for module in modules:
+            self.frame = module.frame
+            for value in list(module.frame.variables.values()):
+                if isinstance(value.thing, Class) and value.thing.frame.module is module and value.op == "class":
+                    self._run_class(value, value.thing)
+            for value in list(module.frame.variables.values()):
+                function = value.thing
+                if (
+                    isinstance(function, Function)
+                    and function.frame.module is module
+                    and not self.was_entered(function)
+                ):
+                    self.enter(function, [], {}, function.node)
+
+    def _run_class(self, value: Value, of: Class) -> None:
+        methods = [
+            member.thing
+            for one in of.ancestry()
+            for member in one.members.values()
+            if isinstance(member.thing, Function) and not self.was_entered(member.thing)
+        ]
+        if not methods or (of.is_record and not methods):
+            return
+        made = next(
+            (one for one in self.graph.of("instance") if isinstance(one.thing, Instance) and one.thing.of is of), None
+        )
+        if made is None:
+            made = self.instantiate(value, of, [], {}, of.node)
+        for function in methods:
+            if not self.was_entered(function):
+                owner = (
+                    [made] if function.kind in ("function", "property") else [value] if function.kind == "class" else []
+                )
+                self.enter(function, list(owner), {}, function.node, owner=made)
+
+
+def _as_table(module: Module) -> Table:
+    return Table(dict(module.frame.variables), is_namespace=True)

@@ -1,0 +1,296 @@
+"""Expressions --> Values."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from assay.dataflow.value import UNKNOWN, Branch, Value
+from assay.source.collections import Collections, numbered
+from assay.source.things import Bound, Class, Function, Instance, Library, Listing, Table
+
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
+    ast.Pow: "pow", ast.MatMult: "matmul", ast.BitAnd: "logical_and", ast.BitOr: "logical_or", ast.BitXor: "xor",
+    ast.LShift: "shift", ast.RShift: "shift",
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], str] = {
+    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is",
+    ast.IsNot: "is_not", ast.In: "in", ast.NotIn: "not_in",
+}  # fmt: skip
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "eq": operator.eq, "ne": operator.ne,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+_LARGEST = 1e9  # of a number that is computed here: the text may hold 9 ** 9 ** 9
+
+
+class Expressions(Collections):
+    def call(self, node: ast.Call) -> Value:
+        raise NotImplementedError
+
+    def invoke(
+        self, callee: Value, positional: list[Value], keywords: dict[str, Value], node: ast.AST, name: str = ""
+    ) -> Value:
+        raise NotImplementedError
+
+    def evaluate(self, node: ast.expr | None) -> Value:
+        if node is None:
+            return self.new("constant", ast.Constant(None), constant=None)
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if method is None:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.evaluate(child)
+            return self.new("unknown", node)
+        value: Value = method(node)
+        return value
+
+    def _constant(self, node: ast.Constant) -> Value:
+        return self.constant(node, node.value)
+
+    def _name(self, node: ast.Name) -> Value:
+        return self.lookup(node.id, node)
+
+    def _call(self, node: ast.Call) -> Value:
+        return self.call(node)
+
+    def _await(self, node: ast.Await) -> Value:
+        return self.evaluate(node.value)
+
+    def _starred(self, node: ast.Starred) -> Value:
+        return self.evaluate(node.value)
+
+    def _yield(self, node: ast.Yield) -> Value:
+        self.frame.yielded.append(self.evaluate(node.value))
+        return self.new("unknown", node)
+
+    def _yieldfrom(self, node: ast.YieldFrom) -> Value:
+        self.frame.yielded.append(self.element(self.evaluate(node.value), node))
+        return self.new("unknown", node)
+
+    def _namedexpr(self, node: ast.NamedExpr) -> Value:
+        value = self.evaluate(node.value)
+        self.store(node.target.id, value)
+        return value
+
+    def _lambda(self, node: ast.Lambda) -> Value:
+        return self.new("function", node, name="lambda", thing=Function(node, self.frame))
+
+    def _joinedstr(self, node: ast.JoinedStr) -> Value:
+        parts = [self.evaluate(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
+        return self.new("string", node, {str(number): part for number, part in enumerate(parts)})
+
+    # operators
+
+    def _binop(self, node: ast.BinOp) -> Value:
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        value = self.binary(_BINARY[type(node.op)], left, right, node)
+        value.given = {"input": self.place(node.left), "other": self.place(node.right)}
+        return value
+
+    def binary(self, op: str, left: Value, right: Value, node: ast.AST) -> Value:
+        if op == "add" and isinstance(left.thing, Listing) and isinstance(right.thing, Listing):
+            exact = left.thing.exact and right.thing.exact
+            return self.listing(node, [*left.thing.elements, *right.thing.elements], exact)
+        if op == "mul" and isinstance(left.thing, Listing):
+            return self.new(
+                "list_repeat", node, {"input": left, "other": right}, thing=Listing(left.thing.elements, False)
+            )
+        names = ("input", "exponent") if op == "pow" else ("input", "other")
+        return self.new(op, node, dict(zip(names, (left, right), strict=True)), constant=folded(op, left, right))
+
+    def _unaryop(self, node: ast.UnaryOp) -> Value:
+        value = self.evaluate(node.operand)
+        constant: Any = UNKNOWN
+        if isinstance(node.op, ast.USub):
+            if isinstance(value.constant, int | float):
+                constant = -value.constant
+            return self.new("neg", node, {"input": value}, constant=constant)
+        if isinstance(node.op, ast.Not):
+            known = self.decided(value)
+            return self.new("not", node, {"input": value}, constant=UNKNOWN if known is None else not known)
+        if isinstance(node.op, ast.Invert):
+            return self.new("logical_not", node, {"input": value})
+        return value
+
+    def _boolop(self, node: ast.BoolOp) -> Value:
+        is_and = isinstance(node.op, ast.And)
+        values: list[Value] = []
+        for part in node.values:
+            value = self.evaluate(part)
+            known = self.decided(value)
+            if known is not None and known != is_and:  # the rest is not looked at
+                return value if not values else self.new("bool", node, dict(numbered([*values, value])))
+            if known is None or part is node.values[-1]:
+                values.append(value)
+        if len(values) == 1:
+            return values[0]
+        return self.new("and" if is_and else "phi", node, dict(numbered(values)))
+
+    def _compare(self, node: ast.Compare) -> Value:
+        left = self.evaluate(node.left)
+        results: list[Value] = []
+        for kind, part in zip(node.ops, node.comparators, strict=True):
+            right = self.evaluate(part)
+            op = _COMPARE[type(kind)]
+            constant = folded(op, left, right)
+            if op in ("is", "is_not") and right.constant is None:
+                known = self.is_none(left)
+                constant = UNKNOWN if known is None else known == (op == "is")
+            results.append(self.new(op, node, {"input": left, "other": right}, constant=constant))
+            left = right
+        return results[0] if len(results) == 1 else self.new("and", node, dict(numbered(results)))
+
+    def is_none(self, value: Value) -> bool | None:
+        if value.constant is not UNKNOWN:
+            return value.constant is None
+        if value.thing is not None and value.op != "phi":
+            return False
+        if value.op in ("parameter", "phi", "attribute", "method", "call", "element", "config", "index", "unknown"):
+            return None
+        return False
+
+    def _ifexp(self, node: ast.IfExp) -> Value:
+        condition = self.evaluate(node.test)
+        known = self.decided(condition)
+        if known is not None:
+            return self.evaluate(node.body if known else node.orelse)
+        place = self.place(node.test)
+        with self.under(branches=(*self.context.branches, Branch(place, condition, True))):
+            first = self.evaluate(node.body)
+        with self.under(branches=(*self.context.branches, Branch(place, condition, False))):
+            second = self.evaluate(node.orelse)
+        value = self.phi(node, [first, second])
+        if value.op == "phi" and "condition" not in value.arguments:
+            value.name = value.name or "if"
+        return value
+
+    def decided(self, value: Value) -> bool | None:
+        """Whether a condition holds, where the text decides it. What a user may configure is open."""
+        if value.constant is not UNKNOWN:
+            return None if configured(value) else bool(value.constant)
+        if isinstance(value.thing, Function | Class | Instance | Library) and value.op != "phi":
+            return True
+        return None
+
+    # attributes and subscripts
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        return self.attribute(self.evaluate(node.value), node.attr, node)
+
+    def attribute(self, base: Value, name: str, node: ast.AST) -> Value:
+        thing = base.thing
+        if isinstance(thing, Library):
+            return self.library(node, f"{thing.path}.{name}")
+        if isinstance(thing, Instance):
+            key = (id(thing), name)
+            if key in self.heap:
+                return self.heap[key]
+            member = thing.of.member(name)
+            if member is not None:
+                if isinstance(member.thing, Function):
+                    if member.thing.kind == "property":
+                        return self.invoke(self.new("bound", node, thing=Bound(member.thing, base)), [], {}, node, name)
+                    if member.thing.kind != "static":
+                        return self.new("bound", node, {"input": base}, name=name, thing=Bound(member.thing, base))
+                return member
+        elif isinstance(thing, Class):
+            member = thing.member(name)
+            if member is not None:
+                if isinstance(member.thing, Function) and member.thing.kind == "class":
+                    return self.new("bound", node, thing=Bound(member.thing, base), name=name)
+                return member
+        elif isinstance(thing, Table) and name in thing.entries and thing.is_namespace:
+            return thing.entries[name]
+        owner = thing if isinstance(thing, Instance) else base
+        key = (id(owner), name)
+        if key not in self.heap:
+            self.keep(owner)
+            self.heap[key] = self.new("attribute", node, {"input": base}, name=name)
+        return self.heap[key]
+
+    def _slice(self, node: ast.Slice) -> Value:
+        arguments = {
+            name: self.evaluate(part)
+            for name, part in (("start", node.lower), ("stop", node.upper), ("step", node.step))
+            if part is not None
+        }
+        return self.new("slice", node, arguments)
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        base = self.evaluate(node.value)
+        if isinstance(node.slice, ast.Tuple):
+            keys = [self.evaluate(part) for part in node.slice.elts]
+        else:
+            keys = [self.evaluate(node.slice)]
+        return self.subscript(base, keys, node)
+
+    def subscript(self, base: Value, keys: list[Value], node: ast.AST) -> Value:
+        thing = base.thing
+        if len(keys) == 1:
+            key = keys[0].constant
+            if isinstance(thing, Table):
+                if key is not UNKNOWN and not isinstance(key, float) and key in thing.entries:
+                    return thing.entries[key]
+                if thing.factory is not None and key is not UNKNOWN:
+                    thing.entries[key] = self.invoke(thing.factory, [], {}, node)
+                    return thing.entries[key]
+                known = [*thing.rest, *(thing.entries.values() if key is UNKNOWN else ())]
+                if known:
+                    return self._unplaced(base, key, known, node)
+                if thing.factory is not None:
+                    made = self.invoke(thing.factory, [], {}, node)
+                    thing.rest.append(made)
+                    return made
+            if isinstance(thing, Listing) and base.op != "phi":
+                if thing.exact and isinstance(key, int) and -len(thing.elements) <= key < len(thing.elements):
+                    return thing.elements[key]
+                if keys[0].op == "slice" and thing.elements:
+                    return self.listing(node, thing.elements, exact=False)
+                if thing.elements and keys[0].op != "slice":
+                    return self.element(base, node)
+            if isinstance(key, str):
+                memo = (id(base), f"[{key}]")
+                if memo not in self.heap:
+                    self.keep(base)
+                    self.heap[memo] = self.new("index", node, {"input": base, "0": keys[0]}, name=key)
+                return self.heap[memo]
+        return self.new("index", node, {"input": base, **dict(numbered(keys))})
+
+    def _unplaced(self, base: Value, key: Any, known: list[Value], node: ast.AST) -> Value:
+        """What a dictionary holds under a key, where keys were computed: two keys are two values."""
+        memo = (id(base.thing), f"[{key!r}]")
+        if key is UNKNOWN or memo not in self.heap:
+            inner = self.phi(node, known)
+            self.keep(base.thing)
+            self.heap[memo] = self.new("element", node, {"input": inner}, name=str(key), thing=inner.thing)
+        return self.heap[memo]
+
+    def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
+        raise NotImplementedError
+
+
+def folded(op: str, left: Value, right: Value) -> Any:
+    """The constant of an operation on constants; only of numbers of a common size, and of comparisons."""
+    one, two = left.constant, right.constant
+    if one is UNKNOWN or two is UNKNOWN or op not in _FOLD:
+        return UNKNOWN
+    numbers = all(isinstance(value, int | float) and abs(value) < _LARGEST for value in (one, two))
+    if op in ("eq", "ne"):
+        return _FOLD[op](one, two)
+    if not numbers or (op in ("div", "floordiv", "mod") and two == 0) or (op == "pow" and (one < 0 or abs(two) > 64)):
+        return UNKNOWN
+    if op == "pow" and one == 0 and two < 0:
+        return UNKNOWN
+    return _FOLD[op](one, two)
+
+
+def configured(value: Value, depth: int = 6) -> bool:
+    """Whether a constant is only the default of something that the user can set."""
+    if value.op == "config":
+        return True
+    return depth > 0 and any(configured(one, depth - 1) for one in value.arguments.values())

@@ -1,0 +1,173 @@
+"""A path --> Program: the graph of a script and of its sibling files, and what its comments ask to be ignored."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from assay.dataflow.kinds import Kinds
+from assay.dataflow.origin import Origins
+from assay.dataflow.terms import Term, Terms
+from assay.dataflow.value import Graph, Value
+from assay.source.machine import TooLarge
+from assay.source.statements import Interpreter
+from assay.source.text import SourceError, read_module
+from assay.source.things import Module
+from assay.verdict import Place
+
+MOST_FILES = 60  # of one program
+_DEEP = 20_000  # Python's own frames: a program calls its functions within ours
+_IGNORE = re.compile(r"#\s*assay:\s*ignore(?:\[([\w\s,*-]*)\])?\s*(.*)")
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """A comment `# assay: ignore[CODE] reason`; no codes means all of them."""
+
+    place: Place
+    codes: frozenset[str]
+    reason: str
+
+
+@dataclass
+class Program:
+    """What a script does, as far as its text says. `values` are in the order in which they are made."""
+
+    path: str
+    graph: Graph
+    files: tuple[str, ...]
+    lines: int
+    notes: tuple[str, ...] = ()
+    ignores: tuple[Ignore, ...] = ()
+    used_ignores: set[Ignore] = field(default_factory=set)
+
+    @property
+    def values(self) -> list[Value]:
+        return self.graph.values
+
+    def of(self, *ops: str) -> list[Value]:
+        return self.graph.of(*ops)
+
+    def ignores_at(self, place: Place, code: str) -> bool:
+        """Whether a comment on the lines of the expression, or on the line above it, asks to ignore a code there."""
+        asked = [
+            one
+            for one in self.ignores
+            if one.place.file == place.file
+            and place.line - 1 <= one.place.line <= max(place.end_line, place.line)
+            and (not one.codes or code in one.codes)
+        ]
+        self.used_ignores.update(asked)
+        return bool(asked)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        return Kinds(self.graph)
+
+    @cached_property
+    def origins(self) -> Origins:
+        return Origins(self.graph, self.kinds)
+
+    @cached_property
+    def terms(self) -> Terms:
+        return Terms(self.kinds, self.origins)
+
+    @cached_property
+    def losses(self) -> list[tuple[Value, list[Term]]]:
+        """Each loss that is differentiated, and its terms."""
+        found: dict[int, Value] = {}
+        for backward in self.of("backward"):
+            if backward.input is not None:
+                found.setdefault(id(backward.input), backward.input)
+        return [(loss, self.terms.of(loss)) for loss in found.values()]
+
+
+def read_program(path: Path) -> Program:
+    """Raises SourceError with one sentence where the script itself is not Python; siblings that are not are noted."""
+    found: dict[Path, Module | None] = {}
+    notes: list[str] = []
+    main = read_module(path, "__main__")
+    found[path.resolve()] = main
+
+    def find(name: str, importer: Module) -> Module | None:
+        if len(found) > MOST_FILES:
+            return None
+        file = _sibling(name, path, Path(importer.file))
+        if file is None:
+            return None
+        known = file.resolve()
+        if known not in found:
+            try:
+                found[known] = read_module(file, name.lstrip(".") or file.stem, str(file))
+            except SourceError as error:
+                notes.append(str(error))
+                found[known] = None
+        return found[known]
+
+    interpreter = Interpreter(find)
+    interpreter.modules[main.file] = main
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _DEEP))
+    try:
+        interpreter.run_module(main)
+        interpreter.run_uncalled([main])
+    except TooLarge:
+        notes.append(f"{path} makes more values than are followed: it was read in part")
+    except RecursionError:
+        notes.append(f"{path} is nested too deeply: it was read in part")
+    finally:
+        sys.setrecursionlimit(limit)
+    modules = list(interpreter.modules.values())
+    return Program(
+        str(path),
+        interpreter.graph,
+        tuple(module.file for module in modules),
+        sum(len(module.lines) for module in modules),
+        tuple(notes),
+        tuple(one for module in modules for one in _ignores(module)),
+    )
+
+
+def _sibling(name: str, script: Path, importer: Path) -> Path | None:
+    level = len(name) - len(name.lstrip("."))
+    parts = [part for part in name.lstrip(".").split(".") if part]
+    if level:
+        base = importer.parent
+        for _ in range(level - 1):
+            base = base.parent
+        folders = [base]
+    else:
+        if not parts:
+            return None
+        folder = script.parent
+        folders = [folder, importer.parent, folder.parent, folder.parent.parent]
+    for folder in dict.fromkeys(folders):
+        target = folder.joinpath(*parts)
+        for candidate in (target.with_name(target.name + ".py") if parts else None, target / "__init__.py"):
+            if candidate is not None and candidate.is_file():
+                return candidate
+    return None
+
+
+def _ignores(module: Module) -> list[Ignore]:
+    found: list[Ignore] = []
+    if not any("assay:" in line for line in module.lines):
+        return found
+    text = "\n".join(module.lines) + "\n"
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return found
+    for token in tokens:
+        match = _IGNORE.match(token.string) if token.type == tokenize.COMMENT else None
+        if match is None:
+            continue
+        codes = frozenset(code.strip().upper() for code in (match[1] or "").split(",") if code.strip())
+        file, line = module.shift[token.start[0] - 1] if module.shift else (module.file, token.start[0])
+        found.append(Ignore(Place(file, line, text=token.string), codes, match[2].strip()))
+    return found

@@ -1,0 +1,83 @@
+"""The model asked again, plainly: rows without padding, eval mode, log-softmax in float32; nothing of it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from assay.policy.plain import AT_A_TIME, asked_plainly
+from assay.record.batch import Array
+
+ROWS = 16  # in one pass; all of one length
+# what a model may raise that wants to be called in another way than ours
+FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Log-probs of each row's tokens but the first, given those before: at the sampling temperature, and at 1."""
+
+    scaled: Sequence[Array]
+    raw: Sequence[Array]
+
+
+def ask(module: nn.Module | None, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
+    """None where the model cannot be asked."""
+    if module is None or not rows or next(module.parameters(), None) is None:
+        return None
+    scaled: dict[int, Array] = {}
+    raw: dict[int, Array] = {}
+    by_length: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        by_length.setdefault(len(row), []).append(number)
+    try:
+        with asked_plainly(module):
+            for length, numbers in by_length.items():
+                for first in range(0, len(numbers) if length > 1 else 0, ROWS):
+                    part = numbers[first : first + ROWS]
+                    _score(module, rows, part, temperature, scaled, raw)
+    except FAULTS:
+        return None
+    empty = np.zeros(0)
+    return Answer(
+        [scaled.get(number, empty) for number in range(len(rows))], [raw.get(number, empty) for number in range(len(rows))]
+    )
+
+
+def _score(
+    module: nn.Module,
+    rows: Sequence[Sequence[int]],
+    part: Sequence[int],
+    temperature: float,
+    scaled: dict[int, Array],
+    raw: dict[int, Array],
+) -> None:
+    device = next(module.parameters()).device
+    ids_BL = torch.tensor([rows[number] for number in part], dtype=torch.int64, device=device)
+    how = {"use_cache": False} if hasattr(getattr(module, "config", None), "use_cache") else {}
+    logits_BLV = logits_of(module(ids_BL, **how))
+    if logits_BLV is None or logits_BLV.shape[:2] != ids_BL.shape:
+        raise ValueError("no logits")
+    for place, number in enumerate(part):
+        for temper, kept in ((temperature, scaled), (1.0, raw)):
+            pieces = []
+            for first in range(0, ids_BL.shape[1] - 1, AT_A_TIME):
+                end = min(first + AT_A_TIME, ids_BL.shape[1] - 1)
+                logprobs_tV = torch.log_softmax(logits_BLV[place, first:end].float() / temper, dim=-1)
+                pieces.append(logprobs_tV.gather(1, ids_BL[place, first + 1 : end + 1, None]).squeeze(1))
+            kept[number] = torch.cat(pieces).double().cpu().numpy()
+
+
+def logits_of(output: object) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "logits", None)
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(output, (tuple, list)):
+        return next((one for one in output if isinstance(one, Tensor) and one.dim() == 3), None)
+    return None

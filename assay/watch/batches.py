@@ -1,0 +1,298 @@
+"""An update of the script --> Batch: its tensors as they were, its settings as they were really in effect.
+
+Shape legend: B completions, T token columns of the log-probs, S tokens given to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from assay.record.batch import Array, Batch, BatchError
+from assay.watch.asked import Answer
+from assay.watch.rewards import credit_of
+from assay.watch.roles import Piece
+from assay.watch.rollouts import Found, Rollout, locate, rollouts_of
+from assay.watch.trace import Backward, Trace, Update, numbers_of
+
+MOST_ROWS = 256
+ASKED = 4  # updates for which the model is asked again
+Ask = Callable[[int, Sequence[Sequence[int]], float], Answer | None]
+_NO_PASS = frozenset(("input_ids", "attention_mask", "position_ids", "labels", "cache_position"))
+
+
+class Rows:
+    """The pieces of an update, laid under each other."""
+
+    def __init__(self, pieces: Sequence[tuple[Backward, Piece]]) -> None:
+        self.pieces = pieces
+        self.shapes = [_two(piece.ids).shape for _, piece in pieces]
+        self.width = max(shape[1] for shape in self.shapes)
+        self.count = sum(shape[0] for shape in self.shapes)
+
+    def laid(self, arrays: Sequence[Array | None], fill: float = 0.0) -> Array | None:
+        """[B, T]; None if one is missing or of another shape."""
+        parts = []
+        for array, shape in zip(arrays, self.shapes, strict=True):
+            if array is None or array.size != shape[0] * shape[1]:
+                return None
+            rows = array.reshape(shape)
+            parts.append(np.pad(rows, ((0, 0), (0, self.width - shape[1])), constant_values=fill))
+        return np.concatenate(parts)
+
+    def by_row(self, arrays: Sequence[Array | None]) -> Array | None:
+        """[B], or [B, T] if one of them is so."""
+        per_row = []
+        for array, shape in zip(arrays, self.shapes, strict=True):
+            if array is None:
+                return None
+            if array.size == shape[0]:
+                per_row.append(array.reshape(shape[0]))
+        if len(per_row) == len(arrays):
+            return np.concatenate(per_row)
+        wide = [
+            np.broadcast_to(array.reshape(shape[0], 1), shape) if array is not None and array.size == shape[0] else array
+            for array, shape in zip(arrays, self.shapes, strict=True)
+        ]
+        return self.laid(wide)
+
+
+def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
+    """What a Batch of this update holds, as far as it is known before the step; None if nothing was recognised."""
+    pieces = [
+        (backward, piece)
+        for backward in update.backwards
+        if backward.roles is not None
+        for piece in backward.roles.pieces
+    ]
+    if not pieces or any(backward.roles is None for backward in update.backwards):
+        return None
+    rows = Rows(pieces)
+    if rows.count > MOST_ROWS or rows.count == 0 or rows.width == 0:
+        return None
+    fields: dict[str, Any] = {"tokens": rows.laid([piece.ids for _, piece in pieces])}
+    fields["mask"] = rows.laid([_mask(piece) for _, piece in pieces])
+    for name, role in (("new_logprobs", "new"), ("old_logprobs", "old"), ("ref_logprobs", "ref")):
+        fields[name] = rows.laid([numbers_of(getattr(piece, role)) for _, piece in pieces])
+    fields["gradients"] = rows.laid([_gradients(backward, piece) for backward, piece in pieces])
+    fields |= _credit(rows, [piece for _, piece in pieces])
+    numbers = [backward.number for backward in update.backwards]
+    if all(number is not None for number in numbers):
+        fields["loss"] = sum(number for number in numbers if number is not None)
+    fields |= _settings(trace, update, [piece for _, piece in pieces])
+    fields |= _inputs(rows, [piece for _, piece in pieces])
+    rollouts = rollouts_of(trace)
+    fields |= _sampled(trace, update, rows, rollouts, ask, fields)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def batch_of(fields: Mapping[str, Any], update: Update, notes: list[str]) -> Batch | None:
+    source = f"optimizer step {update.number + 1} ({update.place})"
+    try:
+        return Batch.of({**fields, **update.numbers}, source=source)
+    except BatchError as error:
+        notes.append(f"{source} could not be read as a batch: {error}")
+        return None
+
+
+def _two(array: Array) -> Array:
+    return array.reshape(1, -1) if array.ndim == 1 else array
+
+
+def _mask(piece: Piece) -> Array | None:
+    if piece.mask is None:
+        return np.ones(piece.ids.shape, dtype=bool)
+    mask = numbers_of(piece.mask)
+    if mask is None:
+        return None
+    return ~mask.astype(bool) if piece.mask_is_inverted else mask.astype(bool)
+
+
+def _gradients(backward: Backward, piece: Piece) -> Array | None:
+    seen = (backward.gradients or {}).get(id(piece.new))
+    return None if seen is None else seen.numbers
+
+
+def _credit(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
+    if any("advantages" in piece.unsure or piece.advantages is None for piece in pieces):
+        return {}
+    signed = []
+    for piece in pieces:
+        numbers = numbers_of(piece.advantages)
+        signed.append(None if numbers is None else piece.sign * numbers)
+    fields: dict[str, Any] = {"advantages": rows.by_row(signed)}
+    ratios = [numbers_of(piece.ratio) for piece in pieces]
+    if all(piece.old is not None for piece in pieces):
+        fields["ratio"] = rows.by_row(ratios)
+    credits = [credit_of(piece.advantages) for piece in pieces if piece.advantages is not None]
+    rewards = rows.by_row([credit.rewards for credit in credits])
+    groups = rows.by_row([credit.groups for credit in credits])
+    if rewards is not None and rewards.ndim == 1:
+        fields["rewards"] = rewards
+        if groups is not None and groups.ndim == 1 and len(set(groups.tolist())) > 1:
+            fields["group_ids"] = groups
+    return fields
+
+
+def _settings(trace: Trace, update: Update, pieces: Sequence[Piece]) -> dict[str, Any]:
+    model = trace.models[pieces[0].forward.model]
+    autocast = any(piece.forward.value.context.autocast for piece in pieces)
+    dtype = "bfloat16" if autocast else next((one for one in model.dtypes if one != "float32"), "float32")
+    settings: dict[str, Any] = {
+        "trainer": "script",
+        "learning_rate": update.learning_rate,
+        "weight_decay": update.weight_decay,
+        "microbatches": len(update.backwards),
+        "dropout_modules": max(piece.forward.dropout for piece in pieces),
+        "clip_norm": update.clip_norm,
+    }
+    if dtype in ("float32", "bfloat16", "float16"):
+        settings["dtype"] = dtype
+    clips = {piece.clip for piece in pieces}
+    if len(clips) == 1 and (clip := clips.pop()) is not None:
+        settings["clip_low"] = None if clip[0] is None else round(1 - clip[0], 9)
+        settings["clip_high"] = None if clip[1] is None else round(clip[1] - 1, 9)
+    return settings
+
+
+def _inputs(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
+    """What the scoring passes were given, if all were given the same columns."""
+    fields: dict[str, Any] = {}
+    for name in ("input_ids", "attention_mask", "position_ids"):
+        arrays = [numbers_of(getattr(piece.forward, name)) for piece in pieces]
+        whole = [array for array in arrays if array is not None and array.ndim == 2]
+        if len(whole) == len(pieces) and len({array.shape[1] for array in whole}) == 1:
+            stacked = np.concatenate(whole)
+            fields[name] = stacked if len(stacked) == rows.count else None
+    return fields
+
+
+def _sampled(
+    trace: Trace, update: Update, rows: Rows, rollouts: Sequence[Rollout], ask: Ask, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    given_BS = fields.get("input_ids")
+    tokens_BT = fields["tokens"]
+    if given_BS is None or tokens_BT is None:
+        return _place(trace, update, rollouts, None)
+    found = [locate(row_S, rollouts) for row_S in given_BS]
+    known = [one for one in found if one is not None]
+    shift = _shift(given_BS, tokens_BT)
+    if len(known) < len(found) or shift is None:
+        return _place(trace, update, rollouts, known or None)
+    told = _place(trace, update, rollouts, known) | _laid_by(known, tokens_BT, shift)
+    if len(trace.batches) < ASKED and _can_be_asked(rows.pieces):
+        told |= _plain(trace, rows, known, given_BS, tokens_BT, shift, told, ask, fields)
+    return told
+
+
+def _place(
+    trace: Trace, update: Update, rollouts: Sequence[Rollout], known: Sequence[Found] | None
+) -> dict[str, Any]:
+    """Step, update within the rollout batch, and the settings that all rows were sampled with."""
+    of = {id(one.rollout): one.rollout for one in known or ()}
+    used = list(of.values()) or [one for one in rollouts[-1:]]
+    if not used:
+        return {"policy_version": update.version}
+    versions = sorted({one.version for one in rollouts})
+    newest = max(one.version for one in used)
+    fields: dict[str, Any] = {"step": versions.index(newest) + 1, "policy_version": update.version}
+    trained = {piece.forward.model for backward in update.backwards if backward.roles for piece in backward.roles.pieces}
+    if {one.model for one in used} <= trained and update.version >= newest:
+        fields["update"] = update.version - newest
+        if known is not None:
+            fields["sampler_versions"] = np.array([one.rollout.version for one in known])
+    shared = dict(used[0].settings)
+    for other in used[1:]:
+        shared = {name: value for name, value in shared.items() if other.settings.get(name) == value}
+    return fields | shared
+
+
+def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
+    """The input column of the first token column; the rightmost that fits."""
+    width = tokens_BT.shape[1]
+    for first in range(given_BS.shape[1] - width, -1, -1):
+        if np.array_equal(given_BS[:, first : first + width], tokens_BT):
+            return first
+    return None
+
+
+def _laid_by(known: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:
+    prompts = [one.rollout.prompt(one.row) for one in known]
+    width = max(len(prompt) for prompt in prompts)
+    prompts_BP = np.zeros((len(known), width), dtype=np.int64)
+    real_BP = np.zeros((len(known), width), dtype=bool)
+    sampled_BT = np.full(tokens_BT.shape, -1, dtype=np.int64)
+    for number, (one, prompt) in enumerate(zip(known, prompts, strict=True)):
+        prompts_BP[number, : len(prompt)], real_BP[number, : len(prompt)] = prompt, True
+        first = one.completion - shift
+        drawn = one.rollout.completion(one.row)
+        columns = np.arange(max(first, 0), tokens_BT.shape[1])
+        inside = columns[(columns - first) < len(drawn)]
+        sampled_BT[number, inside] = drawn[inside - first]
+        beyond = columns[(columns - first) >= len(drawn)]
+        sampled_BT[number, beyond] = tokens_BT[number, beyond]
+    fields: dict[str, Any] = {
+        "prompt_tokens": prompts_BP,
+        "prompt_mask": real_BP,
+        "sampled_tokens": sampled_BT,
+        "lengths": np.array([int(one.rollout.lengths_B[one.row]) for one in known]),
+    }
+    if all(one.rollout.finished_B is not None for one in known):
+        fields["finished"] = np.array([bool(one.rollout.finished_B[one.row]) for one in known])  # type: ignore[index]
+    return fields
+
+
+def _can_be_asked(pieces: Sequence[tuple[Backward, Piece]]) -> bool:
+    """The scoring pass was given nothing that we would leave out."""
+    names = {name for _, piece in pieces for name in piece.forward.value.arguments}
+    return names <= _NO_PASS | {"1"} and len({piece.forward.model for _, piece in pieces}) == 1
+
+
+def _plain(
+    trace: Trace,
+    rows: Rows,
+    known: Sequence[Found],
+    given_BS: Array,
+    tokens_BT: Array,
+    shift: int,
+    told: Mapping[str, Any],
+    ask: Ask,
+    fields: Mapping[str, Any],
+) -> dict[str, Any]:
+    temperature = told.get("temperature")
+    asked = []
+    for number, one in enumerate(known):
+        length = len(one.rollout.prompt(one.row)) + int(one.rollout.lengths_B[one.row])
+        asked.append([int(token) for token in given_BS[number, one.start : one.start + length]])
+    models = {"plain": rows.pieces[0][1].forward.model}
+    references = {_reference(trace, piece) for _, piece in rows.pieces}
+    if fields.get("ref_logprobs") is not None and len(references) == 1 and (model := references.pop()) is not None:
+        models["plain_ref"] = model
+    plain: dict[str, Any] = {}
+    for name, model in models.items():
+        answer = ask(model, asked, float(temperature or 1.0))
+        if answer is None:
+            continue
+        laid = [np.full(tokens_BT.shape, np.nan) for _ in range(2)]
+        for number, one in enumerate(known):
+            for array, values in zip(laid, (answer.scaled[number], answer.raw[number]), strict=True):
+                columns = np.arange(tokens_BT.shape[1]) + shift - one.start - 1
+                good = (columns >= 0) & (columns < len(values))
+                array[number, good] = values[columns[good]]
+        if temperature is not None:
+            plain[f"{name}_logprobs"] = laid[0]
+        if name == "plain":
+            plain["plain_raw_logprobs"] = laid[1]
+    return plain
+
+
+def _reference(trace: Trace, piece: Piece) -> int | None:
+    from assay.watch.origins import above
+
+    by_value = {id(forward.value): forward for forward in trace.forwards}
+    if piece.ref is None:
+        return None
+    forward = next((by_value[id(one)] for one in above(piece.ref) if id(one) in by_value), None)
+    return None if forward is None or forward.adapter_off else forward.model

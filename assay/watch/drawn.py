@@ -1,0 +1,52 @@
+"""From what a token was drawn: the pass, the temperature, and what was cut away before."""
+
+from __future__ import annotations
+
+from assay.dataflow.value import Value
+from assay.watch.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
+from assay.watch.trace import Sampling, numbers_of
+
+_PASSED = frozenset(
+    "softmax log_softmax cast index squeeze unsqueeze view reshape flatten clone detach contiguous element attribute exp changed "
+    "categorical sample expand".split()
+)
+_CUTS = frozenset("topk sort masked_fill where scatter setitem gather cumsum".split())
+
+
+def sampling_of(value: Value, origins: Origins, version: int) -> Sampling:
+    temperature: float | None = 1.0
+    cuts: list[str] = []
+    current: Value | None = value.arguments.get("input")
+    while current is not None and current.op != "forward":
+        if current.op in ("div", "mul"):
+            factor = _number(current.arguments.get("other"))
+            if factor is None or factor <= 0:
+                temperature = None
+            elif temperature is not None and origins.kind(current) in (LOGITS, None):
+                temperature *= factor if current.op == "div" else 1 / factor
+            elif origins.kind(current) != PROBABILITIES:  # dividing probabilities by their sum changes nothing
+                temperature = None
+        elif current.op in _CUTS:
+            cuts.append(current.op)
+        elif current.op not in _PASSED and origins.kind(current) not in (LOGITS, LOGPROBS, PROBABILITIES):
+            temperature = None
+        elif current.op not in _PASSED and current.op not in ("add", "clamp"):
+            temperature = None
+        current = _before(current)
+    return Sampling(value, version, origins.forward_of(value), temperature, tuple(cuts))
+
+
+def _before(value: Value) -> Value | None:
+    for name in ("input", "logits", "probs"):
+        if name in value.arguments:
+            return value.arguments[name]
+    return None
+
+
+def _number(value: Value | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value.constant, (int, float)):
+        return float(value.constant)
+    numbers = numbers_of(value)
+    return float(numbers.reshape(-1)[0]) if numbers is not None and numbers.size == 1 else None

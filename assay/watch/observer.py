@@ -1,0 +1,402 @@
+"""Beside a running script: what it calls --> Trace. Gradients are caught by hooks on tensors; nothing is retained.
+
+An Observer is told by patches.py. It holds tensors only from the pass that made them to the backward that uses them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.dataflow.value import Value
+from assay.watch.asked import ask
+from assay.watch.batches import batch_of, fields_of
+from assay.watch.drawn import sampling_of
+from assay.watch.patches import Patches, patch_generate, patch_torch
+from assay.watch.places import Places
+from assay.watch.recorder import Recorder
+from assay.watch.origins import Origins
+from assay.watch.roles import find_roles
+from assay.watch.trace import Backward, Event, Forward, Generation, Model, Sight, Trace, Update
+from assay.watch.weights import Weights
+
+LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
+_INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")
+
+
+class Enough(SystemExit):
+    """Raised inside an optimizer step when as many were made as were asked for."""
+
+
+class Observer:
+    def __init__(self, trace: Trace, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
+        self.trace, self.steps, self._finished = trace, steps, finished
+        self.recorder = Recorder(trace, places)
+        self.recorder.before["backward"] = self._backward
+        self.recorder.made = self._made
+        self.recorder.drawn = self._drawn
+        self.patches = Patches()
+        self.origins = Origins(trace)
+        self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
+        self._transparent: set[int] = set()
+        self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
+        self._pending: list[Backward] = []  # since the last step
+        self._since_zero: list[str] = []
+        self._weights: dict[int, Weights] = {}
+        self._optimizers: dict[int, int] = {}
+        self._config: Any = None
+        self._clip_norm: float | None = None
+        self._rollouts = 0
+        self._sampled_since_step = False
+        self._fields: dict[str, Any] | None = None
+        self._live = True
+
+    # -- beginning and end
+
+    def start(self) -> None:
+        self.trace.torch_was_used = True
+        patch_torch(self.patches, self)
+        self.recorder.__enter__()
+
+    def watch_generate(self, module: Any) -> None:
+        if self._live:
+            patch_generate(self.patches, self, module)
+
+    def stop(self) -> None:
+        """Takes everything off; the script then runs as if nobody had looked."""
+        if not self._live:
+            return
+        self._live = False
+        self.recorder.stopped = True
+        self.patches.undo()
+        if self.recorder.off == 0:
+            self.recorder.remove()
+        self.recorder.off += 1
+        self._tensors.clear()
+
+    # -- models
+
+    def model(self, module: nn.Module) -> Model:
+        known = self._models.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        parameters = list(module.parameters())
+        config = getattr(module, "config", None)
+        model = Model(
+            number=len(self.trace.models),
+            name=type(module).__name__,
+            parameters=sum(one.numel() for one in parameters),
+            trainable=sum(one.requires_grad for one in parameters),
+            dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in parameters})),
+            has_adapter=hasattr(module, "disable_adapter"),
+            eos_ids=_ids(getattr(config, "eos_token_id", None)),
+            pad_id=next(iter(_ids(getattr(config, "pad_token_id", None))), None),
+            dropout=max((float(one.p) for one in module.modules() if isinstance(one, _DROPOUT)), default=0.0),
+        )
+        self._models[id(module)] = (weakref.ref(module), model)
+        self.trace.models.append(model)
+        return model
+
+    def module_of(self, number: int) -> nn.Module | None:
+        return next((ref() for ref, model in self._models.values() if model.number == number), None)
+
+    def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
+            return False
+        return _ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
+
+    def passed(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any
+    ) -> None:
+        where = self.recorder.here(frame)
+        found = _ids_given(args, kwargs)
+        given = {name: one for name, one in kwargs.items() if isinstance(one, Tensor)}
+        given |= {f"{number}": one for number, one in enumerate(args) if isinstance(one, Tensor) and one is not found}
+        arguments = {name: self.recorder.tensor(one, where) for name, one in given.items()}
+        if found is not None:
+            arguments["input_ids"] = self.recorder.tensor(found, where)
+        model = self.model(module)
+        value = self.recorder.event("forward", arguments, frame, name=model.name)
+        logits = self._outputs(value, output, where, found)
+        if logits is None:
+            self._transparent.add(id(module))
+        if "attention_mask" not in arguments and "1" in arguments and _looks_like_mask(arguments["1"], found):
+            arguments["attention_mask"] = arguments["1"]
+        self.trace.forwards.append(
+            Forward(
+                value=value,
+                model=model.number,
+                version=self.recorder.version,
+                training=module.training,
+                dropout=_active_dropout(module) if module.training else 0,
+                input_ids=arguments.get("input_ids"),
+                attention_mask=arguments.get("attention_mask"),
+                position_ids=arguments.get("position_ids"),
+                caches=kwargs.get("past_key_values") is not None,
+                adapter_off=_adapter_is_off(module) if model.has_adapter else False,
+            )
+        )
+        self.origins.forwards[id(value)] = self.trace.forwards[-1]
+
+    def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
+        """Every tensor of the output is known from now on; the first that has a dimension more than the ids are logits."""
+        logits: Value | None = None
+        for name, one in _tensors_of(output):
+            looks = one.is_floating_point() and one.dim() == (ids.dim() + 1 if ids is not None else 3)
+            is_logits = logits is None and looks and (name in ("", "0", "logits") or name.startswith("logit"))
+            if one is output:
+                made = value
+            else:
+                op = "element" if name.isdigit() else "attribute"
+                place, _, context = where
+                made = self.trace.graph.new(op, {"input": value}, place, context, name=name)
+            if is_logits:
+                logits = made
+                self.recorder.widen(made)
+                self.origins.logits.add(id(made))
+            self.recorder.adopt(one, made)
+        return logits
+
+    # -- sampling
+
+    def generating(self, model: Any, frame: Any) -> None:
+        self._config = None
+
+    def generation_config(self, config: Any) -> None:
+        self._config = config
+
+    def generated(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any) -> None:
+        where = self.recorder.here(frame)
+        named = {**({"inputs": args[0]} if args else {}), **kwargs}
+        ids = next((named[name] for name in ("input_ids", "inputs") if isinstance(named.get(name), Tensor)), None)
+        tensors = {name: one for name, one in named.items() if isinstance(one, Tensor)}
+        arguments = {name: self.recorder.tensor(one, where) for name, one in tensors.items()}
+        arguments |= {
+            name: self.recorder.value_of(one, where)
+            for name, one in kwargs.items()
+            if name not in tensors and isinstance(one, (int, float, bool, str))
+        }
+        seen = self.model(model)
+        value = self.recorder.event("generate", arguments, frame, name=seen.name)
+        sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
+        made: Value | None = None
+        if sequences is not None:
+            is_all = sequences is output
+            made = value if is_all else self.recorder.event("attribute", {"input": value}, frame, name="sequences")
+            self.recorder.adopt(sequences, made)
+        config = self._config.to_dict() if hasattr(self._config, "to_dict") else {}
+        given = {name: one for name, one in kwargs.items() if isinstance(one, (int, float, bool, str))}
+        self.trace.generations.append(
+            Generation(
+                value=value,
+                model=seen.number,
+                version=self.recorder.version,
+                training=bool(model.training),
+                dropout=_active_dropout(model) if model.training else 0,
+                config={name: one for name, one in config.items() if _is_plain(one)},
+                given=given,
+                input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
+                attention_mask=arguments.get("attention_mask"),
+                sequences=made,
+            )
+        )
+        if config.get("do_sample"):
+            self._sampled()
+
+    def distributed(self, distribution: Any, kwargs: dict[str, Any], frame: Any) -> None:
+        where = self.recorder.here(frame)
+        arguments = {name: self.recorder.tensor(one, where) for name, one in kwargs.items() if isinstance(one, Tensor)}
+        value = self.recorder.event("categorical", arguments, frame)
+        self._distributions[id(distribution)] = (weakref.ref(distribution), value)
+
+    def asked(self, distribution: Any, kind: str, args: tuple[Any, ...], result: Any, frame: Any) -> None:
+        known = self._distributions.get(id(distribution))
+        if known is None or known[0]() is not distribution or not isinstance(result, Tensor):
+            return
+        where = self.recorder.here(frame)
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        arguments = {"input": known[1], **({"value": self.recorder.tensor(tensors[0], where)} if tensors else {})}
+        value = self.recorder.remember(result, kind, arguments, where)
+        if result.requires_grad:
+            self._made(value, result)
+        if kind == "sample":
+            self._drawn(value)
+
+    def _drawn(self, value: Value) -> None:
+        self.trace.samplings.append(sampling_of(value, self.origins, self.recorder.version))
+        self._sampled()
+
+    def _sampled(self) -> None:
+        if not self._sampled_since_step:
+            self._sampled_since_step = True
+            self._rollouts += 1
+            if self._rollouts > LEAST_ROLLOUTS and len(self.trace.updates) >= LEAST_UPDATES and self.steps is None:
+                self._enough()
+
+    # -- learning
+
+    def _made(self, value: Value, tensor: Tensor) -> None:
+        """Of the tensors that need a gradient those are held that may be log-probs of chosen tokens."""
+        if self.origins.is_chosen(value):
+            self._tensors[id(value)] = tensor
+
+    def _backward(self, value: Value) -> Callable[[], None] | None:
+        loss = value.arguments["input"]
+        seen = loss.thing
+        number = None
+        if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
+            number = float(seen.numbers.reshape(-1)[0])
+        roles = find_roles(loss, self.origins)
+        told = Backward(loss, number, self.recorder.version, roles)
+        self.trace.backwards.append(told)
+        self._pending.append(told)
+        caught: dict[int, Tensor] = {}
+        handles = []
+        if roles is not None:
+            for piece in roles.pieces:
+                tensor = self._tensors.get(id(piece.new))
+                if tensor is not None and tensor.requires_grad:
+                    key = id(piece.new)
+                    handles.append(tensor.register_hook(lambda grad, key=key: _catch(caught, key, grad)))
+
+        def after() -> None:
+            for handle in handles:
+                handle.remove()
+            told.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
+            self._tensors.clear()
+
+        return after
+
+    def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
+        args, kwargs = detail
+        plain: Any = None
+        if kind == "clip_grad_norm":
+            norm = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
+            plain = self._clip_norm = float(norm) if isinstance(norm, (int, float)) else None
+        elif kind == "train":
+            kind = "train" if (args[0] if args else kwargs.get("mode", True)) else "eval"
+            plain = self.model(subject).number if isinstance(subject, nn.Module) else None
+        elif kind == "manual_seed":
+            plain = subject if isinstance(subject, int) else kwargs.get("seed")
+        self._since_zero.append(kind)
+        place = self.recorder.here(frame)[0]
+        self.trace.events.append(Event(kind, place, len(self.trace.graph.values), self.recorder.version, plain))
+
+    def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        trained = [model for model in self._of(held) if not model.is_trained]
+        for model in trained:
+            model.is_trained = True
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = len(self._optimizers)
+        self._weights[id(optimizer)] = Weights.before(held)
+        group = optimizer.param_groups[0]
+        update = Update(
+            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.trace.updates),
+            optimizer=self._optimizers[id(optimizer)],
+            optimizer_name=type(optimizer).__name__,
+            place=self.recorder.here(frame)[0],
+            version=self.recorder.version,
+            learning_rate=float(group.get("lr", 0.0)),
+            weight_decay=float(group.get("weight_decay", 0.0) or 0.0),
+            backwards=tuple(self._pending),
+            maximize=bool(group.get("maximize", False)),
+            clip_norm=self._clip_norm,
+            zeroed="zero_grad" in self._since_zero,
+            held=len(held),
+            dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
+        )
+        self.trace.updates.append(update)
+        with self.recorder.suspended():
+            self._fields = fields_of(
+                self.trace, update, lambda model, rows, temperature: ask(self.module_of(model), rows, temperature)
+            )
+
+    def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        update = next(one for one in reversed(self.trace.updates) if one.optimizer == self._optimizers[id(optimizer)])
+        with self.recorder.suspended():
+            update.numbers |= self._weights.pop(id(optimizer)).after()
+            if self._fields is not None:
+                batch = batch_of(self._fields, update, self.trace.notes)
+                self.trace.batches += [batch] if batch is not None else []
+                self._fields = None
+        self._pending, self._since_zero, self._clip_norm = [], [], None
+        self._sampled_since_step = False
+        self.recorder.version += 1
+        self.recorder.next_update()
+        if self.steps is not None and len(self.trace.updates) >= self.steps:
+            self._enough()
+            raise Enough(0)
+
+    def _of(self, parameters: Iterable[Tensor]) -> list[Model]:
+        held = {id(one) for one in parameters}
+        models = [(ref(), model) for ref, model in self._models.values()]
+        return [
+            model
+            for module, model in models
+            if module is not None and any(id(one) in held for one in module.parameters())
+        ]
+
+    def _enough(self) -> None:
+        self.stop()
+        self._finished()
+
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def _catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
+    copy = gradient.detach().double().cpu().clone()
+    caught[key] = caught[key] + copy if key in caught else copy
+
+
+def _active_dropout(module: nn.Module) -> int:
+    return sum(isinstance(one, _DROPOUT) and one.training and one.p > 0 for one in module.modules())
+
+
+def _adapter_is_off(module: nn.Module) -> bool:
+    return any(getattr(one, "disable_adapters", False) is True for one in module.modules())
+
+
+def _ids_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The integer tensor that a model is given: by the usual names, else the first."""
+    candidates = [kwargs.get(name) for name in _INPUTS] + list(args)
+    return next((one for one in candidates if isinstance(one, Tensor) and _are_ids(one)), None)
+
+
+def _are_ids(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2)
+
+
+def _looks_like_mask(value: Value, ids: Tensor | None) -> bool:
+    seen = value.thing
+    if not isinstance(seen, Sight) or ids is None or seen.shape != tuple(ids.shape) or seen.numbers is None:
+        return False
+    return bool(((seen.numbers == 0) | (seen.numbers == 1)).all())
+
+
+def _tensors_of(output: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(output, Tensor):
+        return [("", output)]
+    if hasattr(output, "items"):
+        return [(str(name), one) for name, one in output.items() if isinstance(one, Tensor)]
+    if isinstance(output, (tuple, list)):
+        return [(str(number), one) for number, one in enumerate(output) if isinstance(one, Tensor)]
+    return [(name, one) for name, one in vars(output).items() if isinstance(one, Tensor)] if hasattr(output, "__dict__") else []
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, (list, tuple)) else ()
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, bool, str)) or (
+        isinstance(value, (list, tuple)) and all(isinstance(one, int) for one in value)
+    )

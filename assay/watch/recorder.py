@@ -1,0 +1,300 @@
+"""A mode in which every call of torch that the script makes becomes a Value; what runs below such a call does not.
+
+The script's numbers are not touched: tensors are known by identity and kept as copies. Inside of a model's pass, of
+generate() and of an optimizer's step the recorder is off: those are one Value each.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from assay.dataflow.operations import bound, canonical
+from assay.dataflow.value import UNKNOWN, Context, Value
+from assay.verdict import Place
+from assay.watch.places import Places
+from assay.watch.trace import Sight, Trace
+
+LARGEST = 2_000_000  # numbers of a tensor that is kept
+MOST_BYTES = 768 * 2**20  # kept in all
+WIDE = 64  # tensors of logits narrower than this are kept whole if they are small
+SMALL = 65_536
+OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
+ROWS = 8  # of a tensor as wide as the vocabulary that are looked at
+MOST_VALUES = 400_000
+
+# what tells about a tensor and makes none
+_TELLS = frozenset(
+    "__get__ __set__ __delete__ size dim ndimension numel nelement stride __len__ __repr__ __format__ __str__ _set_grad_enabled "
+    "is_floating_point is_complex is_contiguous element_size data_ptr storage_offset untyped_storage get_device "
+    "register_hook retain_grad __hash__ __reduce_ex__ __deepcopy__ is_same_size __dir__ has_names is_pinned "
+    "register_post_accumulate_grad_hook is_shared share_memory_ requires_grad_ _is_view __array__ is_nonzero".split()
+)
+_OPS = {
+    "__getitem__": "index", "__setitem__": "setitem", "__rsub__": "sub", "rsub": "sub", "__rdiv__": "div", "__rtruediv__": "div",
+    "__rpow__": "pow", "__invert__": "logical_not", "__eq__": "eq", "__ne__": "ne", "__iadd__": "add",
+    "__radd__": "add", "__rmul__": "mul", "__or__": "logical_or", "__float__": "leave", "__int__": "leave", "__bool__": "leave",
+    "__index__": "leave", "__contains__": "leave", "__rmatmul__": "matmul", "__rfloordiv__": "floordiv", "__rmod__": "mod",
+    "floor_divide": "floordiv", "remainder": "mod", "fmod": "mod",
+}  # fmt: skip
+_REVERSED = frozenset(("__rsub__", "rsub", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__rmod__"))
+_WIDTH_KEPT = frozenset(
+    "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter setitem index view reshape "
+    "squeeze unsqueeze contiguous clone detach contiguous element stack cat neg changed sort topk tanh".split()
+)
+_RANDOM_OR_EMPTY = frozenset("empty empty_like new_empty empty_strided".split())
+
+
+class Recorder(TorchFunctionMode):
+    """`before` holds what is told of a call before it is made: backward is where gradients are caught."""
+
+    def __init__(self, trace: Trace, places: Places) -> None:
+        super().__init__()
+        self.trace, self.places = trace, places
+        self.off = 0  # how many passes, steps and so on are under way
+        self.stopped = False
+        self.version = 0
+        self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
+        self.made: Callable[[Value, Tensor], None] | None = None  # told of every tensor that requires a gradient
+        self.drawn: Callable[[Value], None] | None = None
+        self._known: dict[int, tuple[weakref.ref[Tensor], Value, int]] = {}
+        self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
+        self._visits: dict[tuple[Place, str], int] = {}
+        self._bytes = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.off or name in _TELLS or len(self.trace.graph.values) > MOST_VALUES:
+            return func(*args, **kwargs)
+        if name == "backward":
+            return self._backward(func, args, kwargs)
+        op, given, where = self._given(name, args, kwargs, sys._getframe(1))
+        result = func(*args, **kwargs)
+        self._result(op, name, given, where, result, args)
+        return result
+
+    def _given(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: Any
+    ) -> tuple[str, dict[str, Value], tuple[Place, str, Context]]:
+        """The operation and its arguments, as they are before it: it may change them in place."""
+        where = self.here(frame)
+        op = _OPS.get(name) or canonical(name) or name
+        if name in _REVERSED:
+            args = (args[1], args[0], *args[2:])
+        positional = [self.value_of(one, where) for one in args]
+        if op == "index":
+            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return op, {"input": positional[0], **self._numbered(keys, where)}, where
+        if op == "setitem":
+            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return op, {"input": positional[0], **self._numbered(keys, where), "value": positional[2]}, where
+        keywords = {
+            key: self.value_of(one, where) for key, one in kwargs.items() if one is not None and key != "_stacklevel"
+        }
+        return op, bound(op, name, positional, keywords), where
+
+    def _numbered(self, parts: Iterable[Any], where: tuple[Place, str, Context]) -> dict[str, Value]:
+        return {str(number): self.value_of(part, where) for number, part in enumerate(parts)}
+
+    def here(self, frame: Any) -> tuple[Place, str, Context]:
+        with torch._C.DisableTorchFunction():
+            autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+            return self.places.here(frame, no_grad=not torch.is_grad_enabled(), autocast=autocast)
+
+    def value_of(self, one: Any, where: tuple[Place, str, Context]) -> Value:
+        """The Value of whatever the script handed over. A tensor that was changed behind our back is a new one."""
+        if isinstance(one, Tensor):
+            return self.tensor(one, where)
+        order = len(self.trace.graph.values)
+        if isinstance(one, slice):
+            parts = {name: getattr(one, name) for name in ("start", "stop", "step") if getattr(one, name) is not None}
+            inner = {name: self.value_of(part, where) for name, part in parts.items()}
+            return Value("slice", inner, where[0], where[2], order)
+        if isinstance(one, (list, tuple)) and any(isinstance(part, (Tensor, list, tuple)) for part in one[:4096]):
+            if not any(_holds_tensor(part) for part in one[:4096]):
+                return Value("constant", {}, where[0], where[2], order, constant=one)
+            return Value("listing", self._numbered(one, where), where[0], where[2], order)
+        constant = one if isinstance(one, (int, float, str, bool, type(None), list, tuple, torch.dtype)) else UNKNOWN
+        return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(one).__name__)
+
+    def tensor(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            return self.remember(tensor, "given", {}, where)
+        value = known[1]
+        if known[2] != tensor._version and not tensor.is_inference():
+            return self.remember(tensor, "changed", {"input": value}, where)
+        seen = value.thing
+        if isinstance(seen, Sight) and seen.data is None and not seen.summary and where[0] is not value.place:
+            seen.data = self._copy(tensor, seen)
+        return value
+
+    def remember(
+        self, tensor: Tensor, op: str, arguments: Mapping[str, Value], where: tuple[Place, str, Context], **how: Any
+    ) -> Value:
+        place, name, context = where
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            seen = Sight(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+            value = self.trace.graph.new(op, arguments, place, context, thing=seen, **how)
+            if name and op != "given":
+                value.names.append(name)
+            self.adopt(tensor, value, seen)
+        return value
+
+    def adopt(self, tensor: Tensor, value: Value, seen: Sight | None = None) -> None:
+        """From now on the tensor is this value."""
+        place, op = value.place, value.op
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            if seen is None:
+                seen = Sight(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+                value.thing = seen
+            visits = self._visits[place, op] = self._visits.get((place, op), 0) + 1
+            if op in _WIDTH_KEPT and any(
+                id(one) in self._wide and sight_shape(one)[-1:] == seen.shape[-1:] for one in value.arguments.values()
+            ):
+                self._wide.add(id(value))
+            if op not in _RANDOM_OR_EMPTY:
+                self._look(value, seen, tensor, visits)
+            key = id(tensor)
+            version = 0 if tensor.is_inference() else tensor._version
+            self._known[key] = (weakref.ref(tensor, lambda _: self._forget(key)), value, version)
+
+    def _look(self, value: Value, seen: Sight, tensor: Tensor, visits: int) -> None:
+        if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
+            if visits <= OFTEN and seen.is_floating and seen.size:
+                seen.summary = _summary(tensor)
+        elif visits <= OFTEN:
+            seen.data = self._copy(tensor, seen)
+
+    def _copy(self, tensor: Tensor, seen: Sight) -> Tensor | None:
+        if seen.size > LARGEST or self._bytes > MOST_BYTES or tensor.is_sparse or tensor.is_meta:
+            return None
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            copy = tensor.detach().clone()
+        self._bytes += copy.numel() * copy.element_size()
+        return copy
+
+    def _forget(self, key: int) -> None:
+        self._known.pop(key, None)
+
+    def _result(
+        self,
+        op: str,
+        name: str,
+        given: Mapping[str, Value],
+        where: tuple[Place, str, Context],
+        result: Any,
+        args: tuple[Any, ...],
+    ) -> None:
+        if isinstance(result, Tensor):
+            value = self.remember(result, op, given, where, name=name)
+            if self.made is not None and result.requires_grad:
+                self.made(value, result)
+        elif op == "setitem":
+            value = self.remember(args[0], op, given, where, name=name)
+        elif isinstance(result, (tuple, list)) and any(isinstance(one, Tensor) for one in result):
+            place, _, context = where
+            value = self.trace.graph.new(op, given, place, context, name=name)
+            fields = getattr(result, "_fields", ()) or getattr(type(result), "__match_args__", ())
+            for number, one in enumerate(result):
+                if isinstance(one, Tensor):
+                    field_name = str(fields[number]) if number < len(fields) else ""
+                    self.remember(one, "element", {"input": value}, where, name=field_name, constant=number)
+        elif op == "leave":
+            value = self.trace.graph.new(op, given, where[0], where[2], name=name)
+        else:
+            return
+        if op == "multinomial" and self.drawn is not None:
+            self.drawn(value)
+
+    def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        where = self.here(sys._getframe(2))
+        loss = self.tensor(args[0], where)
+        value = self.trace.graph.new("backward", {"input": loss}, where[0], where[2])
+        after = self.before["backward"](value) if "backward" in self.before else None
+        try:
+            with self.suspended():
+                return func(*args, **kwargs)
+        finally:
+            if after is not None:
+                after()
+
+    def widen(self, value: Value) -> None:
+        """Its last dimension is the vocabulary. What was kept of it is let go where it is large."""
+        self._wide.add(id(value))
+
+    def is_wide(self, value: Value) -> bool:
+        return id(value) in self._wide
+
+    def next_update(self) -> None:
+        self._visits.clear()
+
+    def remove(self) -> None:
+        """From the stack, wherever it stands: others may have been put on top."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = torch._C._pop_torch_function_stack()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Off the stack where it stands on top, so that what runs meanwhile runs at full speed."""
+        popped = self.off == 0 and _is_on_top(self)
+        self.off += 1
+        if popped:
+            self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.off -= 1
+            if popped and not self.stopped:
+                self.__enter__()
+
+    def event(self, op: str, arguments: Mapping[str, Value], frame: Any, **how: Any) -> Value:
+        place, name, context = self.here(frame)
+        value = self.trace.graph.new(op, arguments, place, context, **how)
+        if name:
+            value.names.append(name)
+        return value
+
+
+def sight_shape(value: Value) -> tuple[int, ...]:
+    return value.thing.shape if isinstance(value.thing, Sight) else ()
+
+
+def _is_on_top(mode: Recorder) -> bool:
+    count = torch._C._len_torch_function_stack()
+    return bool(count) and torch._C._get_function_stack_at(count - 1) is mode
+
+
+def _holds_tensor(part: Any) -> bool:
+    return isinstance(part, Tensor) or (isinstance(part, (list, tuple)) and any(isinstance(one, Tensor) for one in part))
+
+
+def _summary(tensor: Tensor) -> dict[str, float]:
+    """Of the first ROWS rows and the last."""
+    rows = tensor.detach().reshape(-1, tensor.shape[-1])
+    rows = rows if len(rows) <= ROWS else torch.cat([rows[: ROWS - 1], rows[-1:]])
+    rows = rows.double()
+    return {
+        "lowest": float(rows.min()),
+        "highest": float(rows.max()),
+        "row_sum": float((rows.sum(dim=-1) - 1).abs().max()),  # its distance from 1
+        "row_logsumexp": float(torch.logsumexp(rows, dim=-1).abs().max()),  # its distance from 0
+        "finite": float(not bool((torch.isnan(rows) | (rows == torch.inf)).any())),
+    }
+

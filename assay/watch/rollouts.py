@@ -1,0 +1,198 @@
+"""What was sampled: calls of generate(), and loops that draw one token after the other, as rows of prompt + completion.
+
+Shape legend: B rows, P prompt tokens, T completion tokens, S tokens given to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.dataflow.value import Value
+from assay.record.batch import Array
+from assay.watch.trace import Forward, Generation, Sampling, Trace, numbers_of, sight
+
+_FORMS = frozenset("squeeze unsqueeze view reshape cast index element clone detach".split())
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """Rows that were sampled together."""
+
+    version: int
+    model: int
+    prompts_BP: Array
+    prompt_mask_BP: Array
+    sampled_BT: Array  # as the sampler returned them
+    lengths_B: Array  # EOS included
+    finished_B: Array | None  # None: not known
+    value: Value
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as a Batch names them
+
+    def prompt(self, row: int) -> Array:
+        return self.prompts_BP[row][self.prompt_mask_BP[row]]
+
+    def completion(self, row: int) -> Array:
+        return self.sampled_BT[row, : self.lengths_B[row]]
+
+
+def rollouts_of(trace: Trace) -> list[Rollout]:
+    """In the order in which they were sampled."""
+    found = [rollout for one in trace.generations if (rollout := _generated(one, trace)) is not None]
+    found += [rollout for part in _loops(trace.samplings) if (rollout := _looped(part, trace)) is not None]
+    return sorted(found, key=lambda rollout: rollout.value.order)
+
+
+def _generated(call: Generation, trace: Trace) -> Rollout | None:
+    sequences_BL, prompts_BP = numbers_of(call.sequences), numbers_of(call.input_ids)
+    if sequences_BL is None or prompts_BP is None or sequences_BL.ndim != 2 or prompts_BP.ndim != 2:
+        return None
+    width = prompts_BP.shape[1]
+    mask = numbers_of(call.attention_mask)
+    mask_BP = np.ones(prompts_BP.shape, dtype=bool) if mask is None else mask.astype(bool)
+    copies = len(sequences_BL) // max(len(prompts_BP), 1)
+    if copies > 1:
+        prompts_BP, mask_BP = np.repeat(prompts_BP, copies, axis=0), np.repeat(mask_BP, copies, axis=0)
+    if len(prompts_BP) != len(sequences_BL) or not np.array_equal(sequences_BL[:, :width], prompts_BP):
+        return None
+    config = call.config
+    eos_ids = _as_ids(config.get("eos_token_id")) or trace.models[call.model].eos_ids
+    sampled_BT = sequences_BL[:, width:]
+    lengths_B, finished_B = _ends(sampled_BT, eos_ids)
+    settings: dict[str, Any] = {"temperature": float(config.get("temperature") or 1.0)}
+    if eos_ids:
+        settings["eos_ids"] = list(eos_ids)
+    pad = _as_ids(config.get("pad_token_id"))
+    if pad:
+        settings["pad_id"] = pad[0]
+    if isinstance(config.get("max_new_tokens"), int):
+        settings["max_tokens"] = config["max_new_tokens"]
+    settings |= _cuts(config)
+    if not config.get("do_sample"):
+        settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
+    return Rollout(
+        call.version, call.model, prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
+        call.value, settings,
+    )  # fmt: skip
+
+
+def _cuts(config: Mapping[str, Any]) -> dict[str, Any]:
+    cuts: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return {name: config.get(name) if config.get(name) is not None else off for name, off in cuts.items()}
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else ()
+
+
+def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:
+    """(tokens up to the first EOS and it, whether there is one)."""
+    is_end_BT = np.isin(sampled_BT, np.asarray(list(eos_ids), dtype=np.int64))
+    finished_B = is_end_BT.any(axis=1) if sampled_BT.shape[1] else np.zeros(len(sampled_BT), dtype=bool)
+    first_B = is_end_BT.argmax(axis=1) + 1 if sampled_BT.shape[1] else np.zeros(len(sampled_BT), dtype=np.int64)
+    return np.where(finished_B, first_B, sampled_BT.shape[1]), finished_B
+
+
+def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
+    """Draws of one loop: each pass sees one token more than the one before, or just one with a cache."""
+    part: list[Sampling] = []
+    for one in samplings:
+        if part and not _goes_on(part[-1].forward, one.forward):
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
+
+
+def _goes_on(before: Forward | None, after: Forward | None) -> bool:
+    if before is None or after is None or before.model != after.model or before.version != after.version:
+        return False
+    one, other = sight(before.input_ids), sight(after.input_ids)
+    if one is None or other is None or one.shape[:-1] != other.shape[:-1]:
+        return False
+    return other.shape[-1] == one.shape[-1] + 1 or (after.caches and other.shape[-1] == 1)
+
+
+def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
+    first = part[0].forward
+    prompts_BP = numbers_of(first.input_ids) if first is not None else None
+    if first is None or prompts_BP is None or prompts_BP.ndim not in (1, 2):
+        return None
+    prompts_BP = np.atleast_2d(prompts_BP)
+    rows = len(prompts_BP)
+    columns = [numbers_of(one.value) for one in part]
+    if any(column is None or column.size != rows for column in columns):
+        return None
+    sampled_BT = np.stack([column.reshape(rows) for column in columns if column is not None], axis=1)
+    mask = numbers_of(first.attention_mask)
+    is_mask = mask is not None and mask.shape == prompts_BP.shape
+    mask_BP = mask.astype(bool) if is_mask and mask is not None else np.ones(prompts_BP.shape, dtype=bool)
+    ends = _compared(part) or set(trace.models[first.model].eos_ids)
+    lengths_B, finished_B = _ends(sampled_BT, sorted(ends))
+    settings: dict[str, Any] = {}
+    temperatures = {one.temperature for one in part}
+    if len(temperatures) == 1 and None not in temperatures:
+        settings["temperature"] = temperatures.pop()
+    if ends:
+        settings["eos_ids"] = sorted(ends)
+    if not any(one.cuts for one in part):
+        settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return Rollout(
+        first.version, first.model, prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
+        part[-1].value, settings,
+    )  # fmt: skip
+
+
+def _compared(part: Sequence[Sampling]) -> set[int]:
+    """Ids that drawn tokens are compared with: what ends a completion, if it is one."""
+    found: set[int] = set()
+    waiting = [one.value for one in part]
+    for value in waiting:
+        for user in value.users:
+            if user.op in ("eq", "ne") and isinstance(user.setting("other"), int):
+                found.add(int(user.setting("other")))
+            elif user.op in _FORMS and user.input is value:
+                waiting.append(user)
+    return found if len(found) == 1 else set()
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a row of a scoring pass comes from, and where its prompt and its completion begin in it."""
+
+    rollout: Rollout
+    row: int
+    start: int
+    completion: int
+
+
+def locate(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
+    """The newest sampled row that stands whole in this one."""
+    given_S = np.ascontiguousarray(given_S, dtype=np.int64)
+    text = given_S.tobytes()
+    for rollout in reversed(rollouts):
+        for row in range(len(rollout.sampled_BT)):
+            prompt, completion = rollout.prompt(row), rollout.completion(row)
+            wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)
+            at = _last_place(text, wanted)
+            if at is None and len(completion) > 1:  # the last token predicts nothing: some do not feed it
+                shorter = wanted[:-1]
+                at = _last_place(text, shorter)
+                at = at if at is not None and at + len(shorter) == len(given_S) else None
+            if at is not None:
+                return Found(rollout, row, at, at + len(prompt))
+    return None
+
+
+def _last_place(text: bytes, wanted: Array) -> int | None:
+    part = wanted.tobytes()
+    at = text.rfind(part)
+    while at >= 0 and at % 8:
+        at = text.rfind(part, 0, at + len(part) - 1)
+    return None if at < 0 else at // 8

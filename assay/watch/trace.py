@@ -1,0 +1,202 @@
+"""What was seen of a script's run: the graph of its values, its models, passes, samples, updates, and how it ended.
+
+Nothing here imports torch. A tensor's numbers are held as they were when the script made it, however it was changed
+later: `Sight.numbers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.dataflow.value import Graph, Value
+from assay.record.batch import Array, Batch
+from assay.verdict import Place
+
+
+@dataclass(eq=False, slots=True)
+class Sight:
+    """One tensor as it was seen. `data` is a copy of it, or None where it was too large to keep."""
+
+    shape: tuple[int, ...]
+    dtype: str  # float32, bfloat16, int64, bool, ...
+    requires_grad: bool = False
+    data: Any = None
+    # of a tensor as wide as the vocabulary, by a few of its rows: lowest, highest, row_sum, row_logsumexp, finite
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> Array | None:
+        """float64, int64 or bool; None if it was not kept."""
+        data = self.data
+        if data is None or isinstance(data, np.ndarray):
+            return data
+        data = data.detach().cpu()
+        self.data = data.double().numpy() if data.is_floating_point() else data.numpy()
+        return self.data  # type: ignore[no-any-return]
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+@dataclass(eq=False, slots=True)
+class Model:
+    """A module that was called from outside of any other."""
+
+    number: int
+    name: str  # of its class
+    parameters: int
+    trainable: int  # tensors that require a gradient
+    dtypes: tuple[str, ...]
+    is_trained: bool = False  # an optimizer that stepped holds one of its parameters
+    has_adapter: bool = False
+    eos_ids: tuple[int, ...] = ()  # of its configuration
+    pad_id: int | None = None
+    dropout: float = 0.0  # the largest probability of a dropout module
+
+
+@dataclass(eq=False, slots=True)
+class Forward:
+    """One pass of a model from outside: ids in, logits (or what the model returns) out."""
+
+    value: Value
+    model: int
+    version: int  # optimizer steps that were made before it
+    training: bool  # the model's own flag
+    dropout: int  # dropout modules in training mode with a probability above 0
+    input_ids: Value | None
+    attention_mask: Value | None
+    position_ids: Value | None
+    caches: bool = False  # it was given past keys and values
+    adapter_off: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """One call of generate(). `config` is what was in effect inside; `given` what the script passed."""
+
+    value: Value
+    model: int
+    version: int
+    training: bool
+    dropout: int
+    config: Mapping[str, Any]
+    given: Mapping[str, Any]
+    input_ids: Value | None
+    attention_mask: Value | None
+    sequences: Value | None
+
+
+@dataclass(eq=False, slots=True)
+class Sampling:
+    """One draw: multinomial, or a distribution's sample."""
+
+    value: Value
+    version: int
+    forward: Forward | None  # whose logits it drew from
+    temperature: float | None  # None: not known
+    cuts: tuple[str, ...] = ()  # operations between logits and draw that take tokens out: topk, sort, ...
+
+
+@dataclass(eq=False, slots=True)
+class Backward:
+    """One call of backward(): the loss, the log-probs in it and how the loss pulls at them."""
+
+    loss: Value
+    number: float | None
+    version: int
+    roles: Any = None  # assay.watch.roles.Roles, or None: nothing was recognised
+    gradients: Any = None  # d loss / d new log-probs, as a Sight
+
+
+@dataclass(eq=False, slots=True)
+class Update:
+    """One optimizer step."""
+
+    number: int  # from 0, of this optimizer
+    optimizer: int
+    optimizer_name: str
+    place: Place
+    version: int  # optimizer steps of the policy before it
+    learning_rate: float
+    weight_decay: float
+    backwards: tuple[Backward, ...]
+    maximize: bool = False
+    clip_norm: float | None = None
+    clipped_before_backward: bool = False
+    zeroed: bool = True  # gradients were set to zero since the last step
+    held: int = 0  # tensors the optimizer holds
+    foreign: int = 0  # trainable tensors of the policy that no optimizer holds
+    dtypes: tuple[str, ...] = ()
+    numbers: dict[str, float | int] = field(default_factory=dict)  # as a Batch names them
+    skipped: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """Something that is no operation: zero_grad, train, eval, manual_seed, clip_grad_norm, scheduler, load_state_dict."""
+
+    kind: str
+    place: Place
+    order: int  # values recorded before it
+    version: int
+    detail: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Failure:
+    """The exception that ended the script. `value` is the first operation that made a number that is not finite."""
+
+    kind: str
+    message: str
+    place: Place | None
+    value: Value | None = None
+
+
+@dataclass
+class Trace:
+    script: str
+    graph: Graph = field(default_factory=Graph)
+    models: list[Model] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+    samplings: list[Sampling] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    failure: Failure | None = None
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    torch_was_used: bool = False
+    not_finite: Value | None = None  # first operation whose result is not finite while what it was given is
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+    def model_of(self, forward: Forward | Generation) -> Model:
+        return self.models[forward.model]
+
+    @property
+    def policy(self) -> Model | None:
+        """The model that is trained, where there is just one."""
+        trained = [model for model in self.models if model.is_trained]
+        return trained[0] if len(trained) == 1 else None
+
+
+def sight(value: Value | None) -> Sight | None:
+    """What was seen of a value that is a tensor."""
+    return value.thing if value is not None and isinstance(value.thing, Sight) else None
+
+
+def numbers_of(value: Value | None) -> Array | None:
+    seen = sight(value)
+    return None if seen is None else seen.numbers

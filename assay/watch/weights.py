@@ -1,0 +1,56 @@
+"""What an optimizer step did to the weights: measured on a part of large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NUMBERS = 2_000_000  # weights that are compared before and after
+
+
+@dataclass(eq=False)
+class Weights:
+    tensors: Sequence[Tensor]
+    copies: Sequence[Tensor]
+    each: int
+    without_gradient: int
+    norm: float
+
+    @classmethod
+    @torch.no_grad()
+    def before(cls, parameters: Sequence[Tensor]) -> Weights:
+        trainable = [one for one in parameters if one.requires_grad]
+        each = max(1, NUMBERS // max(len(trainable), 1))
+        with torch._C.DisableTorchFunction():
+            gradients = [one.grad for one in trainable]
+            norms = [float(torch.linalg.vector_norm(one.float())) for one in gradients if one is not None and not one.is_sparse]
+            return cls(
+                trainable,
+                [one.detach().reshape(-1)[:each].clone() for one in trainable],
+                each,
+                len(trainable) - sum(norm != 0 for norm in norms),
+                sum(norm**2 for norm in norms) ** 0.5,
+            )
+
+    @torch.no_grad()
+    def after(self) -> dict[str, float | int]:
+        changed, numbers, moved = 0, 0, 0.0
+        with torch._C.DisableTorchFunction():
+            for tensor, copy in zip(self.tensors, self.copies, strict=True):
+                now = tensor.detach().reshape(-1)[: self.each]
+                different = int((now != copy).sum())
+                changed += different > 0
+                numbers += different
+                moved += float((now.float() - copy.float()).square().sum())
+        compared = sum(copy.numel() for copy in self.copies)
+        return {
+            "gradient_norm": self.norm,
+            "update_norm": moved**0.5,
+            "tensors": len(self.tensors),
+            "tensors_changed": changed,
+            "tensors_without_gradient": self.without_gradient,
+            "numbers_changed_share": numbers / max(compared, 1),
+        }

@@ -1,0 +1,62 @@
+"""Prints the table of docs/trl.md: every sound run and every broken one. `python tests/adapters/trl_table.py`."""
+
+import contextlib
+import io
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from adapters.faulty_trl import FAULTS  # noqa: E402
+from adapters.healthy_trl import HEALTHY  # noqa: E402
+from adapters.tiny_trl import Models, quietly  # noqa: E402
+
+from assay.adapters.trl import attach  # noqa: E402
+from assay.verdict import Confidence  # noqa: E402
+
+
+def watched_run(models, **settings):
+    trainer = models.trainer(**settings)
+    doctor = attach(trainer)
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    return doctor
+
+
+def roots_of(doctor):
+    return [word for word in doctor.findings if word.code not in doctor.diagnosis.causes]
+
+
+def outcome(doctor, codes):
+    """named first, named, or missed."""
+    roots = roots_of(doctor)
+    if roots and roots[0].code in codes:
+        return "named first"
+    return "named" if codes & {word.code for word in doctor.findings} else "missed"
+
+
+def main(root):
+    quietly()
+    logging.disable(logging.WARNING)
+    models = Models(root)
+    loud = quiet = 0
+    for name, settings in HEALTHY.items():
+        doctor = watched_run(models, **settings)
+        quiet += not doctor.findings
+        for word in doctor.findings:
+            loud += word.confidence is not Confidence.POSSIBLE
+            print(f"sound, yet: {name}: {word.code} {word.illness.name} [{word.confidence}] {word.verdict.message}")
+    print(f"{len(HEALTHY)} sound runs: {quiet} without any finding, {loud} findings above possible\n")
+    print("| one thing broken | outcome | first finding | how sure |\n|---|---|---|---|")
+    for name, (kind, settings, codes) in FAULTS.items():
+        doctor = watched_run(models, kind=kind, **settings)
+        roots = roots_of(doctor)
+        first = f"{roots[0].code} {roots[0].illness.name} | {roots[0].confidence}" if roots else "none | "
+        print(f"| {name} | {outcome(doctor, codes)} | {first} |", flush=True)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        main(directory)
