@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_fixtures import serving, settings
 
-# Before torch is imported: test files run side by side, and two pools of threads on the same cores are slower than none.
+# Before torch is imported. Test files run side by side; two pools of threads on the same cores slow each other down.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 MEMORY = "/dev/shm"

@@ -88,7 +88,9 @@ def _near_one(bound: Value, below: bool) -> bool:
 def is_normalised(value: Value, depth: int = 6) -> bool:
     """Whether a softmax is taken of it, after slices and divisions."""
     for user in value.users:
-        if user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy", "categorical"):
+        if user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy"):
+            return True
+        if user.op == "categorical" and user.argument("logits") is value:
             return True
         passes = user.op in ("index", "div", "cast", "view", "reshape", "squeeze", "masked_fill", "phi", "topk")
         if depth and passes and is_normalised(user, depth - 1):
@@ -107,3 +109,16 @@ def is_number(value: Value | None) -> bool:
 
 def is_called(value: Value | None) -> bool:
     return value is not None and value.op in ("forward", "call")
+
+
+def last_layer(forward: Value) -> str:
+    """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
+    model = forward.arguments.get("model")
+    if model is None or model.op != "module":
+        return forward.name
+    layer = model
+    while layer.name == "Sequential":
+        if not layer.arguments or (inner := list(layer.arguments.values())[-1]).op != "module":
+            return ""
+        layer = inner
+    return layer.name

@@ -6,7 +6,8 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 
 from __future__ import annotations
 
-from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised, is_number
+from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised
+from assay.dataflow.kind import is_number, last_layer
 from assay.dataflow.value import UNKNOWN, Graph, Value
 
 __all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known", "around_one"]
@@ -94,6 +95,8 @@ class Kinds:
             return Known(Kind.MASK, value, "a field that libraries name so")
         if value.name in ("data", "T", "mT"):
             return self._kept(value, value.input)
+        if value.name == "values" and value.input is not None and value.input.op in ("sort", "topk"):
+            return self._kept(value, value.input.input)
         return None
 
     def _kept(self, value: Value, inner: Value | None, *kinds: Kind) -> Known | None:
@@ -105,9 +108,8 @@ class Kinds:
     def _forward(self, value: Value) -> Known | None:
         if value.name in ("CrossEntropyLoss", "NLLLoss"):
             return Known(Kind.NEGATIVE_LOGPROBS, value, f"nn.{value.name}")
-        if value.name in ("Softmax", "LogSoftmax"):
-            kind = Kind.PROBABILITIES if value.name == "Softmax" else Kind.LOG_SOFTMAX
-            return Known(kind, value, f"nn.{value.name}")
+        if (end := last_layer(value)) in ("Softmax", "LogSoftmax"):
+            return Known(Kind.PROBABILITIES if end == "Softmax" else Kind.LOG_SOFTMAX, value, f"nn.{end}")
         inner = self.of(value.arguments.get("output"))
         if inner is not None and inner.kind is not Kind.OUTPUT:
             return Known(inner.kind, value, "what the network's forward returns", inner)
@@ -163,6 +165,8 @@ class Kinds:
     def _index(self, value: Value) -> Known | None:
         if value.name == "attention_mask":
             return Known(Kind.MASK, value, "a field that libraries name so")
+        if value.input is not None and value.input.op in ("sort", "topk"):  # (values, indices)
+            return self._kept(value, value.input.input) if value.setting("0") == 0 else None
         inner = self.of(value.input)
         if inner is None:
             return (

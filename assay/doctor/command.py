@@ -11,12 +11,14 @@ from pathlib import Path
 
 from assay import durable
 from assay.doctor.catalogue import Illness, catalogue
-from assay.doctor.diagnosis import diagnose
+from assay.doctor.diagnosis import diagnose, root_causes
+from assay.doctor.evidence import Evidence
 from assay.doctor.explain import Entry, as_json, entries, explained, find, listed
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import select
 from assay.record.batch import Batch
-from assay.verdict import State
+from assay.source.text import SourceError
+from assay.verdict import Place, State, not_applicable
 
 # a run directory, and who is told what was left out -> batches for which a model was asked; given by cli.py
 Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
@@ -39,12 +41,15 @@ def run(
     all_passes: bool = False,
     out: Path | None = None,
     recompute: Recompute | None = None,
+    why: bool = False,
 ) -> int:
-    """Reads every path before it prints: RunError, BatchError and UnknownCode are raised with nothing on stdout."""
+    """Reads every path before it prints: what cannot be read is raised with nothing on stdout."""
+    from assay.doctor.evidence.open import patients
+
     illnesses = select(catalogue(), chosen, ignored)
-    reports = [_report(path, illnesses, recompute) for path in paths]
+    reports = _once([one for path in paths for one in _reports(path, patients(path), illnesses, recompute)])
     colour = out is None and _in_colour()
-    text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes)
+    text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes, why=why)
     if out is None:
         _print(text)
     else:
@@ -86,6 +91,41 @@ def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | Non
             batches = (*evidence.batches, *recompute(path, notes.append))  # of equal words the last batch's counts
             evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *notes))
         return Report.of(str(path), evidence, diagnose(evidence, illnesses))
+
+
+def _reports(
+    path: Path, found: Sequence[Path], illnesses: Sequence[Illness], recompute: Recompute | None
+) -> list[Report]:
+    """A report for each patient. In a directory, a file that is no Python is told and the others are looked at."""
+    if list(found) == [path]:
+        return [_report(path, illnesses, recompute)]
+    reports: list[Report] = []
+    for one in found:
+        try:
+            reports.append(_report(one, illnesses, None))
+        except SourceError as error:
+            empty = Evidence(notes=(str(error),))
+            reports.append(Report.of(str(one), empty, diagnose(empty, [])))
+    return reports
+
+
+def _once(reports: Sequence[Report]) -> list[Report]:
+    """A finding in a file that two scripts import is told with the first of them."""
+    told: set[tuple[str, Place]] = set()
+    kept: list[Report] = []
+    for report in reports:
+        words = []
+        for word in report.diagnosis.words:
+            place = next(iter(word.verdict.places), None)
+            is_found = word.verdict.state is State.FINDING and place is not None
+            if is_found and place is not None and (word.code, place) in told:
+                word = replace(word, verdict=not_applicable(f"told already: {place}"))
+            elif is_found and place is not None:
+                told.add((word.code, place))
+            words.append(word)
+        diagnosis = replace(report.diagnosis, words=tuple(words), causes=root_causes(words))
+        kept.append(replace(report, diagnosis=diagnosis))
+    return kept
 
 
 class _Looking:

@@ -210,7 +210,8 @@ class Expressions(Collections):
         key = (id(owner), name)
         if key not in self.heap:
             self.keep(owner)
-            self.heap[key] = self.new("attribute", node, {"input": base}, name=name)
+            inside = name == "module" and base.op == "wrapped"  # the network within its wrapper
+            self.heap[key] = self.new("attribute", node, {"input": base}, name=name, thing=thing if inside else None)
         return self.heap[key]
 
     def _slice(self, node: ast.Slice) -> Value:

@@ -40,6 +40,8 @@ _MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared"
 def is_model(value: Value) -> bool:
     if value.op == "instance":
         return isinstance(value.thing, Instance) and value.thing.of.is_module
+    if value.op == "attribute" and value.name == "module" and value.input is not None:
+        return value.input.op == "wrapped"
     return value.op in _MODELS
 
 
@@ -125,9 +127,9 @@ def call(machine: Calls, function: Library, positional: Values, keywords: Keywor
         return machine.new("backward", node, {"input": positional[0]})
     if function.root in NUMERIC or path.startswith("torch."):
         return _numeric(machine, function, positional, keywords, node)
-    op = canonical(last)
-    if op is not None and function.root in ("einops", "trl", "verl", "functional", "F"):
-        return machine.new(op, node, bound(op, last, positional, keywords), name=path)
+    operation = canonical(last)
+    if operation is not None and function.root in ("einops", "trl", "verl", "functional", "F"):
+        return machine.new(operation, node, bound(operation, last, positional, keywords), name=path)
     return machine.new("call", node, _all(positional, keywords), name=path)
 
 
@@ -139,13 +141,13 @@ def _numeric(machine: Calls, function: Library, positional: Values, keywords: Ke
         return machine.new(last, node, bound(last, last, positional, keywords), name=path)
     if last in ("min", "max"):
         return _extreme(machine, last, positional, keywords, node, path)
-    op = {"fmean": "mean", "stdev": "std", "pstdev": "std"}.get(last) or canonical(last)
-    if op is None:
+    named = {"fmean": "mean", "stdev": "std", "pstdev": "std"}.get(last) or canonical(last)
+    if named is None:
         return machine.new("call", node, _all(positional, keywords), name=path)
-    arguments = bound(op, last, positional, keywords)
-    if op == "std" and function.root == "numpy":
+    arguments = bound(named, last, positional, keywords)
+    if named == "std" and function.root == "numpy":
         arguments = {("correction" if name in ("ddof", "unbiased") else name): one for name, one in arguments.items()}
-    return _made(machine, op, arguments, node, path)
+    return _made(machine, named, arguments, node, path)
 
 
 def _made(machine: Calls, op: str, arguments: Keywords, node: ast.AST, name: str) -> Value:

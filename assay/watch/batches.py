@@ -176,7 +176,7 @@ def _sampled(
     tokens_BT = fields["tokens"]
     if given_BS is None or tokens_BT is None:
         return _place(trace, update, rollouts, None)
-    found = [locate(row_S, rollouts) for row_S in given_BS]
+    found = locate(given_BS, rollouts)
     known = [one for one in found if one is not None]
     shift = _shift(given_BS, tokens_BT)
     if len(known) < len(found) or shift is None:

@@ -54,7 +54,7 @@ class Observer:
         self._rollouts = 0
         self._sampled_since_step = False
         self._fields: dict[str, Any] | None = None
-        self._live = True
+        self._live, self._leaving = True, False
 
     # -- beginning and end
 
@@ -106,6 +106,9 @@ class Observer:
         return next((ref() for ref, model in self._models.values() if model.number == number), None)
 
     def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self._leaving and self.steps is None:
+            self._enough()
+            return False
         if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
             return False
         return _ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
@@ -235,8 +238,8 @@ class Observer:
         if not self._sampled_since_step:
             self._sampled_since_step = True
             self._rollouts += 1
-            if self._rollouts > LEAST_ROLLOUTS and len(self.trace.updates) >= LEAST_UPDATES and self.steps is None:
-                self._enough()
+            # not here: torch puts the mode back behind the call that is under way
+            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.trace.updates) >= LEAST_UPDATES
 
     # -- learning
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.operations import KEEPS_NUMBERS
 from assay.dataflow.value import UNKNOWN, Value
 from assay.record.batch import Array
 from assay.watch.follow import carried
@@ -18,6 +17,10 @@ CHOSEN = "chosen"  # log-probs of chosen tokens
 CHOSEN_NEGATIVE, CHOSEN_PROBABILITIES, CHOSEN_LOGITS = "chosen_negative", "chosen_probabilities", "chosen_logits"
 LOG_SUM = "log_sum"  # logsumexp of logits
 
+KEEPS_NUMBERS = frozenset(
+    "cast view reshape flatten squeeze unsqueeze transpose permute clone detach index contiguous expand expand_as element "
+    "attribute stack cat pad pad_sequence split chunk unbind index_select repeat".split()
+)
 _SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "nan_to_num", "index_select", "contiguous"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 

@@ -6,7 +6,6 @@ import linecache
 import os
 import re
 import site
-import sys
 import sysconfig
 from itertools import islice
 from pathlib import Path
@@ -71,6 +70,9 @@ class Places:
         calls = tuple(stack[1:])
         return place, name, self._context((no_grad, autocast), calls, tuple(code for code, _ in stack))
 
+    def place(self, where: tuple[CodeType, int]) -> Place:
+        return self._place(where)[0]
+
     def _context(
         self, flags: tuple[bool, bool], calls: tuple[tuple[CodeType, int], ...], codes: tuple[CodeType, ...]
     ) -> Context:
@@ -126,7 +128,3 @@ def _expression(
     short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}.."
     return Place(file, line, column, end_line, end_column, short), name
 
-
-def caller() -> FrameType | None:
-    """The frame that called the caller of this function."""
-    return sys._getframe(2)

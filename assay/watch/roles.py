@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.dataflow.operations import KEEPS_NUMBERS
-from assay.dataflow.value import UNKNOWN, Value
+from assay.dataflow.value import Value
 from assay.record.batch import Array
-from assay.watch.origins import CHOSEN, Origins, above, chosen_ids, is_mask, requires_grad
+from assay.watch.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids, is_mask, requires_grad
 from assay.watch.trace import Forward, numbers_of, sight
 
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}
@@ -287,4 +286,3 @@ _MASKS = {
     ("dot", "input"), ("dot", "1"),
 }  # fmt: skip
 
-__all__ = ["UNKNOWN", "Piece", "Roles", "find_roles"]

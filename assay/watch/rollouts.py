@@ -150,16 +150,30 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
 
 
 def _compared(part: Sequence[Sampling]) -> set[int]:
-    """Ids that drawn tokens are compared with: what ends a completion, if it is one."""
+    """The id that drawn tokens are compared with: in the loop; else behind it, where the answer is counted."""
     found: set[int] = set()
-    waiting = [one.value for one in part]
-    for value in waiting:
+    counted: set[int] = set()
+    drawn = {id(one.value) for one in part}
+    waiting = [(one.value, True) for one in part]
+    seen = set(drawn)
+    for value, direct in waiting:
         for user in value.users:
-            if user.op in ("eq", "ne") and isinstance(user.setting("other"), int):
-                found.add(int(user.setting("other")))
-            elif user.op in _FORMS and user.input is value:
-                waiting.append(user)
-    return found if len(found) == 1 else set()
+            other = user.setting("other")
+            if user.op in ("eq", "ne") and isinstance(other, int) and not isinstance(other, bool):
+                if direct:
+                    found.add(other)
+                elif user.op == "eq" and _is_counted(user):
+                    counted.add(other)
+            elif id(user) not in seen and (user.op in _FORMS or user.op in ("cat", "stack", "listing", "setitem")):
+                seen.add(id(user))
+                waiting.append((user, direct and user.op in _FORMS))
+    ends = found or counted
+    return ends if len(ends) == 1 else set()
+
+
+def _is_counted(value: Value) -> bool:
+    users = [user for one in [value, *(user for user in value.users if user.op == "cast")] for user in one.users]
+    return any(user.op in ("cumsum", "any", "argmax", "cumprod", "nonzero", "max") for user in users)
 
 
 @dataclass(frozen=True)
@@ -172,22 +186,38 @@ class Found:
     completion: int
 
 
-def locate(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
-    """The newest sampled row that stands whole in this one."""
-    given_S = np.ascontiguousarray(given_S, dtype=np.int64)
-    text = given_S.tobytes()
+def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
+    """Of each row of a pass the newest sampled row that stands whole in it: its own number first, then the longest."""
+    given_BS = np.ascontiguousarray(given_BS, dtype=np.int64)
+    for rollout in reversed(rollouts):
+        if len(rollout.sampled_BT) == len(given_BS):
+            found = [_stands(row_S, rollout, number) for number, row_S in enumerate(given_BS)]
+            if all(found):
+                return list(found)
+    return [_search(row_S, rollouts) for row_S in given_BS]
+
+
+def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
+    best: Found | None = None
+    longest = 0
     for rollout in reversed(rollouts):
         for row in range(len(rollout.sampled_BT)):
-            prompt, completion = rollout.prompt(row), rollout.completion(row)
-            wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)
-            at = _last_place(text, wanted)
-            if at is None and len(completion) > 1:  # the last token predicts nothing: some do not feed it
-                shorter = wanted[:-1]
-                at = _last_place(text, shorter)
-                at = at if at is not None and at + len(shorter) == len(given_S) else None
-            if at is not None:
-                return Found(rollout, row, at, at + len(prompt))
-    return None
+            length = int(rollout.prompt_mask_BP[row].sum() + rollout.lengths_B[row])
+            if length > longest and (found := _stands(given_S, rollout, row)) is not None:
+                best, longest = found, length
+    return best
+
+
+def _stands(given_S: Array, rollout: Rollout, row: int) -> Found | None:
+    prompt, completion = rollout.prompt(row), rollout.completion(row)
+    wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)
+    text = given_S.tobytes()
+    at = _last_place(text, wanted)
+    if at is None and len(completion) > 1:  # the last token predicts nothing: some do not feed it
+        shorter = wanted[:-1]
+        at = _last_place(text, shorter)
+        at = at if at is not None and at + len(shorter) == len(given_S) else None
+    return None if at is None else Found(rollout, row, at, at + len(prompt))
 
 
 def _last_place(text: bytes, wanted: Array) -> int | None:

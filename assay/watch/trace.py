@@ -161,7 +161,7 @@ class Failure:
     value: Value | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     script: str
     graph: Graph = field(default_factory=Graph)
@@ -178,6 +178,11 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     torch_was_used: bool = False
     not_finite: Value | None = None  # first operation whose result is not finite while what it was given is
+
+    def __str__(self) -> str:
+        """In words, as "looked at"."""
+        steps, passes = len(self.updates), len(self.forwards) + len(self.generations)
+        return f"a run of {steps} optimizer step{'s' * (steps != 1)} and {passes} pass{'es' * (passes != 1)}"
 
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]

@@ -1,4 +1,4 @@
-"""TRL trainers with one thing broken each. FAULTS: name -> (subclass, settings of the run, codes that name it)."""
+"""TRL trainers with one thing broken each. FAULTS: name -> (subclass, settings of the run, codes of that illness)."""
 
 import torch
 from adapters.tiny_trl import EOS
@@ -197,7 +197,7 @@ FAULTS = {
     "another temperature in generation_kwargs": (
         GRPOTrainer,
         {"generation_kwargs": {"temperature": 0.4}},
-        {"SAMP01", "SAMP06"},
+        {"SAMP01"},
     ),
     "top_k at sampling only": (GRPOTrainer, {"top_k": 3}, {"SAMP02"}),
     "log-probs off by one": (OffByOne, {}, {"ALGN01"}),
@@ -209,12 +209,12 @@ FAULTS = {
     "advantages of the batch": (made_otherwise(of_the_batch), {}, {"ADV01"}),
     "advantages not centred": (made_otherwise(not_centred), {}, {"ADV03"}),
     "advantages in another row order": (made_otherwise(groups_mixed), {}, {"ALGN10", "ADV02"}),
-    "rewards of the neighbour": (RewardsMoved, {}, {"ADV10", "ADV05"}),
+    "rewards of the neighbour": (RewardsMoved, {}, {"ADV10"}),
     "completions of the neighbour": (made_otherwise(completions_moved), {}, {"ALGN10"}),
     "re-encoded completions": (Reencoded, {}, {"ALGN02"}),
     "loss with the wrong sign": (Negated, {}, {"LOSS01"}),
     "ratio inverted": (own_loss(lambda n, o, a, m: clipped((o - n).exp(), a)), TWICE, {"RAT04"}),
-    "ratio without exp": (own_loss(lambda n, o, a, m: clipped(n - o, a)), TWICE, {"RAT04", "LOSS06"}),
+    "ratio without exp": (own_loss(lambda n, o, a, m: clipped(n - o, a)), TWICE, {"RAT04"}),
     "max where min is meant": (
         own_loss(lambda n, o, a, m: -torch.max((n - o).exp() * a, (n - o).exp().clamp(0.8, 1.2) * a)),
         GRPO | {"num_iterations": 4, "max_steps": 5, "learning_rate": 0.1},

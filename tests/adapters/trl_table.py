@@ -9,12 +9,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from adapters.faulty_trl import FAULTS  # noqa: E402
-from adapters.healthy_trl import HEALTHY  # noqa: E402
-from adapters.tiny_trl import Models, quietly  # noqa: E402
+from adapters.faulty_trl import FAULTS
+from adapters.healthy_trl import HEALTHY
+from adapters.tiny_trl import Models, quietly
 
-from assay.adapters.trl import attach  # noqa: E402
-from assay.verdict import Confidence  # noqa: E402
+from assay.adapters.trl import attach
+from assay.verdict import Confidence
 
 
 def watched_run(models, **settings):
@@ -30,11 +30,13 @@ def roots_of(doctor):
 
 
 def outcome(doctor, codes):
-    """named first, named, or missed."""
     roots = roots_of(doctor)
     if roots and roots[0].code in codes:
         return "named first"
-    return "named" if codes & {word.code for word in doctor.findings} else "missed"
+    if codes & {word.code for word in doctor.findings}:
+        return "named, behind another"
+    is_found = any(word.confidence is not Confidence.POSSIBLE for word in doctor.findings)
+    return "found, named otherwise" if is_found else "missed"
 
 
 def main(root):

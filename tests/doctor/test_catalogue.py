@@ -16,7 +16,7 @@ from assay.doctor.examples import healthy_batch, healthy_curves
 from assay.verdict import Confidence, Severity, State
 
 ILLNESSES = catalogue()
-RECORDED = [one for one in ILLNESSES if one.sick is not None]  # found in batches and curves; scripts have their own tests
+RECORDED = [one for one in ILLNESSES if one.sick is not None]  # scripts have their own tests
 KINDS = [(one, kind) for one in ILLNESSES for kind in ("batch", "curves") if getattr(one, kind) is not None]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from sick_evidence import of_all
 
 from assay.doctor import report
 from assay.doctor.catalogue import catalogue
@@ -21,9 +22,8 @@ SCHEMAS = {
 }
 
 
-def reports():
-    for illness in catalogue():
-        evidence = illness.sick()
+def reports(folder):
+    for illness, evidence in of_all(folder):
         yield Report.of(f"runs/{illness.name}", evidence, diagnose(evidence))
     yield Report.of("empty", Evidence(notes=("a torn line",)), diagnose(Evidence()))
     crashed = Word(catalogue()[0], Verdict(State.CRASHED, "ValueError: no"))
@@ -31,16 +31,16 @@ def reports():
 
 
 @pytest.mark.parametrize("how", SCHEMAS)
-def test_every_report_is_valid(how):
-    several = list(reports())
+def test_every_report_is_valid(how, tmp_path):
+    several = list(reports(tmp_path))
     for one in several:
         SCHEMAS[how].validate(json.loads(write([one], how)))
     SCHEMAS[how].validate(json.loads(write(several, how)))
 
 
 @pytest.mark.parametrize("how", SCHEMAS)
-def test_the_schemas_can_fail(how):
-    whole = json.loads(write([next(reports())], how))
+def test_the_schemas_can_fail(how, tmp_path):
+    whole = json.loads(write([next(reports(tmp_path))], how))
     broken = {"json": {**whole, "findings": 3}, "sarif": {**whole, "version": "3"}}[how]
     with pytest.raises(jsonschema.ValidationError):
         SCHEMAS[how].validate(broken)

@@ -1,4 +1,4 @@
-"""A path --> Evidence: a run directory, a batch file, the dump of a refused update, or a log of another trainer."""
+"""A path --> Evidence: a run directory, a batch file, the dump of a refused update, a script, another trainer's log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs import KINDS, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
 from assay.durable import reason
+from assay.record import METRICS_FILE
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch
+from assay.source.program import read_program
+from assay.source.text import SUFFIXES, scripts_in
 
-_SUPPORTED = f"give a run directory of 'assay train', a batch as a .safetensors file (docs/batch-file.md), {KINDS}"
+_SUPPORTED = (
+    f"give a run directory of 'assay train', a script, a batch as a .safetensors file (docs/batch-file.md), {KINDS}"
+)
 _OURS = ("run.json", "config.toml", "events.jsonl", "timings.jsonl", "examined")  # one of them: a run of 'assay train'
 _DUMPED = {  # of one micro-batch, as the learner names its tensors
     "targets_BT": "tokens",
@@ -28,17 +33,27 @@ _DUMPED = {  # of one micro-batch, as the learner names its tensors
 
 
 def open_evidence(path: Path) -> Evidence:
-    """Raises RunError or BatchError with one sentence where there is nothing that can be read."""
+    """Raises RunError, BatchError or SourceError with one sentence where there is nothing that can be read."""
     if path.is_dir():
         return _open_directory(path)
     if not path.exists():
         raise BatchError(f"{path} does not exist; {_SUPPORTED}")
+    if path.suffix in SUFFIXES:
+        program = read_program(path)
+        return Evidence(programs=(program,), notes=program.notes)
     if path.suffix == ".safetensors":
         return _open_batch(path)
     try:
         return read_file(path)
     except OSError as error:
         raise BatchError(f"{path} could not be read: {reason(error)}") from error
+
+
+def patients(path: Path) -> list[Path]:
+    """The path itself; of a directory that holds scripts and neither a run nor a log, every script in it."""
+    if not path.is_dir() or any((path / name).exists() for name in (*_OURS, METRICS_FILE)) or read_folder(path):
+        return [path]
+    return list(scripts_in(path)) or [path]
 
 
 def _open_directory(path: Path) -> Evidence:

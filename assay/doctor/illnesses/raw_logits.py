@@ -1,7 +1,8 @@
 """
 ## What it checks
-The weights that a sampler draws tokens from. `torch.multinomial(weights)` and `Categorical(probs=...)` want
-probabilities; `Categorical(logits=...)` wants logits or log-probs. The check follows the weights back to the model.
+The weights that a sampler draws tokens from. `torch.multinomial(weights)`, `Categorical(probs=...)`,
+`numpy.random.choice(p=...)` and `random.choices(weights=...)` want probabilities; `Categorical(logits=...)` wants
+logits or log-probs. The check follows the weights back to the model.
 
 ## Why it hurts
 Logits as weights are another distribution than the one that is scored: a negative logit stops the script, positive
@@ -24,13 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kinds import SCORES, Kind
+from assay.dataflow.kind import is_normalised, last_layer
+from assay.dataflow.kinds import PASSES, SCORES, Kind, Known
+from assay.dataflow.origin import same_network
 from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 WEIGHTS = (Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
+BENT = {"relu": "relu", "abs": "the absolute value", "square": "the square", "sigmoid": "a sigmoid"}
+DEEPEST = 40  # operations between a network and the weights
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -38,39 +43,188 @@ def check_source(program: Program) -> Iterator[Verdict]:
         yield from _weights(program, value, "input")
     for value in program.of("categorical"):
         yield from _weights(program, value, "probs")
-        logits = value.argument("logits")
-        known = program.kinds.of(logits)
-        if logits is None or known is None:
-            continue
-        if known.kind in WEIGHTS:
-            yield finding(
-                f"{logits.shown} goes in as logits, but it is {known.kind}: a second softmax flattens it",
-                confidence=Confidence.LIKELY,
-                places=(value.place,),
-                why=program.kinds.why(logits),
-                fix="Pass them as Categorical(probs=...), or pass the logits themselves.",
-            )
-        else:
-            yield healthy(f"the logits of the distribution are {known.kind}", places=(value.place,))
+        yield from _logits(program, value)
+    for value in program.of("call", "method"):
+        name = _of_python(value)
+        if name:
+            yield from _weights(program, value, name)
+
+
+def _of_python(value: Value) -> str:
+    """The argument that holds the weights of numpy.random.choice and random.choices; "": another call."""
+    last = value.name.rpartition(".")[2]
+    if last == "choice" and (value.op == "method" or value.name.endswith("random.choice")):
+        named = "3" if value.op == "call" else "4"
+        return "p" if "p" in value.arguments else named if named in value.arguments else ""
+    if last == "choices" and (value.op == "method" or value.name.endswith("random.choices")):
+        named = "1" if value.op == "call" else "2"
+        return "weights" if "weights" in value.arguments else named if named in value.arguments else ""
+    return ""
 
 
 def _weights(program: Program, sampler: Value, name: str) -> Iterator[Verdict]:
     weights = sampler.argument(name)
-    known = program.kinds.of(weights)
-    if weights is None or known is None:
+    if weights is None:
         return
-    if known.kind in (*SCORES, Kind.LOG_SOFTMAX):
+    known = program.kinds.of(weights)
+    if known is None:
+        yield from _bent_weights(program, sampler, weights)
+    elif known.kind is Kind.LOG_SOFTMAX or (known.kind in SCORES and _is_raw(program, known)):
         inside = sampler.place_of(name)
-        normalised = "exp({})" if known.kind is Kind.LOG_SOFTMAX else "softmax({}, dim=-1)"
+        normalised = "torch.exp({})" if known.kind is Kind.LOG_SOFTMAX else "torch.softmax({}, dim=-1)"
+        what = Kind.LOGITS if known.kind is Kind.OUTPUT else known.kind
+        is_text_whole = inside is not sampler.place and not inside.text.endswith("..")
+        of_torch = sampler.op in ("multinomial", "categorical")
         yield finding(
-            f"{weights.shown} are the weights of a sampler, but they are {known.kind}: it draws in proportion to them",
+            f"{weights.shown} are the weights of a sampler, but they are {what}: it draws in proportion to them",
             confidence=Confidence.LIKELY,
             places=(sampler.place,),
             why=program.kinds.why(weights),
-            edit=Edit(inside, "torch." + normalised.format(inside.text)) if inside is not sampler.place else None,
+            edit=Edit(inside, normalised.format(inside.text)) if is_text_whole and of_torch else None,
+        )
+    elif known.kind in WEIGHTS and (twice := _twice(program, weights)) is not None:
+        yield _second_softmax(program, twice)
+    elif known.kind in WEIGHTS and (across := _across_rows(weights)) is not None:
+        yield finding(
+            f"the weights of a sampler are a softmax over dimension 0 of {across.shown}, which is the batch: those of "
+            "one row do not sum to 1",
+            confidence=Confidence.LIKELY,
+            places=(across.place,),
+            why=program.kinds.why(weights),
+            fix="Take the softmax over the last dimension, the vocabulary: dim=-1.",
         )
     elif known.kind in WEIGHTS:
         yield healthy("the weights of the sampler are probabilities", places=(sampler.place,))
+
+
+def _logits(program: Program, sampler: Value) -> Iterator[Verdict]:
+    logits = sampler.argument("logits")
+    known = program.kinds.of(logits)
+    if logits is None or known is None:
+        return
+    if known.kind in WEIGHTS:
+        yield finding(
+            f"{logits.shown} goes in as logits, but it is {known.kind}: a second softmax flattens it",
+            confidence=Confidence.LIKELY,
+            places=(sampler.place,),
+            why=program.kinds.why(logits),
+            fix="Pass them as Categorical(probs=...), or pass the logits themselves.",
+        )
+    elif known.kind is Kind.LOG_SOFTMAX and (twice := _twice(program, logits)) is not None:
+        yield _second_softmax(program, twice)
+    else:
+        yield healthy(f"the logits of the distribution are {known.kind}", places=(sampler.place,))
+
+
+def _twice(program: Program, value: Value) -> Value | None:
+    """A softmax of probabilities on the way to the sampler."""
+    current: Value | None = value
+    for _ in range(DEEPEST):
+        if current is None or current.op in ("forward", "call"):
+            return None
+        if current.op in ("softmax", "log_softmax") and program.kinds.is_a(current.input, *WEIGHTS):
+            return current
+        if current.op not in (*PASSES, "index", "div", "exp", "softmax", "log_softmax") or current.op == "phi":
+            return None
+        current = current.input
+    return None
+
+
+def _across_rows(weights: Value) -> Value | None:
+    """A softmax over dimension 0 of logits that were cut as [:, -1]: rows of a batch."""
+    current: Value | None = weights
+    softmax: Value | None = None
+    for _ in range(DEEPEST):
+        if current is None:
+            return None
+        if current.op == "softmax":
+            softmax = current if current.setting("dim") == 0 else None
+        elif current.op == "index" and softmax is not None:
+            keys = [key for name, key in current.arguments.items() if name != "input"]
+            is_batch = len(keys) > 1 and keys[0].op == "slice" and not keys[0].arguments
+            return softmax if is_batch else None
+        elif current.op not in ("index", "div", "cast", "detach"):
+            return None
+        current = current.input
+    return None
+
+
+def _second_softmax(program: Program, softmax: Value) -> Verdict:
+    assert softmax.input is not None
+    return finding(
+        f"a softmax is taken of {softmax.input.shown}, which is probabilities already: the second one flattens it",
+        confidence=Confidence.LIKELY,
+        places=(softmax.place,),
+        why=program.kinds.why(softmax.input),
+        fix="Take one softmax, of the logits.",
+    )
+
+
+def _bent_weights(program: Program, sampler: Value, weights: Value) -> Iterator[Verdict]:
+    """Logits that were only made positive."""
+    bend = ""
+    current: Value | None = weights
+    for _ in range(DEEPEST):
+        known = program.kinds.of(current)
+        if current is None or (known is not None and known.kind not in SCORES):
+            return
+        if known is not None:
+            break
+        if current.op in BENT:
+            bend = BENT[current.op]
+        elif current.op not in (*PASSES, "index", "add", "div", "clamp") or current.op == "phi":
+            return
+        current = current.input
+    else:
+        return
+    if bend and known is not None and (known.kind is Kind.LOGITS or _has_softmax_elsewhere(program, known)):
+        yield finding(
+            f"{weights.shown} are the weights of a sampler, but they are {bend} of logits and no softmax",
+            confidence=Confidence.LIKELY,
+            places=(sampler.place,),
+            why=program.kinds.why(current) if current is not None else (),
+        )
+
+
+def _is_raw(program: Program, known: Known) -> bool:
+    """Whether an output of a network is known to be no distribution: it ends in a linear layer, or logits elsewhere."""
+    if known.kind is Kind.LOGITS:
+        return True
+    source = known
+    while source.of is not None:
+        source = source.of
+    return _ends_linear(source.value) or _has_softmax_elsewhere(program, known)
+
+
+def _ends_linear(value: Value | None, depth: int = DEEPEST) -> bool:
+    if value is None or depth == 0:
+        return False
+    if value.op == "forward":
+        if "output" in value.arguments:
+            return _ends_linear(value.arguments["output"], depth - 1)
+        return last_layer(value) in ("Linear", "LazyLinear", "Bilinear")
+    if value.op == "matmul":
+        return True
+    if value.op == "phi":
+        return bool(value.arguments) and all(_ends_linear(one, depth - 1) for one in value.inputs if one is not value)
+    if value.op in (*PASSES, "index", "div", "mul", "add", "sub"):
+        return _ends_linear(value.input, depth - 1)
+    return False
+
+
+def _has_softmax_elsewhere(program: Program, known: Known) -> bool:
+    """Whether a softmax is taken of another output of the same network."""
+    source = known
+    while source.of is not None:
+        source = source.of
+    model = source.value.arguments.get("model") or source.value.arguments.get("callee")
+    if model is None:
+        return False
+    calls = [value for value in program.of("forward", "call") if "model" in value.arguments or "callee" in value.arguments]
+    return any(
+        is_normalised(value) and same_network(value.arguments.get("model") or value.arguments["callee"], model)
+        for value in calls
+    )
 
 
 SICK = """

@@ -39,7 +39,7 @@ class Report:
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
         texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
         quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
-        is_empty = not evidence.batches and not evidence.curves
+        is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.trace)
         return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
 
     @property
@@ -60,6 +60,8 @@ class Report:
 
     def place(self, word: Word) -> str:
         """The file that the word was given on, where there is one; else the path itself."""
+        if word.verdict.places:
+            return word.verdict.places[0].file
         root = Path(self.path)
         names = (word.source, f"examined/{word.source}") if word.source else (METRICS_FILE,)
         return next((str(root / name) for name in names if (root / name).is_file()), self.path)
@@ -102,18 +104,24 @@ class Report:
 
 
 def write(
-    reports: Sequence[Report], how: str, *, width: int = 100, colour: bool = False, all_passes: bool = False
+    reports: Sequence[Report],
+    how: str,
+    *,
+    width: int = 100,
+    colour: bool = False,
+    all_passes: bool = False,
+    why: bool = False,
 ) -> str:
-    """The reports in one of FORMATS. `width`, `colour` and `all_passes` are for readers, and nothing to machines."""
+    """The reports in one of FORMATS. What follows `how` is for readers, and nothing to machines: they get it all."""
     from assay.doctor.report import document, github, markdown, sarif, text
 
     if how == "full":
-        return text.full(reports, width=width, colour=colour, all_passes=all_passes)
+        return text.full(reports, width=width, colour=colour, all_passes=all_passes, why=why)
     if how == "concise":
         return text.concise(reports, colour=colour)
     bare = [report.without_texts() for report in reports]
     if how == "md":
-        return markdown.page(bare, all_passes=all_passes)
+        return markdown.page(bare, all_passes=all_passes, why=why)
     return {"json": document.write, "sarif": sarif.write, "github": github.write}[how](bare)
 
 
@@ -145,6 +153,11 @@ def _private(batch: Batch) -> list[Sequence[str]]:
 
 def _looked_at(evidence: Evidence) -> str:
     parts = []
+    for program in evidence.programs:
+        files = f" in {len(program.files)} files" if len(program.files) > 1 else ""
+        parts.append(f"the source, {program.lines} lines{files}")
+    if evidence.trace is not None:
+        parts.append(str(evidence.trace))
     if evidence.curves is not None:
         steps = len(evidence.curves)
         parts.append(f"curves of {steps} step{'s' * (steps != 1)}")

@@ -13,7 +13,7 @@ from typing import Any
 from assay import __version__
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, missing_names, step_of
-from assay.verdict import Fact, State
+from assay.verdict import Fact, Place, State
 
 SCHEMA_VERSION = 1  # a field that is added does not change it; one that is renamed or taken away does
 
@@ -58,7 +58,7 @@ def _evidence(word: Word) -> list[dict[str, Any]]:
 
 
 def _finding(report: Report, word: Word) -> dict[str, Any]:
-    mapping = {
+    mapping: dict[str, Any] = {
         **_named(word),
         "severity": word.severity.value,
         "confidence": word.confidence.value,
@@ -71,8 +71,26 @@ def _finding(report: Report, word: Word) -> dict[str, Any]:
         "batches": word.batches,
         "file": report.place(word),
     }
+    if word.verdict.places:
+        mapping |= {"line": word.verdict.places[0].line, "places": [_place(place) for place in word.verdict.places]}
+        mapping |= {"why": list(word.verdict.why), "edit": None}
+    if word.verdict.edit is not None:
+        edit = word.verdict.edit
+        mapping["edit"] = {"place": _place(edit.place), "replacement": edit.replacement, "safe": edit.safe}
     step = step_of(word.verdict.facts)
     return mapping if step is None else {**mapping, "step": step}
+
+
+def _place(place: Place) -> dict[str, Any]:
+    """Lines and columns from 1; the end is exclusive, as editors have it."""
+    return {
+        "file": place.file,
+        "line": place.line,
+        "column": place.column + 1,
+        "end_line": max(place.end_line, place.line),
+        "end_column": place.end_column + 1,
+        "text": place.text,
+    }
 
 
 def _fact(fact: Fact) -> dict[str, Any]:

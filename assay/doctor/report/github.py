@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, escaped
 from assay.verdict import State
 
@@ -23,11 +24,7 @@ def write(reports: Sequence[Report]) -> str:
                 *([f"follows from {cause}"] if cause else []),
                 f"fix: {escaped(word.fix)}",
             ]
-            lines.append(
-                command(
-                    _COMMANDS[word.level], {"title": title, "file": escaped(report.place(word))}, "\n".join(message)
-                )
-            )
+            lines.append(command(_COMMANDS[word.level], {"title": title, **_where(report, word)}, "\n".join(message)))
         for word in report.diagnosis.of(State.CRASHED):
             title = f"{word.code} {word.illness.name} crashed"
             lines.append(
@@ -35,6 +32,18 @@ def write(reports: Sequence[Report]) -> str:
             )
         lines.append(f"{escaped(report.path)}: {report.counts}")
     return "\n".join(lines)
+
+
+def _where(report: Report, word: Word) -> dict[str, str]:
+    """File and line; a column only where the expression stands on one line, as GitHub wants it."""
+    where = {"file": escaped(report.place(word).partition("#cell")[0])}
+    if not word.verdict.places:
+        return where
+    place = word.verdict.places[0]
+    where["line"] = str(place.line)
+    if place.end_line == place.line:
+        return {**where, "col": str(place.column + 1), "endColumn": str(place.end_column + 1)}
+    return {**where, "endLine": str(place.end_line)}
 
 
 def command(name: str, properties: Mapping[str, str], message: str) -> str:

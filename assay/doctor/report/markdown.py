@@ -10,8 +10,8 @@ from assay.doctor.report import Report, escaped
 from assay.verdict import State
 
 
-def page(reports: Sequence[Report], *, all_passes: bool) -> str:
-    return "\n\n".join("\n".join(_one(report, all_passes)) for report in reports)
+def page(reports: Sequence[Report], *, all_passes: bool, why: bool = False) -> str:
+    return "\n\n".join("\n".join(_one(report, all_passes, why)) for report in reports)
 
 
 def plain(text: str) -> str:
@@ -24,12 +24,12 @@ def plain(text: str) -> str:
     return quoted.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _one(report: Report, all_passes: bool) -> list[str]:
+def _one(report: Report, all_passes: bool, why: bool) -> list[str]:
     lines = [f"# assay doctor: {plain(report.path)}", "", f"{plain(report.looked_at)}. {report.counts}.", ""]
     if report.diagnosis.notes:
         lines += [*(f"- note: {plain(note)}" for note in report.diagnosis.notes), ""]
     for root in report.roots:
-        lines += [*_finding(report, root), ""]
+        lines += [*_finding(report, root, why), ""]
     if report.notable:
         lines += ["## Worth knowing", ""]
         for word in report.notable:
@@ -45,13 +45,15 @@ def _one(report: Report, all_passes: bool) -> list[str]:
     return lines[:-1]
 
 
-def _finding(report: Report, word: Word) -> list[str]:
+def _finding(report: Report, word: Word, why: bool) -> list[str]:
     lines = [
         f"## {word.severity}: {_title(word)}",
         "",
         f"{plain(word.verdict.message)} ({word.confidence})",
         "",
         *_facts(word),
+        *(f"- {plain(str(place))}: {plain(place.text)}" for place in word.verdict.places),
+        *(f"- why: {plain(sentence)}" for sentence in word.verdict.why if why),
         f"- fix: {plain(word.fix)}",
         f"- more: `assay explain {word.code}`",
     ]

@@ -14,7 +14,7 @@ from assay import __version__
 from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, escaped
-from assay.verdict import Severity, State
+from assay.verdict import Place, Severity, State
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {Severity.FATAL: "error", Severity.HARMFUL: "error", Severity.WASTEFUL: "warning"}
@@ -71,7 +71,7 @@ def _rule(illness: Illness) -> dict[str, Any]:
         "defaultConfiguration": {"level": _LEVELS[illness.severity]},
         "properties": {
             # what curves alone can say is merely possible
-            "precision": "low" if illness.batch is None else "high",
+            "precision": "low" if illness.batch is None and illness.source is None else "high",
             "problem.severity": _LEVELS[illness.severity],
             "tags": ["GRPO", illness.severity.value],
         },
@@ -79,7 +79,6 @@ def _rule(illness: Illness) -> dict[str, Any]:
 
 
 def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
-    uri = relative_uri(report.place(word))
     facts = [escaped(str(fact)) for fact in word.verdict.facts]
     sentences = [f"{escaped(word.verdict.message)}.", *(f"{fact}." for fact in facts), f"Fix: {escaped(word.fix)}"]
     return {
@@ -87,15 +86,63 @@ def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
         "ruleIndex": index,
         "level": word.level,
         "message": _message(" ".join(sentences)),
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}}}],
-        # of the illness and the path alone: the numbers differ each time, the finding is the same
-        "partialFingerprints": {"primaryLocationLineHash": f"{_fingerprint(word.code, relative_uri(report.path))}:1"},
+        "locations": [_location(report, word)],
+        # of the illness, the path and the expression: numbers and lines move, the finding is the same
+        "partialFingerprints": {"primaryLocationLineHash": f"{_fingerprint(report, word)}:1"},
+        **_related(word),
+        **_fixes(word),
         "properties": {
             "confidence": word.confidence.value,
             "severity": word.severity.value,
             "follows_from": report.diagnosis.causes.get(word.code, ""),
         },
     }
+
+
+def _location(report: Report, word: Word) -> dict[str, Any]:
+    physical: dict[str, Any] = {"artifactLocation": {"uri": relative_uri(_file(report.place(word)))}}
+    if word.verdict.places:
+        physical["region"] = _region(word.verdict.places[0])
+    return {"physicalLocation": physical}
+
+
+def _file(name: str) -> str:
+    return name.partition("#cell")[0]  # a cell of a notebook is no file of its own
+
+
+def _region(place: Place) -> dict[str, Any]:
+    return {
+        "startLine": place.line,
+        "startColumn": place.column + 1,
+        "endLine": max(place.end_line, place.line),
+        "endColumn": place.end_column + 1,
+    }
+
+
+def _related(word: Word) -> dict[str, Any]:
+    others = word.verdict.places[1:]
+    if not others:
+        return {}
+    places = [
+        {
+            "physicalLocation": {
+                "artifactLocation": {"uri": relative_uri(_file(place.file))},
+                "region": _region(place),
+            },
+            "message": _message(place.text or "see here"),
+        }
+        for place in others
+    ]
+    return {"relatedLocations": places}
+
+
+def _fixes(word: Word) -> dict[str, Any]:
+    edit = word.verdict.edit
+    if edit is None:
+        return {}
+    replacement = {"deletedRegion": _region(edit.place), "insertedContent": {"text": edit.replacement}}
+    change = {"artifactLocation": {"uri": relative_uri(_file(edit.place.file))}, "replacements": [replacement]}
+    return {"fixes": [{"description": _message(word.fix), "artifactChanges": [change]}]}
 
 
 def _crash(report: Report, word: Word) -> dict[str, Any]:
@@ -111,5 +158,8 @@ def _message(text: str) -> dict[str, str]:
     return {"text": escaped(text).replace("{", "{{").replace("}", "}}")}
 
 
-def _fingerprint(code: str, uri: str) -> str:
-    return hashlib.sha256(f"{code}\0{uri}".encode()).hexdigest()[:16]
+def _fingerprint(report: Report, word: Word) -> str:
+    place = word.verdict.places[0] if word.verdict.places else None
+    uri = relative_uri(report.path if place is None else _file(place.file))
+    parts = [word.code, uri] if place is None else [word.code, uri, place.text]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

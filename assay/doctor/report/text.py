@@ -13,11 +13,12 @@ from assay.verdict import Severity, State
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
 _BOLD = "1"
 MOST_FACTS = 5  # of a healthy check that is worth knowing
+MOST_PLACES = 4  # of one finding
 _INDENT = " " * 9  # the width of a severity and a space
 
 
-def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: bool) -> str:
-    return "\n\n".join(_one(report, width, colour, all_passes) for report in reports)
+def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: bool, why: bool = False) -> str:
+    return "\n\n".join(_one(report, width, colour, all_passes, why) for report in reports)
 
 
 def concise(reports: Sequence[Report], *, colour: bool) -> str:
@@ -29,8 +30,9 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
+            where = next((f"{escaped(str(one))}:{one.column + 1}" for one in word.verdict.places), place)
             lines.append(
-                f"{place}: {_painted(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
+                f"{where}: {_painted(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
                 f"[{word.confidence}]{follows}"
             )
         lines += [f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed(report)]
@@ -54,14 +56,14 @@ def bold(text: str, colour: bool) -> str:
     return f"\x1b[{_BOLD}m{text}\x1b[0m" if colour else text
 
 
-def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
+def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool) -> str:
     lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
     if report.diagnosis.notes:
         lines += [line for note in report.diagnosis.notes for line in _line(f"note     {note}", width)]
         lines.append("")
     only = len(report.diagnosis.words) == 1  # somebody asked for just this
     for root in report.roots:
-        lines += [*_finding(report, root, width, colour), ""]
+        lines += [*_finding(report, root, width, colour, why), ""]
     if report.notable:
         lines.append(bold("worth knowing", colour))
         for word in report.notable:
@@ -83,20 +85,41 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool) -> str:
     return "\n".join([*lines, *_line(report.counts, width)])
 
 
-def _finding(report: Report, word: Word, width: int, colour: bool) -> list[str]:
+def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) -> list[str]:
     lines = [f"{_painted(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}]"]
     lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
-    seen = word.source or "the curves"
-    more = f", and {word.batches - 1} more" if word.batches > 1 else ""
-    if more or seen != Path(report.path).name:
-        lines += wrapped(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines += _places(report, word, width, why)
     lines += wrapped(f"fix: {word.fix}", width, _INDENT, _INDENT)
+    if word.verdict.edit is not None:
+        edit = word.verdict.edit
+        sentence = f"edit {edit.place}: {edit.place.text} -> {edit.replacement}"
+        lines += wrapped(sentence, width, _INDENT, f"{_INDENT}  ")
     lines.append(f"{_INDENT}more: assay explain {word.code}")
     for follower in report.diagnosis.consequences(word.code):
         sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
         lines += wrapped(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
+    return lines
+
+
+def _places(report: Report, word: Word, width: int, why: bool) -> list[str]:
+    """Where it was seen: lines of a script, else the batch or the curves."""
+    places = word.verdict.places
+    if not places:
+        seen = word.source or "the curves"
+        more = f", and {word.batches - 1} more" if word.batches > 1 else ""
+        if not more and seen == Path(report.path).name:
+            return []
+        return wrapped(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines = wrapped(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
+    for place in places[1:MOST_PLACES]:
+        lines += wrapped(f"see {place}  {place.text}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+    if len(places) > MOST_PLACES:
+        lines.append(f"{_INDENT}- and {len(places) - MOST_PLACES} more places")
+    if why:
+        for sentence in word.verdict.why:
+            lines += wrapped(f"why: {sentence}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     return lines
 
 

@@ -96,7 +96,8 @@ def test_a_folder_of_dumps_is_read_step_by_step(tmp_path):
     ("prompts", "expected"),
     [
         (["a", "a", "b", "b", "a", "a", "c", "c"], [0, 0, 1, 1, 2, 2, 3, 3]),  # drawn twice: two groups
-        (["a", "b"] * 4, [0, 1] * 4),  # rows that were moved about
+        (["a", "b", "b", "a", "b", "a", "a", "b"], [0, 1, 1, 0, 1, 0, 0, 1]),  # rows that were moved about
+        (["a", "a", "b", "b", "a", "a", "b", "b"], None),  # drawn twice, or moved about
         (["a", "a", "a", "a", "b", "b", "c", "c"], None),  # a drawn twice in a row, or groups of two sizes
         ([str(at) for at in range(8)], None),  # no two rows can be compared
     ],
@@ -152,6 +153,16 @@ def test_a_field_that_a_row_lacks_is_left_out(tmp_path):
     rows[4]["score"] = None
     (batch,) = open_evidence(written(tmp_path, rows)).batches
     assert np.isnan(batch.arrays["rewards"]).tolist() == [False] * 4 + [True] + [False] * 3
+
+
+def test_a_step_that_is_solved_is_silent_and_one_that_is_hopeless_is_not(tmp_path):
+    prompts = [f"question {at // 4}" for at in range(32)]
+    solved = open_evidence(written(tmp_path, verl(rewards=[1.0] * 31 + [0.0], prompts=prompts)))
+    assert solved.batches[0].settings == {"max_reward": 1.0, "min_reward": 0.0}
+    assert not diagnose(solved).findings
+    hopeless = open_evidence(written(tmp_path, verl(rewards=[0.0] * 32, prompts=prompts)))
+    assert hopeless.batches[0].settings == {}
+    assert [word.code for word in diagnose(hopeless).findings] == ["ADV09"]
 
 
 def test_rollouts_without_anything_to_check_are_refused(tmp_path):

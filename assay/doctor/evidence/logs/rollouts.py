@@ -68,7 +68,7 @@ def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]
     if rewards_B is None and groups is not None and advantages_B is not None:
         rewards_B = _sum_of_parts(rows, groups, advantages_B, source, notes)
     values |= {"rewards": rewards_B, "advantages": advantages_B, "group_ids": groups}
-    values |= {"finished": _finished(rows), **_ids(rows)}
+    values |= {"finished": _finished(rows), **_ids(rows), **_scale(rewards_B)}
     texts = {"completion": [_text(_value(row, COMPLETION)) for row in rows]} if _have_texts(rows, COMPLETION) else {}
     if _have_texts(rows, PROMPT):
         texts["prompt"] = prompts
@@ -125,15 +125,17 @@ def _key(row: Row, prompt: str) -> str:
 
 
 def _groups(keys: Sequence[str], *, stated: bool) -> Array | None:
-    """Rows of one prompt. A prompt may be drawn twice: where groups would be of unequal sizes, nothing is concluded."""
-    runs = [len(list(run)) for _, run in groupby(keys)]
-    if len(set(runs)) == 1 and runs[0] > 1:  # groups stand together, as they were sampled
-        return np.repeat(np.arange(len(runs)), runs[0])
+    """Rows of one prompt; None where the rows do not show it: a prompt may be drawn twice, rows may be moved about."""
     groups_B: Array = np.unique(np.array(keys), return_inverse=True)[1].reshape(-1)
-    sizes = np.bincount(groups_B)
-    if sizes.max() < 2 or (not stated and len(set(sizes.tolist())) > 1):
-        return None
-    return groups_B
+    sizes = set(np.bincount(groups_B).tolist())
+    if stated:
+        return groups_B if max(sizes) > 1 else None
+    runs = [len(list(run)) for _, run in groupby(keys)]
+    is_apart = len(runs) > groups_B.max() + 1  # a prompt's rows do not all stand together
+    if len(set(runs)) == 1 and runs[0] > 1:
+        # moved about, prompts would still be equally frequent; if they are, it cannot be told from being drawn twice
+        return None if is_apart and len(sizes) == 1 else np.repeat(np.arange(len(runs)), runs[0])
+    return groups_B if len(sizes) == 1 and max(sizes) > 1 else None
 
 
 def _sum_of_parts(
@@ -155,6 +157,14 @@ def _sum_of_parts(
         return total_B
     notes.append(f"{source}: the reward is not dumped, and the sum of {', '.join(map(shown, names[:4]))} is not it")
     return None
+
+
+def _scale(rewards_B: Array | None) -> dict[str, float]:
+    """By convention 1 is the best reward, if some row has it and none has more: then a solved step is no sick one."""
+    known_N = np.empty(0) if rewards_B is None else rewards_B[np.isfinite(rewards_B)]
+    if not len(known_N) or known_N.max() != 1.0 or known_N.min() < -1.0:
+        return {}
+    return {"max_reward": 1.0, "min_reward": -1.0 if known_N.min() < 0.0 else 0.0}
 
 
 def _finished(rows: Sequence[Row]) -> Array | None:

@@ -98,14 +98,17 @@ class Gatherer:
             self._stated, self._last = True, stated
         elif not self._stated:
             self._last = float(self.rows)
+        for name in STEP_NAMES:
+            numbers.pop(name, None)
         for name, value in numbers.items():
-            if name not in STEP_NAMES:
-                self.add(self._last, name, value)
+            self.add(self._last, name, value)
 
     def add(self, step: float, name: str, value: float) -> None:
-        steps, values = self._columns.setdefault(name, (array("d"), array("d")))
-        steps.append(step)
-        values.append(value)
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = (array("d"), array("d"))
+        column[0].append(step)
+        column[1].append(value)
 
     def state_steps(self) -> None:
         """Of numbers that were added with their own step."""
@@ -122,12 +125,12 @@ def flat_numbers(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> It
     [('step', 3.0), ('data/loss', 0.5)]
     """
     for name, value in row.items():
-        if isinstance(value, Mapping):
+        if type(value) is float:  # most are: a long log has millions
+            yield prefix + name, value
+        elif isinstance(value, dict):
             if depth < DEEPEST:
                 yield from flat_numbers(value, f"{prefix}{name}/", depth + 1)
-            continue
-        number = as_number(value)
-        if number is not None:
+        elif (number := as_number(value)) is not None:
             yield f"{prefix}{name}", number
 
 

@@ -1,44 +1,18 @@
-"""The command line: parsing only. Each verb calls one function; heavy imports wait until a verb needs them.
-
-Exit codes: 0 done, 1 the run failed or there are findings, 2 bad usage or input, 3 a check of ours crashed,
-130/143 stopped by SIGINT/SIGTERM after saving.
-"""
+"""The verbs that train, evaluate and measure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay import __version__
 from assay import config as configuration
+from assay.cli.app import app, fail, say
 
 if TYPE_CHECKING:
     from assay.train.watch import Watcher
-
-app = typer.Typer(
-    name="assay",
-    help="Trains language models with GRPO and proves, while it trains, that the training is right.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"assay {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
-) -> None:
-    """Options that stand before the verb."""
 
 
 @app.command(
@@ -77,9 +51,9 @@ def train(
                 return
             code = _start(settings, out, doctor)
     except (configuration.ConfigError, RunError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except RunFailed as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     raise typer.Exit(code)
 
 
@@ -120,12 +94,12 @@ def evaluate(
             overrides=[*(overrides or []), *(f"{name}={n}" for name, n in asked.items() if n is not None)],
             checkpoint=checkpoint,
             progress=ProgressLine(sys.stderr),
-            report=_say,
+            report=say,
         )
     except (configuration.ConfigError, RunError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except RunFailed as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
 
 
@@ -147,9 +121,9 @@ def export(
 
     try:
         ticker = ProgressLine(sys.stderr).ticker("warm start")
-        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=_say)
+        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say)
     except (configuration.ConfigError, RunError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     typer.echo(str(out))
 
 
@@ -189,7 +163,7 @@ def reward_check(
         settings = configuration.load(config, [*(overrides or []), *asked])
         code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
     except configuration.ConfigError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     raise typer.Exit(code)
 
 
@@ -216,7 +190,7 @@ def tasks(
         for line in lines:
             typer.echo(printable(line))  # a file may hold anything
     except configuration.ConfigError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
 
 
 @app.command(
@@ -266,7 +240,7 @@ def bench(
 
             code = measure(steps or 20, repeats or 3, json_path)
     except configuration.ConfigError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     raise typer.Exit(code)
 
 
@@ -293,7 +267,7 @@ def _watcher(doctor: str, path: Path) -> Watcher | None:
     from assay.doctor.live import LiveDoctor
     from assay.train.watch import DoctorStop
 
-    return None if doctor == "off" else LiveDoctor(doctor, _say, path, stop=DoctorStop)
+    return None if doctor == "off" else LiveDoctor(doctor, say, path, stop=DoctorStop)
 
 
 def _free_directory(name: str) -> Path:
@@ -302,98 +276,3 @@ def _free_directory(name: str) -> Path:
     while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return path
-
-
-def _say(sentence: str) -> None:
-    from assay.train.display import printable
-
-    typer.echo(printable(sentence), err=True)
-
-
-def _fail(sentence: str, code: int) -> NoReturn:
-    from assay.train.display import printable
-
-    typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
-    raise typer.Exit(code)
-
-
-class Format(StrEnum):
-    FULL = "full"
-    CONCISE = "concise"
-    JSON = "json"
-    SARIF = "sarif"
-    GITHUB = "github"
-    MD = "md"
-
-
-class FailOn(StrEnum):
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-    NEVER = "never"
-
-
-@app.command(
-    epilog="Examples: assay doctor runs/sort  |  assay doctor runs/sort --select ADV,RAT --explain-all-passes  |  "
-    "assay doctor runs/sort --recompute  |  assay doctor batch.safetensors --format sarif --out doctor.sarif"
-)
-def doctor(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Run directories and batch files.")],
-    how: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.FULL,
-    chosen: Annotated[
-        list[str] | None,
-        typer.Option("--select", metavar="CODES", help="Looks for these alone: codes, names or families, by commas."),
-    ] = None,
-    ignored: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="CODES", help="Does not look for these.")
-    ] = None,
-    fail_on: Annotated[
-        FailOn, typer.Option(help="Ends with 1 on findings of this level or above; errors are proven.")
-    ] = FailOn.ERROR,
-    all_passes: Annotated[
-        bool, typer.Option("--explain-all-passes", help="Lists the healthy checks, and what each looked at.")
-    ] = False,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Asks the models in a run's checkpoints again; takes a while.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.")] = None,
-) -> None:
-    """Says what is wrong with a training run, with the numbers and the fix, and what was found healthy."""
-    from assay.doctor import command
-    from assay.doctor.report.select import UnknownCode
-    from assay.record import RunError
-    from assay.record.batch import BatchError
-
-    codes = {"chosen": chosen or [], "ignored": ignored or []}
-    try:
-        if recompute:
-            from assay.train.recheck import recheck
-        again = recheck if recompute else None
-        code = command.run(paths, how=how, fail_on=fail_on, all_passes=all_passes, out=out, recompute=again, **codes)
-    except (UnknownCode, configuration.ConfigError, RunError, BatchError, command.OutError) as error:
-        _fail(str(error), 2)
-    raise typer.Exit(code)
-
-
-@app.command(epilog="Examples: assay explain  |  assay explain RAT01  |  assay explain ratio-not-one --json")
-def explain(
-    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A code or a name; without one, all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.")] = False,
-) -> None:
-    """Explains an illness: what is checked, why it hurts, how to fix it, when the finding is wrong."""
-    from assay.doctor import command
-    from assay.doctor.explain import Entry
-    from assay.doctor.report.select import UnknownCode
-    from assay.rewards.check import CHECKS
-
-    of_rewards = [
-        Entry(one.code, one.name, one.severity, one.summary, one.explanation, looks_at=("reward",)) for one in CHECKS
-    ]
-    try:
-        raise typer.Exit(command.explain(code, of_rewards, json=as_json))
-    except UnknownCode as error:
-        _fail(str(error), 2)
-
-
-if __name__ == "__main__":
-    app()

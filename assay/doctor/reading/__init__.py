@@ -1,0 +1,1 @@
+"""What several illnesses read in the graph of a script."""

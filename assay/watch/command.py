@@ -1,0 +1,119 @@
+"""The command `assay watch`: starts the script in its own process, waits, prints what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from assay import durable
+from assay.doctor.catalogue import catalogue
+from assay.doctor.report import FORMATS, escaped
+from assay.doctor.report.select import select
+
+_WIDEST = 120
+_NO_TERMINAL = (100, 24)
+_BY_SIGNAL = 128  # a shell's exit code of a process that a signal ended
+
+
+class WatchError(ValueError):
+    """The script cannot be watched. The message is one sentence with the fix."""
+
+
+def run(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    steps: int | None = None,
+    how: str = "full",
+    out: Path | None = None,
+    fail_on: str | None = None,
+    chosen: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    all_passes: bool = False,
+) -> int:
+    """The script's exit code if it is not 0; else 1 if there is a finding at `fail_on` or above it; else 0.
+
+    The report goes to stderr, or to `out`: stdout is the script's.
+    """
+    _look_at(script, steps, how, out)
+    select(catalogue(), chosen, ignored)  # raises UnknownCode before the script runs
+    colour = out is None and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
+        result = Path(folder) / "report.json"
+        settings = {
+            "result": str(result),
+            "steps": steps,
+            "how": how,
+            "fail_on": fail_on,
+            "chosen": list(chosen),
+            "ignored": list(ignored),
+            "all_passes": all_passes,
+            "colour": colour,
+            "width": min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST),
+        }
+        code = _wait([sys.executable, *_flags(), "-m", "assay.watch.child", json.dumps(settings), str(script), *arguments])
+        told: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+    if told is None:
+        print(f"assay watch: {escaped(str(script))} ended before anything could be said of it", file=sys.stderr)
+        return code
+    _print(told, out)
+    return code or int(told["code"])
+
+
+def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> None:
+    if not script.is_file():
+        what = "is a directory" if script.is_dir() else "does not exist"
+        raise WatchError(f"{script} {what}; give the Python file that trains")
+    if steps is not None and steps < 1:
+        raise WatchError(f"--steps is {steps}; give 1 or more optimizer steps, or leave it out")
+    if how not in FORMATS:
+        raise WatchError(f"--format is {how!r}; it must be one of {', '.join(FORMATS)}")
+    if how not in ("full", "concise") and out is None:
+        raise WatchError(f"--format {how} needs --out FILE: stdout belongs to the script")
+
+
+def _flags() -> list[str]:
+    """Without -P the current directory would come first, and a package called assay in it would be ours."""
+    package = Path(__file__).resolve().parent.parent.parent
+    return [] if package == Path.cwd().resolve() else ["-P"]
+
+
+def _wait(command: Sequence[str]) -> int:
+    process = subprocess.Popen(command)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process.poll() is None:
+            process.send_signal(number)
+
+    # a terminal sends Ctrl-C to both of us
+    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN if sys.stdin is not None and sys.stdin.isatty() else pass_on}
+    handlers |= {number: pass_on for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else _BY_SIGNAL - code
+
+
+def _print(told: dict[str, Any], out: Path | None) -> None:
+    text = f"{told['text']}\n"
+    if out is None:
+        encoding = sys.stderr.encoding or "utf-8"
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        return
+    try:
+        durable.replace_file(out, text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise WatchError(f"{out} could not be written: {durable.reason(error)}") from error
+    print(f"{out}: {told['counts']}", file=sys.stderr)

@@ -1,0 +1,111 @@
+"""The script's process: it runs as `python script.py arguments` would run it, and somebody is told before it ends."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Script(importlib.machinery.SourceFileLoader):
+    """Reads and runs the file; leaves no bytecode behind, as for any script."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def run_script(script: Path, arguments: Sequence[str], ending: Callable[[BaseException | None], None]) -> int:
+    """Runs it; `ending` is called once when it is over, with what it raised. Returns the exit code.
+
+    SystemExit and KeyboardInterrupt end the process as they would: by the code, by the signal.
+    """
+    file = os.path.abspath(script)
+    module = ModuleType("__main__")
+    loader = _Script("__main__", file)
+    module.__dict__.update(__file__=file, __loader__=loader, __builtins__=__builtins__, __spec__=None, __package__=None)
+    sys.modules["__main__"] = module
+    sys.argv[:] = [str(script), *arguments]
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    told = _Once(ending)
+    _before_exit(told)
+    try:
+        loader.exec_module(module)
+    except SystemExit as stop:
+        _flush()
+        told(stop)
+        raise
+    except BaseException as error:
+        cleaned(error)
+        _flush()
+        sys.excepthook(type(error), error, error.__traceback__)
+        told(error)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            _flush()
+            os.kill(os.getpid(), signal.SIGINT)
+        return 1
+    _flush()
+    told(None)
+    return 0
+
+
+class _Once:
+    def __init__(self, ending: Callable[[BaseException | None], None]) -> None:
+        self._ending: Callable[[BaseException | None], None] | None = ending
+        self._process = os.getpid()
+
+    def __call__(self, error: BaseException | None) -> None:
+        ending, self._ending = self._ending, None
+        if ending is not None and os.getpid() == self._process:  # a forked worker has nothing to tell
+            ending(error)
+
+
+def _before_exit(told: _Once) -> None:
+    """os._exit ends a process without a word to anybody."""
+    leave = os._exit
+
+    def _exit(status: int) -> Any:
+        told(None)
+        leave(status)
+
+    os._exit = _exit  # type: ignore[assignment]
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            try:
+                stream.flush()
+            except OSError:  # its reader has gone; Python says so at the very end
+                return
+
+
+def cleaned(error: BaseException) -> None:
+    """Takes our own frames out of the traceback, and out of those of its causes."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _without_ours(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    if traceback is None:
+        return None
+    rest = _without_ours(traceback.tb_next)
+    file = traceback.tb_frame.f_code.co_filename
+    if file.startswith((_HERE + os.sep, "<frozen importlib")) and (file.startswith(_HERE) or rest is not None):
+        return rest
+    traceback.tb_next = rest
+    return traceback

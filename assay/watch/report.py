@@ -1,0 +1,51 @@
+"""Trace --> what is printed: the doctor's report, and the ratio of each update of each rollout batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.doctor.command import exit_code
+from assay.doctor.catalogue import catalogue
+from assay.doctor.diagnosis import diagnose
+from assay.doctor.evidence import Evidence
+from assay.doctor.report import Report, write
+from assay.doctor.report.select import select
+from assay.watch.not_finite import first_not_finite
+from assay.watch.ratios import ratio_lines
+from assay.watch.trace import Trace
+
+
+def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{text, counts, code}: in the form that was asked for; `code` is the exit code of the findings."""
+    trace.not_finite = trace.not_finite or first_not_finite(trace)
+    notes = tuple([*_sentences(trace), *trace.notes])
+    evidence = Evidence(batches=tuple(trace.batches), notes=notes, trace=trace)
+    illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
+    told = Report.of(trace.script, evidence, diagnose(evidence, illnesses))
+    how = settings["how"]
+    text = write([told], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])
+    if how == "full":
+        text = "\n".join([text, "", *ratio_lines(trace)])
+    return {"text": text, "counts": told.counts, "code": exit_code([told], settings["fail_on"] or "never")}
+
+
+def _sentences(trace: Trace) -> list[str]:
+    """What the reader must know before the findings."""
+    if not trace.torch_was_used:
+        return ["the script did not import torch: nothing could be observed"]
+    lines = []
+    if trace.failure is not None:
+        where = f" at {trace.failure.place}" if trace.failure.place is not None else ""
+        lines.append(f"the script ended with {trace.failure.kind}{where}: {trace.failure.message.splitlines()[0][:200] if trace.failure.message else ''}")
+    first = trace.not_finite
+    if first is not None:
+        lines.append(
+            f"the first number that is not finite was made at {first.place}: {first.place.text} ({first.op}), of numbers that are"
+        )
+    if not trace.updates:
+        lines.append("no optimizer step was observed")
+    elif not trace.batches:
+        lines.append(f"{len(trace.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in a loss")
+    return lines
+

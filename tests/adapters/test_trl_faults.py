@@ -1,0 +1,31 @@
+"""TRL trainers with one thing broken: the doctor names it. trl_table.py runs all and prints the table of docs/trl.md."""
+
+import pytest
+
+pytest.importorskip("trl")
+
+from adapters.faulty_trl import FAULTS
+from adapters.tiny_trl import Models, fresh, quietly
+from adapters.trl_table import outcome, watched_run
+
+LESS = {  # what is known to be weaker, as docs/trl.md says
+    "another temperature in generation_kwargs": "found, named otherwise",
+    "rewards of the neighbour": "found, named otherwise",
+    "ratio without exp": "found, named otherwise",
+    "completions of the neighbour": "named, behind another",
+    "top_k at sampling only": "missed",
+    "log-probs detached": "missed",
+}
+
+
+@pytest.fixture(scope="module")
+def models(run_root):
+    quietly()
+    return Models(fresh(run_root))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_broken_is_named(models, name):
+    kind, settings, codes = FAULTS[name]
+    doctor = watched_run(models, kind=kind, **settings)
+    assert outcome(doctor, codes) == LESS.get(name, "named first")
