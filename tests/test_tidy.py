@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "observation": {"record", "doctor", "policy"},
     "adapters": {"record", "doctor", "observation", "policy"},
     "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine"},
-    "cli": {"train", "record", "bench", "tasks", "rewards", "doctor", "observation", "proof"},
+    "cli": {"train", "record", "bench", "tasks", "rewards", "doctor", "observation", "proof", "source", "watch"},
     "__init__": {"trainer", "observation"},
     "__main__": {"cli"},
 }

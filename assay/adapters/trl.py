@@ -236,6 +236,7 @@ class Attached:
             self._in_loss = False
         self._losses.append(loss.detach())
         self._attempt(lambda: self._keep_piece(loss, self._read or seen, rows, given), None)
+        self._scored, self._read = None, None  # they hold on to the graph
         return loss
 
     def _keep_piece(self, loss: Tensor, inputs: Mapping[str, Any], rows: Tensor, given: dict[str, Any]) -> None:
@@ -259,7 +260,6 @@ class Attached:
                 accumulated=int(self.trainer.current_gradient_accumulation_steps),
             )
         )
-        self._scored = None
 
     # what the optimizer does
 

@@ -124,10 +124,7 @@ def update_batch(
     if "old_logprobs" not in arrays:  # TRL then takes those of the same pass
         arrays["old_logprobs"] = arrays["new_logprobs"]
     for name, by_row in asked.items():
-        found = [by_row.get(int(row)) for row in rows[order]]
-        known = [one for one in found if one is not None]
-        if len(known) == len(found):
-            arrays[name] = wide.rows_of(known)
+        arrays[name] = wide.rows_of([by_row.get(int(row)) for row in rows[order]])
     arrays |= _given(pieces, order)
     if settings["mask_truncated"] and not arrays["mask"].any(axis=1).all():
         arrays.pop("attention_mask", None)  # TRL hides whole completions by it, which the loss leaves out
@@ -263,10 +260,14 @@ class _Laid:
         array: Array = (joined.float() if joined.is_floating_point() else joined).numpy()
         return array[order]
 
-    def rows_of(self, rows: Sequence[Tensor]) -> Array:
+    def rows_of(self, rows: Sequence[Tensor | None]) -> Array:
+        """NaN in rows that are None: they were not asked for."""
         laid = np.zeros((len(rows), self.width))
         for number, values in enumerate(rows):
-            laid[number, : len(values)] = values.cpu().numpy()[: self.width]
+            if values is None:
+                laid[number] = np.nan
+            else:
+                laid[number, : len(values)] = values.cpu().numpy()[: self.width]
         return laid
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from assay.adapters.trl_directory import Directory
 from assay.doctor.catalogue import catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.report import Report, write
-from assay.record import METRICS_FILE, TIMINGS_FILE
+from assay.record import METRICS_FILE, TIMINGS_FILE, RunError
 from assay.verdict import Confidence, State
 
 MOST_FACTS = 4  # told of a finding
@@ -20,7 +22,7 @@ WAITING = 25  # rows of curves that are written together
 FAILURES = 3  # looks that may break before there are no more
 FAULTS = (  # what a trainer of another version, a full machine or a bug of ours may raise; no signals
     ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
+    NameError, OSError, RunError, RuntimeError, SafetensorError, StopIteration, SystemError, TypeError, ValueError,
 )  # fmt: skip
 
 _SURE = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.PROVEN: 2}

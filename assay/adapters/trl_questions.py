@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from assay.adapters.trl_batch import Piece, Rollouts
 from assay.policy.plain import asked_plainly, logprobs_of, plain_logits
 
-MOST_ROWS = 64  # rows of an update that are asked plainly, one forward pass each
+MOST_ROWS = 32  # first rows of an update that are asked plainly, one forward pass each
 MOST_NUMBERS = 50_000_000  # trainable numbers that are copied to see them move; of more, some of each tensor
 OF_EACH = 64  # numbers of a tensor, those with the largest gradients
 
@@ -62,9 +62,9 @@ def asked_again(
             with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 again_BT = repeat(**piece.scoring)[0]
             answers["scored_again"] |= dict(zip(piece.rows.tolist(), again_BT.detach(), strict=True))
-    rows = [int(row) for piece in pieces for row in piece.rows]
-    if len(rows) > MOST_ROWS or trainer._is_vlm:
+    if trainer._is_vlm:
         return answers
+    rows = sorted(int(row) for piece in pieces for row in piece.rows)[:MOST_ROWS]
     model, temperature = trainer.accelerator.unwrap_model(trainer.model), trainer_temperature(trainer)
     answers["plain_logprobs"], answers["plain_raw_logprobs"] = {}, {}
     for row in rows:

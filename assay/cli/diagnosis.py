@@ -97,3 +97,52 @@ def explain(
         raise typer.Exit(command.explain(code, of_rewards, json=as_json))
     except UnknownCode as error:
         fail(str(error), 2)
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Examples: assay watch grpo.py  |  assay watch --steps 4 grpo.py --lr 1e-5  |  "
+    "assay watch --format json --out watched.json grpo.py",
+)
+def watch(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The Python file that trains.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="The script's own arguments.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Stops the script after N optimizer steps; else it runs to its end.")
+    ] = None,
+    how: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.FULL,
+    chosen: Annotated[
+        list[str] | None, typer.Option("--select", metavar="CODES", help="Looks for these alone, by commas.")
+    ] = None,
+    ignored: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="CODES", help="Does not look for these.")
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None, typer.Option(help="Ends with 1 on findings of this level, if the script itself ends with 0.")
+    ] = None,
+    all_passes: Annotated[
+        bool, typer.Option("--explain-all-passes", help="Lists the healthy checks, and what each looked at.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes the report there, not to stderr.")] = None,
+) -> None:
+    """Runs a training script unchanged, watches its first updates, and proves what is wrong with the line to change."""
+    from assay.doctor.report.select import UnknownCode
+    from assay.watch import command
+
+    try:
+        code = command.run(
+            script,
+            arguments or [],
+            steps=steps,
+            how=how,
+            out=out,
+            fail_on=None if fail_on is None else fail_on.value,
+            chosen=chosen or [],
+            ignored=ignored or [],
+            all_passes=all_passes,
+        )
+    except (UnknownCode, command.WatchError) as error:
+        fail(str(error), 2)
+    raise typer.Exit(code)

@@ -90,6 +90,7 @@ class Collections(Machine):
     def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], make: Callable[[], Value]) -> Value:
         shadowed = dict(self.frame.variables)
         made: list[Value] = []
+        sources: list[Value] = []
 
         def turn(number: int) -> bool:
             if number == len(generators):
@@ -97,6 +98,7 @@ class Collections(Machine):
                 return False
             generator = generators[number]
             source = self.evaluate(generator.iter)
+            sources.append(source)
 
             def inner() -> bool:
                 self.assign(generator.target, self.element(source, generator.iter), generator.iter)
@@ -109,7 +111,15 @@ class Collections(Machine):
 
         turn(0)
         self.frame.variables = shadowed
-        return self.listing(node, made, exact=False)
+        listed = self.listing(node, made, exact=False)
+        counted = [source.op == "range" for source in sources]
+        if len(counted) == 2 and counted[0] != counted[1]:
+            # [x for x in xs for _ in range(n)] repeats each in place; the other way round repeats the whole
+            listed.name = "interleaved" if counted[1] else "tiled"
+            stop = sources[counted.index(True)].arguments.get("stop")
+            if stop is not None:
+                listed.arguments["repeats"] = stop
+        return listed
 
     def element(self, container: Value, node: ast.AST) -> Value:
         """One of the elements: which one, the text does not say."""

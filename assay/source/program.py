@@ -12,7 +12,7 @@ from pathlib import Path
 
 from assay.dataflow.kinds import Kinds
 from assay.dataflow.origin import Origins
-from assay.dataflow.terms import Term, Terms
+from assay.dataflow.terms import Term, TermKind, Terms
 from assay.dataflow.value import Graph, Value
 from assay.source.machine import TooLarge
 from assay.source.statements import Interpreter
@@ -85,6 +85,24 @@ class Program:
             if backward.input is not None:
                 found.setdefault(id(backward.input), backward.input)
         return [(loss, self.terms.of(loss)) for loss in found.values()]
+
+    @cached_property
+    def weights(self) -> frozenset[int]:
+        """ids of all values that become a factor of a policy term: advantages and what they are made of."""
+        waiting: list[Value] = []
+        for _, terms in self.losses:
+            for term in terms:
+                if term.kind in (TermKind.SURROGATE, TermKind.POLICY):
+                    waiting += term.factors
+                    waiting += [factor for side in self.terms.products(term.core) for factor in side.factors]
+        seen: set[int] = set()
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen or value.op in ("forward", "generate", "multinomial"):
+                continue
+            seen.add(id(value))
+            waiting += value.arguments.values()
+        return frozenset(seen)
 
 
 def read_program(path: Path) -> Program:

@@ -72,17 +72,20 @@ def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
     rows = Rows(pieces)
     if rows.count > MOST_ROWS or rows.count == 0 or rows.width == 0:
         return None
-    fields: dict[str, Any] = {"tokens": rows.laid([piece.ids for _, piece in pieces])}
-    fields["mask"] = rows.laid([_mask(piece) for _, piece in pieces])
+    fields: dict[str, Any] = {"mask": rows.laid([_mask(piece) for _, piece in pieces])}
     for name, role in (("new_logprobs", "new"), ("old_logprobs", "old"), ("ref_logprobs", "ref")):
         fields[name] = rows.laid([numbers_of(getattr(piece, role)) for _, piece in pieces])
     fields["gradients"] = rows.laid([_gradients(backward, piece) for backward, piece in pieces])
+    if update.maximize and fields["gradients"] is not None:
+        fields["gradients"] = -fields["gradients"]
     fields |= _credit(rows, [piece for _, piece in pieces])
     numbers = [backward.number for backward in update.backwards]
     if all(number is not None for number in numbers):
-        fields["loss"] = sum(number for number in numbers if number is not None)
+        loss = sum(number for number in numbers if number is not None)
+        fields["loss"] = -loss if update.maximize else loss
     fields |= _settings(trace, update, [piece for _, piece in pieces])
     fields |= _inputs(rows, [piece for _, piece in pieces])
+    fields["tokens"] = _tokens(rows, fields.get("input_ids"))
     rollouts = rollouts_of(trace)
     fields |= _sampled(trace, update, rows, rollouts, ask, fields)
     return {name: value for name, value in fields.items() if value is not None}
@@ -102,12 +105,24 @@ def _two(array: Array) -> Array:
 
 
 def _mask(piece: Piece) -> Array | None:
+    counted = piece.ids >= 0
     if piece.mask is None:
-        return np.ones(piece.ids.shape, dtype=bool)
+        return counted
     mask = numbers_of(piece.mask)
     if mask is None:
         return None
-    return ~mask.astype(bool) if piece.mask_is_inverted else mask.astype(bool)
+    return (~mask.astype(bool) if piece.mask_is_inverted else mask.astype(bool)) & counted
+
+
+def _tokens(rows: Rows, given_BS: Array | None) -> Array | None:
+    """Where a label says that a token does not count, the token itself is in the input."""
+    tokens_BT = rows.laid([piece.ids for _, piece in rows.pieces])
+    if tokens_BT is None or given_BS is None or (tokens_BT >= 0).all():
+        return tokens_BT
+    shift = _shift(given_BS, tokens_BT)
+    if shift is None:
+        return tokens_BT
+    return np.where(tokens_BT >= 0, tokens_BT, given_BS[:, shift : shift + tokens_BT.shape[1]])
 
 
 def _gradients(backward: Backward, piece: Piece) -> Array | None:
@@ -126,7 +141,8 @@ def _credit(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
     ratios = [numbers_of(piece.ratio) for piece in pieces]
     if all(piece.old is not None for piece in pieces):
         fields["ratio"] = rows.by_row(ratios)
-    credits = [credit_of(piece.advantages) for piece in pieces if piece.advantages is not None]
+    known: dict[int, Array | None] = {}
+    credits = [credit_of(piece.advantages, known) for piece in pieces if piece.advantages is not None]
     rewards = rows.by_row([credit.rewards for credit in credits])
     groups = rows.by_row([credit.groups for credit in credits])
     if rewards is not None and rewards.ndim == 1:
@@ -175,12 +191,12 @@ def _sampled(
     given_BS = fields.get("input_ids")
     tokens_BT = fields["tokens"]
     if given_BS is None or tokens_BT is None:
-        return _place(trace, update, rollouts, None)
+        return _place(trace, update, rollouts, (), whole=False)
     found = locate(given_BS, rollouts)
     known = [one for one in found if one is not None]
     shift = _shift(given_BS, tokens_BT)
     if len(known) < len(found) or shift is None:
-        return _place(trace, update, rollouts, known or None)
+        return _place(trace, update, rollouts, known, whole=False)
     told = _place(trace, update, rollouts, known) | _laid_by(known, tokens_BT, shift)
     if len(trace.batches) < ASKED and _can_be_asked(rows.pieces):
         told |= _plain(trace, rows, known, given_BS, tokens_BT, shift, told, ask, fields)
@@ -188,20 +204,21 @@ def _sampled(
 
 
 def _place(
-    trace: Trace, update: Update, rollouts: Sequence[Rollout], known: Sequence[Found] | None
+    trace: Trace, update: Update, rollouts: Sequence[Rollout], known: Sequence[Found], *, whole: bool = True
 ) -> dict[str, Any]:
     """Step, update within the rollout batch, and the settings that all rows were sampled with."""
-    of = {id(one.rollout): one.rollout for one in known or ()}
+    of = {id(one.rollout): one.rollout for one in known}
     used = list(of.values()) or [one for one in rollouts[-1:]]
-    if not used:
-        return {"policy_version": update.version}
-    versions = sorted({one.version for one in rollouts})
-    newest = max(one.version for one in used)
-    fields: dict[str, Any] = {"step": versions.index(newest) + 1, "policy_version": update.version}
     trained = {piece.forward.model for backward in update.backwards if backward.roles for piece in backward.roles.pieces}
-    if {one.model for one in used} <= trained and update.version >= newest:
-        fields["update"] = update.version - newest
-        if known is not None:
+    version = trace.models[min(trained)].version
+    if not used:
+        return {"policy_version": version}
+    moments = sorted({one.moment for one in rollouts})
+    newest = max(one.version for one in used)
+    fields: dict[str, Any] = {"step": moments.index(max(one.moment for one in used)) + 1, "policy_version": version}
+    if {one.model for one in used} <= trained and version >= newest:
+        fields["update"] = version - newest
+        if whole:
             fields["sampler_versions"] = np.array([one.rollout.version for one in known])
     shared = dict(used[0].settings)
     for other in used[1:]:
@@ -213,7 +230,7 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
     """The input column of the first token column; the rightmost that fits."""
     width = tokens_BT.shape[1]
     for first in range(given_BS.shape[1] - width, -1, -1):
-        if np.array_equal(given_BS[:, first : first + width], tokens_BT):
+        if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
             return first
     return None
 
@@ -236,9 +253,10 @@ def _laid_by(known: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, 
     fields: dict[str, Any] = {
         "prompt_tokens": prompts_BP,
         "prompt_mask": real_BP,
-        "sampled_tokens": sampled_BT,
         "lengths": np.array([int(one.rollout.lengths_B[one.row]) for one in known]),
     }
+    if all(one.completion == shift for one in known):  # columns of completions alone
+        fields["sampled_tokens"] = sampled_BT
     if all(one.rollout.finished_B is not None for one in known):
         fields["finished"] = np.array([bool(one.rollout.finished_B[one.row]) for one in known])  # type: ignore[index]
     return fields

@@ -13,7 +13,7 @@ _PASSED = frozenset(
 _CUTS = frozenset("topk sort masked_fill where scatter setitem gather cumsum".split())
 
 
-def sampling_of(value: Value, origins: Origins, version: int) -> Sampling:
+def sampling_of(value: Value, origins: Origins) -> Sampling:
     temperature: float | None = 1.0
     cuts: list[str] = []
     current: Value | None = value.arguments.get("input")
@@ -33,7 +33,8 @@ def sampling_of(value: Value, origins: Origins, version: int) -> Sampling:
         elif current.op not in _PASSED and current.op not in ("add", "clamp"):
             temperature = None
         current = _before(current)
-    return Sampling(value, version, origins.forward_of(value), temperature, tuple(cuts))
+    forward = origins.forward_of(value)
+    return Sampling(value, 0 if forward is None else forward.version, forward, temperature, tuple(cuts))
 
 
 def _before(value: Value) -> Value | None:

@@ -9,15 +9,15 @@ import numpy as np
 from assay.dataflow.value import Value
 from assay.watch.trace import Trace, numbers_of, sight
 
-# -inf is how tokens are taken out of logits, and log(0) of a mask is meant
-_MEANT = frozenset("given full full_like masked_fill where tensor constant setitem empty empty_like new_full triu tril".split())
+_GIVEN = frozenset("given constant empty empty_like new_empty".split())
+_LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits
 
 
 def first_not_finite(trace: Trace) -> Value | None:
     known: dict[int, bool | None] = {}
     for value in trace.graph.values:
         finite = known[id(value)] = _is_finite(value)
-        if finite is False and value.op not in _MEANT:
+        if finite is False and value.op not in _GIVEN:
             if all(known.get(id(one), _is_finite(one)) is not False for one in _inputs(value)):
                 return value
     return None
@@ -35,4 +35,7 @@ def _is_finite(value: Value) -> bool | None:
     if seen.summary:
         return bool(seen.summary["finite"])
     numbers = numbers_of(value)
-    return None if numbers is None else bool(np.isfinite(numbers).all())
+    if numbers is None:
+        return None
+    bad = np.isnan(numbers) | (numbers == np.inf)
+    return not bool((bad | (numbers == -np.inf) if value.op in _LOGS else bad).any())

@@ -22,7 +22,7 @@ from assay.watch.recorder import Recorder
 from assay.watch.origins import Origins
 from assay.watch.roles import find_roles
 from assay.watch.trace import Backward, Event, Forward, Generation, Model, Sight, Trace, Update
-from assay.watch.weights import Weights
+from assay.watch.weights import Weights, sums_of
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 _INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")
@@ -53,6 +53,7 @@ class Observer:
         self._clip_norm: float | None = None
         self._rollouts = 0
         self._sampled_since_step = False
+        self._summed: dict[int, tuple[int, tuple[float, ...]]] = {}
         self._fields: dict[str, Any] | None = None
         self._live, self._leaving = True, False
 
@@ -82,10 +83,12 @@ class Observer:
     # -- models
 
     def model(self, module: nn.Module) -> Model:
-        known = self._models.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
         parameters = list(module.parameters())
+        # a wrapper and what it wraps are one model
+        key = id(parameters[0]) if parameters else id(module)
+        known = self._models.get(key)
+        if known is not None and known[0]() is not None:
+            return known[1]
         config = getattr(module, "config", None)
         model = Model(
             number=len(self.trace.models),
@@ -98,9 +101,21 @@ class Observer:
             pad_id=next(iter(_ids(getattr(config, "pad_token_id", None))), None),
             dropout=max((float(one.p) for one in module.modules() if isinstance(one, _DROPOUT)), default=0.0),
         )
-        self._models[id(module)] = (weakref.ref(module), model)
+        self._models[key] = (weakref.ref(module), model)
         self.trace.models.append(model)
         return model
+
+    def _sums(self, module: nn.Module) -> tuple[float, ...]:
+        """Of its weights; computed anew when they were changed."""
+        parameters = list(module.parameters())
+        if not parameters:
+            return ()
+        key = id(parameters[0])
+        changes = parameters[0]._version + parameters[-1]._version
+        known = self._summed.get(key)
+        if known is None or known[0] != changes:
+            known = self._summed[key] = (changes, sums_of(parameters))
+        return known[1]
 
     def module_of(self, number: int) -> nn.Module | None:
         return next((ref() for ref, model in self._models.values() if model.number == number), None)
@@ -134,13 +149,14 @@ class Observer:
             Forward(
                 value=value,
                 model=model.number,
-                version=self.recorder.version,
+                version=model.version,
                 training=module.training,
                 dropout=_active_dropout(module) if module.training else 0,
                 input_ids=arguments.get("input_ids"),
                 attention_mask=arguments.get("attention_mask"),
                 position_ids=arguments.get("position_ids"),
                 caches=kwargs.get("past_key_values") is not None,
+                weights=self._sums(module),
                 adapter_off=_adapter_is_off(module) if model.has_adapter else False,
             )
         )
@@ -198,7 +214,7 @@ class Observer:
             Generation(
                 value=value,
                 model=seen.number,
-                version=self.recorder.version,
+                version=seen.version,
                 training=bool(model.training),
                 dropout=_active_dropout(model) if model.training else 0,
                 config={name: one for name, one in config.items() if _is_plain(one)},
@@ -206,6 +222,7 @@ class Observer:
                 input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
                 attention_mask=arguments.get("attention_mask"),
                 sequences=made,
+                weights=self._sums(model),
             )
         )
         if config.get("do_sample"):
@@ -231,7 +248,7 @@ class Observer:
             self._drawn(value)
 
     def _drawn(self, value: Value) -> None:
-        self.trace.samplings.append(sampling_of(value, self.origins, self.recorder.version))
+        self.trace.samplings.append(sampling_of(value, self.origins))
         self._sampled()
 
     def _sampled(self) -> None:
@@ -292,9 +309,11 @@ class Observer:
 
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         held = [one for group in optimizer.param_groups for one in group["params"]]
-        trained = [model for model in self._of(held) if not model.is_trained]
-        for model in trained:
+        for model in self._of(held):
             model.is_trained = True
+            module = self.module_of(model.number)
+            if module is not None:
+                self.trace.history[self._sums(module)] = (model.number, model.version)
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._optimizers)
         self._weights[id(optimizer)] = Weights.before(held)
@@ -305,6 +324,7 @@ class Observer:
             optimizer_name=type(optimizer).__name__,
             place=self.recorder.here(frame)[0],
             version=self.recorder.version,
+            order=len(self.trace.graph.values),
             learning_rate=float(group.get("lr", 0.0)),
             weight_decay=float(group.get("weight_decay", 0.0) or 0.0),
             backwards=tuple(self._pending),
@@ -331,6 +351,8 @@ class Observer:
         self._pending, self._since_zero, self._clip_norm = [], [], None
         self._sampled_since_step = False
         self.recorder.version += 1
+        for model in self._of([one for group in optimizer.param_groups for one in group["params"]]):
+            model.version += 1
         self.recorder.next_update()
         if self.steps is not None and len(self.trace.updates) >= self.steps:
             self._enough()

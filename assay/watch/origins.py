@@ -83,7 +83,7 @@ class Origins:
             return LOGITS if inner == LOGITS and less is None else None
         if op == "index" and inner in _CHOSEN_OF and _takes_tokens(value, first):
             return _CHOSEN_OF[inner]
-        if op in _SAME:
+        if op in _SAME or (inner in (LOGPROBS, CHOSEN) and op in ("div", "mul") and _by_a_number(value)):
             return inner
         if inner == LOGITS and op in _SAME_LOGITS:
             return LOGITS
@@ -138,6 +138,11 @@ def is_mask(value: Value) -> bool:
         return True
     numbers = seen.numbers
     return numbers is not None and bool(((numbers == 0) | (numbers == 1)).all())
+
+
+def _by_a_number(value: Value) -> bool:
+    other = value.arguments.get("other")
+    return other is not None and isinstance(other.constant, (int, float)) and other.constant != -1
 
 
 def _is_vocabulary_wide(value: Value) -> bool:

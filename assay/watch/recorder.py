@@ -27,6 +27,7 @@ MOST_BYTES = 768 * 2**20  # kept in all
 WIDE = 64  # tensors of logits narrower than this are kept whole if they are small
 SMALL = 65_536
 OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
+FEW = 4096  # numbers that are always copied
 ROWS = 8  # of a tensor as wide as the vocabulary that are looked at
 MOST_VALUES = 400_000
 
@@ -132,7 +133,7 @@ class Recorder(TorchFunctionMode):
         if known is None or known[0]() is not tensor:
             return self.remember(tensor, "given", {}, where)
         value = known[1]
-        if known[2] != tensor._version and not tensor.is_inference():
+        if not tensor.is_inference() and known[2] != tensor._version:
             return self.remember(tensor, "changed", {"input": value}, where)
         seen = value.thing
         if isinstance(seen, Sight) and seen.data is None and not seen.summary and where[0] is not value.place:
@@ -173,7 +174,7 @@ class Recorder(TorchFunctionMode):
         if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
             if visits <= OFTEN and seen.is_floating and seen.size:
                 seen.summary = _summary(tensor)
-        elif visits <= OFTEN:
+        elif visits <= OFTEN or seen.size <= FEW:
             seen.data = self._copy(tensor, seen)
 
     def _copy(self, tensor: Tensor, seen: Sight) -> Tensor | None:

@@ -22,9 +22,8 @@ class Credit:
     groups: Array | None  # numbers of groups; None where all rows are one, or it is not known
 
 
-def credit_of(advantages: Value) -> Credit:
-    """Both in the shape of `advantages`; None where the way back is not clear."""
-    groups: dict[int, Array | None] = {}
+def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
+    """Both in the shape of `advantages`; None where the way back is not clear. `groups` keeps numbers apart."""
 
     def rewards_at(value: Value) -> Array | None:
         centred = _centred(value)
@@ -35,7 +34,7 @@ def credit_of(advantages: Value) -> Credit:
         if centred is None:
             return None
         if id(value) not in groups:
-            groups[id(value)] = _groups(value, centred, 1000 * len(groups))
+            groups[id(value)] = _groups(value, centred, sum(known.size for known in groups.values() if known is not None))
         return groups[id(value)]
 
     rewards = _back(advantages, rewards_at)

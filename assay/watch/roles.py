@@ -117,6 +117,9 @@ def _find_product(piece: Piece, flow: _Flow) -> None:
                 continue
             if not requires_grad(weight) and _is_weight(weight, piece):
                 found.append((value, pulled, weight))
+    if len({id(_unwrapped(weight)[0]) for _, _, weight in found}) > 1:
+        piece.unsure.add("advantages")  # importance weights, gates: which of them is it?
+        return
     inner = {id(value) for value, _, _ in found}
     first = [
         (value, pulled, weight)
@@ -124,10 +127,6 @@ def _find_product(piece: Piece, flow: _Flow) -> None:
         if not any(id(one) in inner for one in above(pulled))
     ]
     if not first:
-        return
-    weights = [_unwrapped(weight) for _, _, weight in first]
-    if len({id(root) for root, _ in weights}) > 1:
-        piece.unsure.add("advantages")
         return
     for value, pulled, weight in first:
         clamp = next((one for one in _chain(pulled) if one.op == "clamp"), None)

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from assay.dataflow.value import Value
 from assay.record.batch import Array
+from assay.watch.origins import above
 from assay.watch.trace import Forward, Generation, Sampling, Trace, numbers_of, sight
 
-_FORMS = frozenset("squeeze unsqueeze view reshape cast index element clone detach".split())
+# a drawn token in another form, or replaced by padding behind the end of its row
+_FORMS = frozenset(
+    "squeeze unsqueeze view reshape cast index element clone detach where masked_fill setitem changed mul add".split()
+)
+
+
+NEAR = 24  # operations between a draw and the pass that is given it
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +38,7 @@ class Rollout:
     lengths_B: Array  # EOS included
     finished_B: Array | None  # None: not known
     value: Value
+    moment: int  # optimizer steps of any kind before it
     settings: Mapping[str, Any] = field(default_factory=dict)  # as a Batch names them
 
     def prompt(self, row: int) -> Array:
@@ -74,9 +83,22 @@ def _generated(call: Generation, trace: Trace) -> Rollout | None:
     if not config.get("do_sample"):
         settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
     return Rollout(
-        call.version, call.model, prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
-        call.value, settings,
+        *_weights(call, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
+        call.value, _moment(call.value, trace), settings,
     )  # fmt: skip
+
+
+def _weights(sampler: Forward | Generation, trace: Trace) -> tuple[int, int]:
+    """(version, model): of a copy of the policy those of the policy whose weights it held."""
+    model = trace.models[sampler.model]
+    known = trace.history.get(sampler.weights)
+    if model.is_trained or known is None:
+        return sampler.version, sampler.model
+    return known[1], known[0]
+
+
+def _moment(value: Value, trace: Trace) -> int:
+    return sum(update.order < value.order for update in trace.updates)
 
 
 def _cuts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +124,7 @@ def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
     """Draws of one loop: each pass sees one token more than the one before, or just one with a cache."""
     part: list[Sampling] = []
     for one in samplings:
-        if part and not _goes_on(part[-1].forward, one.forward):
+        if part and not _goes_on(part[-1], one):
             yield part
             part = []
         part.append(one)
@@ -110,13 +132,17 @@ def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
         yield part
 
 
-def _goes_on(before: Forward | None, after: Forward | None) -> bool:
-    if before is None or after is None or before.model != after.model or before.version != after.version:
+def _goes_on(before: Sampling, after: Sampling) -> bool:
+    """The pass is given what was drawn before, at the end of what it was given then or alone."""
+    one, other = before.forward, after.forward
+    if one is None or other is None or one.model != other.model or one.version != other.version:
         return False
-    one, other = sight(before.input_ids), sight(after.input_ids)
-    if one is None or other is None or one.shape[:-1] != other.shape[:-1]:
+    shorter, longer = sight(one.input_ids), sight(other.input_ids)
+    if shorter is None or longer is None or other.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
         return False
-    return other.shape[-1] == one.shape[-1] + 1 or (after.caches and other.shape[-1] == 1)
+    if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
+        return False
+    return any(value is before.value for value in islice(above(other.input_ids), NEAR))
 
 
 def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
@@ -144,8 +170,8 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
     if not any(one.cuts for one in part):
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return Rollout(
-        first.version, first.model, prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
-        part[-1].value, settings,
+        *_weights(first, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
+        part[-1].value, _moment(part[-1].value, trace), settings,
     )  # fmt: skip
 
 
@@ -164,7 +190,7 @@ def _compared(part: Sequence[Sampling]) -> set[int]:
                     found.add(other)
                 elif user.op == "eq" and _is_counted(user):
                     counted.add(other)
-            elif id(user) not in seen and (user.op in _FORMS or user.op in ("cat", "stack", "listing", "setitem")):
+            elif id(user) not in seen and (user.op in _FORMS or user.op in ("cat", "stack", "listing")):
                 seen.add(id(user))
                 waiting.append((user, direct and user.op in _FORMS))
     ends = found or counted

@@ -56,6 +56,7 @@ class Model:
     parameters: int
     trainable: int  # tensors that require a gradient
     dtypes: tuple[str, ...]
+    version: int = 0  # optimizer steps that changed it so far
     is_trained: bool = False  # an optimizer that stepped holds one of its parameters
     has_adapter: bool = False
     eos_ids: tuple[int, ...] = ()  # of its configuration
@@ -69,13 +70,14 @@ class Forward:
 
     value: Value
     model: int
-    version: int  # optimizer steps that were made before it
+    version: int  # optimizer steps of the model that were made before it
     training: bool  # the model's own flag
     dropout: int  # dropout modules in training mode with a probability above 0
     input_ids: Value | None
     attention_mask: Value | None
     position_ids: Value | None
     caches: bool = False  # it was given past keys and values
+    weights: tuple[float, ...] = ()  # sums of a few numbers of the weights: equal for equal weights
     adapter_off: bool = False
 
 
@@ -93,6 +95,7 @@ class Generation:
     input_ids: Value | None
     attention_mask: Value | None
     sequences: Value | None
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -125,7 +128,8 @@ class Update:
     optimizer: int
     optimizer_name: str
     place: Place
-    version: int  # optimizer steps of the policy before it
+    version: int  # optimizer steps of any kind before it
+    order: int  # values recorded before it
     learning_rate: float
     weight_decay: float
     backwards: tuple[Backward, ...]
@@ -177,6 +181,8 @@ class Trace:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     torch_was_used: bool = False
+    # weights of the trained models before each of their steps --> (model, version)
+    history: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
     not_finite: Value | None = None  # first operation whose result is not finite while what it was given is
 
     def __str__(self) -> str:

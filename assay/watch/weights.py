@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+TENSORS, EACH = 8, 4096  # that tell weights apart
 NUMBERS = 2_000_000  # weights that are compared before and after
+
+
+@torch.no_grad()
+def sums_of(parameters: Sequence[Tensor]) -> tuple[float, ...]:
+    """A few sums that are the same for the same weights, and for no others in practice."""
+    with torch._C.DisableTorchFunction():
+        chosen = parameters if len(parameters) <= TENSORS else [*parameters[: TENSORS // 2], *parameters[-TENSORS // 2 :]]
+        return tuple(float(one.detach().reshape(-1)[:EACH].double().sum()) for one in chosen)
 
 
 @dataclass(eq=False)

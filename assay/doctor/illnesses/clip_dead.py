@@ -25,17 +25,22 @@ update per rollout never clips: its ratios are 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.clips import dead_bounds, is_clip, reaches
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ratios import RATIOS, is_differentiated, same, surrogates, uses
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that clip token by token
@@ -88,6 +93,45 @@ def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
     scale = float((recorded * expected).sum()) / size
     whole = float(np.linalg.norm(recorded))
     return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Both sides of the minimum unclipped, bounds that nothing reaches, or a clamp that no loss sees."""
+    clipped = set()
+    for core, products in surrogates(program):
+        bounds = [clamp for one in products if (clamp := is_clip(one.ratio)) is not None]
+        wide = [clamp for clamp in bounds if dead_bounds(clamp)]
+        if not bounds and same(products[0].ratio) is same(products[1].ratio):
+            yield finding(
+                f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
+                confidence=Confidence.LIKELY,
+                places=(core.place, products[0].ratio.place),
+                why=program.kinds.why(products[0].ratio),
+            )
+        elif wide:
+            yield finding(
+                f"`{wide[0].place.text}` has bounds that no ratio reaches: {dead_bounds(wide[0])}",
+                confidence=Confidence.LIKELY,
+                places=(wide[0].place, core.place),
+                why=program.kinds.why(products[0].ratio),
+                fix="Clamp the ratio to [1 - eps, 1 + eps] with an eps of 0.1 to 0.3.",
+            )
+        elif bounds:
+            clipped.add(id(same(products[0].ratio)))
+            yield healthy("the clipped side reaches the minimum", places=(core.place,))
+    plain = {id(same(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate}
+    for clamp in program.of("clamp"):
+        inner = clamp.input
+        if inner is None or not program.kinds.is_a(inner, *RATIOS) or not is_clip(clamp) or id(same(inner)) in clipped:
+            continue
+        use = plain.get(id(same(inner)))
+        if use is not None and not reaches(clamp, use.loss) and not is_differentiated(program, clamp):
+            yield finding(
+                f"`{clamp.place.text}` reaches no loss: what is differentiated is the unclipped {inner.shown}",
+                confidence=Confidence.LIKELY,
+                places=(clamp.place, use.ratio.place),
+                why=program.kinds.why(inner),
+            )
 
 
 def sick() -> Evidence:
@@ -143,5 +187,7 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.policy_loss": _never_taken},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),
     explains=frozenset({"LOSS06", "CLIP02"}),
 )

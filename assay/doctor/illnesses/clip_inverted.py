@@ -24,20 +24,26 @@ outside of the range: then there is not enough data. Tokens at which a dual clip
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.terms import TermKind
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.clip_dead import FIT, fitted
+from assay.doctor.reading.clips import are_exchanged, is_around_the_product, is_clip
+from assay.doctor.reading.direction import is_maximised, sides
+from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
 from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 EDGE = 1e-3  # from the clip range: rounding decides there
@@ -134,6 +140,53 @@ def _finding(batch: Batch, name: str, fact: Fact, *facts: Fact, confidence: Conf
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for clamp in program.of("clamp"):
+        if clamp.place in told:
+            continue
+        if are_exchanged(program, clamp):
+            told.add(clamp.place)
+            yield finding(
+                f"the lower bound of `{clamp.place.text}` is above its upper one: everything is clamped to the upper",
+                confidence=Confidence.LIKELY,
+                places=(clamp.place,),
+                why=program.kinds.why(clamp),
+                fix="Clamp the ratio to [1 - eps, 1 + eps], the lower bound first.",
+            )
+        elif is_around_the_product(program, clamp):
+            told.add(clamp.place)
+            yield finding(
+                f"`{clamp.place.text}` clamps ratio * advantage around 1: the clip belongs around the ratio alone",
+                confidence=Confidence.LIKELY,
+                places=(clamp.place,),
+                why=program.kinds.why(clamp),
+                fix="Multiply after the clamp: clip(ratio, 1 - eps, 1 + eps) * advantages.",
+            )
+    right = 1 if is_maximised(program) else -1
+    for _, terms in program.losses:
+        for term in terms:
+            if term.kind is not TermKind.SURROGATE or term.core.place in told:
+                continue
+            both = sides(program, term)
+            if {sign for sign, _ in both} != {right} or len({one.sign for _, one in both}) != 1:
+                continue  # the sign of the loss: another illness
+            told.add(term.core.place)
+            wanted = "minimum" if both[0][1].sign > 0 else "maximum"
+            if not any(is_clip(one.ratio) for _, one in both):
+                continue
+            if term.core.op == wanted:
+                yield healthy("the clipped objective is the smaller of both", places=(term.core.place,))
+            else:
+                yield finding(
+                    f"`{term.core.place.text}` takes the better of the clipped and the unclipped objective, not the worse",
+                    confidence=Confidence.LIKELY,
+                    places=(term.core.place,),
+                    why=program.kinds.why(both[0][1].ratio),
+                    fix=f"Use {'min' if wanted == 'minimum' else 'max'} here.",
+                )
+
+
 def sick() -> Evidence:
     batch = _moved()
     right = terms(batch)
@@ -194,5 +247,7 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.policy_loss": _minus_inside_min},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
 )

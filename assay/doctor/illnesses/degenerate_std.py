@@ -27,12 +27,16 @@ a group's mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.reading.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
+from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.advantages import (
     centring,
     groups_of,
@@ -43,7 +47,8 @@ from assay.doctor.recompute.advantages import (
 )
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.source.program import Program
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 EQUAL = 1e-6  # relative spread of rewards that are the same number but for float32 rounding
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
@@ -162,6 +167,69 @@ def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) ->
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not is_advantage(program, scaling.value) or scaling.is_variance:
+            continue
+        single = _single(scaling)
+        if single is not None:
+            yield finding(
+                f"{scaling.spread.shown} is the std of groups of one completion: it is NaN, or 0 if it is biased",
+                confidence=Confidence.LIKELY,
+                places=(scaling.value.place, single.place),
+                why=_why(scaling),
+            )
+        elif scaling.epsilon is None and not is_guarded(scaling):
+            yield finding(
+                f"{scaling.value.place.text} divides by {scaling.spread.shown} with nothing that keeps it from 0"
+                f"{_misplaced(scaling)}: a group of equal rewards gives NaN",
+                confidence=Confidence.LIKELY,
+                places=(scaling.value.place,),
+                why=_why(scaling),
+                edit=_edit(scaling),
+            )
+        else:
+            yield healthy("the divisor of the advantages is kept from 0", places=(scaling.value.place,))
+
+
+def _misplaced(scaling: Scaling) -> str:
+    """Where an epsilon stands that does not help."""
+    for user in scaling.value.users:
+        if user.op == "add" and any(is_small(one) for one in user.inputs):
+            return " (the epsilon is added to the quotient)"
+    top = plain(scaling.numerator)
+    if top.op == "add" and any(is_small(one) for one in top.inputs):
+        return " (the epsilon is added to the numerator)"
+    inner = plain(scaling.spread.input) if scaling.spread.input is not None else scaling.spread
+    if inner.op == "add" and any(is_small(one) for one in inner.inputs):
+        return " (the epsilon is added to the rewards, which does not change their std)"
+    return ""
+
+
+def _single(scaling: Scaling) -> Value | None:
+    """The shape that makes groups of one: view(-1, 1)."""
+    shaped = scaling.spread.input
+    while shaped is not None and shaped.op in ("cast", "clone", "detach"):
+        shaped = shaped.input
+    if shaped is None or shaped.op not in ("view", "reshape") or scaling.spread.setting("dim") not in (1, -1):
+        return None
+    sizes = [one for name, one in shaped.arguments.items() if name.isdigit()]
+    last = sizes[-1] if sizes else None
+    return last if last is not None and last.constant == 1 and len(sizes) > 1 else None
+
+
+def _why(scaling: Scaling) -> tuple[str, ...]:
+    return (
+        f"line {scaling.value.place.line}: {scaling.base.shown} is divided by its own spread",
+        f"line {scaling.spread.place.line}: {scaling.spread.shown} is that spread",
+    )
+
+
+def _edit(scaling: Scaling) -> Edit | None:
+    place = scaling.value.given.get("other")
+    return None if place is None or scaling.value.op != "div" else Edit(place, f"({place.text} + 1e-4)")
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
@@ -201,5 +269,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _std_of_the_others}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),
     explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),
 )

@@ -23,14 +23,19 @@ Process rewards, GDPO, a critic and parts of groups cannot be recomputed and are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.reading.advantages import Scaling, is_advantage, level_of, scalings, uncentred
+from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import is_known_whole
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these
@@ -105,6 +110,40 @@ def _of_tokens(batch: Batch) -> Verdict | None:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not is_advantage(program, scaling.value):
+            continue
+        told = _wrong(scaling)
+        if told:
+            yield finding(
+                f"{scaling.value.place.text}: {told}",
+                confidence=Confidence.LIKELY,
+                places=(scaling.value.place,),
+                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the spread of the divided numbers",),
+            )
+        else:
+            yield healthy(
+                "the rewards are divided by their std after the mean was subtracted", places=(scaling.value.place,)
+            )
+
+
+def _wrong(scaling: Scaling) -> str:
+    if scaling.is_variance:
+        return "it divides by the variance, not by the std"
+    if level_of(scaling.numerator):
+        for user in scaling.value.users:
+            if user.op == "sub" and user.argument("other") is scaling.value:
+                return "the mean alone is divided by the std: parentheses around the subtraction are missing"
+    _, level = uncentred(scaling.numerator)
+    if level is None:
+        for user in scaling.value.users:
+            other = user.argument("other")
+            if user.op == "sub" and other is not None and any(one is scaling.base for one in level_of(other)):
+                return "the mean is subtracted after the division, in the units of the rewards"
+    return ""
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     rewards_PG = batch.arrays["rewards"].reshape(4, 4)
@@ -139,5 +178,10 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _without_parentheses}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards - rewards.mean(dim=1, keepdim=True) /"),
+        GRPO,
+    ),
     explains=frozenset({"MET05"}),
 )

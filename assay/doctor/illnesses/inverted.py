@@ -23,18 +23,22 @@ record the negative. The KL term pulls single tokens against their advantage; it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ratios import Difference, differences, uses
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
+from assay.source.program import Program
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
 MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it
 AGREES = 0.5  # of -1 to 1: half-way between chance and certainty; a sound loss has 1
@@ -124,6 +128,38 @@ def _certainty(batch: Batch, pull_N: Array, advantages_N: Array, *, kl_is_known:
     return {"confidence": Confidence.POSSIBLE, "severity": Severity.HARMFUL}
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for use in uses(program):
+        for one in differences(program, use.ratio):
+            if one.value.place in told:
+                continue
+            new, old = program.origins.gradient(one.left), program.origins.gradient(one.right)
+            is_turned = new is False and (old is True or (old is None and use.is_surrogate))
+            if is_turned and program.origins.is_reference(one.left) is not True:
+                told.add(one.value.place)
+                yield finding(
+                    f"`{one.value.place.text}` is old over new: {one.right.shown} carries the gradient and stands in "
+                    "the denominator of the ratio",
+                    confidence=Confidence.LIKELY,
+                    places=(one.value.place, use.core.place),
+                    why=program.kinds.why(use.ratio),
+                    edit=_exchanged(one),
+                )
+            elif new is True and old is False:
+                told.add(one.value.place)
+                yield healthy("the ratio is new over old", places=(one.value.place,))
+
+
+def _exchanged(one: Difference) -> Edit | None:
+    """The subtraction with its sides exchanged, where both are plain enough to be moved."""
+    texts = [one.value.place_of(name).text for name in ("input", "other")]
+    is_plain = all(text and not set(text) & set(" +-*/") and not text.endswith("..") for text in texts)
+    if one.value.op != "sub" or not is_plain or one.value.place_of("input") == one.value.place:
+        return None
+    return Edit(one.value.place, f"{texts[1]} - {texts[0]}")
+
+
 def sick() -> Evidence:
     """Everything that follows from the ratio follows from its inverse, whose gradient points the other way."""
     batch = _without_kl()
@@ -159,5 +195,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _arguments_exchanged}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),
     explains=frozenset({"CLIP02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
 )

@@ -24,15 +24,21 @@ the settings name another one. While policy and reference are nearly equal, esti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.estimates import wrong_estimate, wrong_kl_div
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.penalties import penalties
 from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEGATIVE = -1e-5  # a mean of k3 below this is no rounding
@@ -105,6 +111,28 @@ def _of_the_mean(batch: Batch, mean: float) -> Verdict:
     raise Missing("kl or kl_loss")
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for penalty in penalties(program):
+        if penalty.core.place in told or penalty.estimator != "k3":
+            continue
+        told.add(penalty.core.place)
+        wrong = wrong_estimate(program, penalty)
+        if not wrong:
+            yield healthy("the KL is k3, with samples of new", places=(penalty.core.place,))
+            continue
+        yield finding(
+            f"`{penalty.core.place.text}` {wrong}",
+            confidence=Confidence.LIKELY,
+            places=(penalty.core.place,),
+            why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
+        )
+    for place, wrong in wrong_kl_div(program):
+        if place not in told:
+            told.add(place)
+            yield finding(f"`{place.text}` {wrong}", confidence=Confidence.LIKELY, places=(place,))
+
+
 def sick() -> Evidence:
     batch = _without_loss()
     difference_BT = batch.arrays["new_logprobs"] - batch.arrays["ref_logprobs"]
@@ -144,5 +172,9 @@ ILLNESS = Illness(
         steps=6,
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        sick=changed("torch.exp(ref - new) - (ref - new) - 1", "torch.exp(ref - new) + (ref - new) - 1"), well=GRPO
+    ),
     explains=frozenset({"LOSS06", "MET02", "MET06"}),
 )

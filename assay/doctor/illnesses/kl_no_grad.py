@@ -25,16 +25,21 @@ too small to be seen beside rounding. A KL that is taken off the reward has no g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.clip_dead import fitted
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.penalties import faces, is_a_penalty, penalties
 from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import loss_settings
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding
 LIMIT = {"float32": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}  # relative distance of a gradient that fits
@@ -69,6 +74,25 @@ def check_batch(batch: Batch) -> Verdict:
     if whole <= limit:
         return healthy("the gradient holds the KL's part", *facts)
     return not_applicable("the gradient fits neither with nor without the KL; loss_formula (LOSS06) speaks of that")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for penalty in penalties(program):
+        if penalty.core.place in told or not is_a_penalty(program, penalty):
+            continue
+        told.add(penalty.core.place)
+        if penalty.has_gradient is False:
+            sides = faces(program, penalty.difference) if penalty.difference is not None else None
+            new = sides[0] if sides is not None else penalty.core
+            yield finding(
+                f"the KL `{penalty.core.place.text}` is in the loss without a gradient: it changes the number, not the update",
+                confidence=Confidence.LIKELY,
+                places=(penalty.core.place, penalty.loss.place, new.place),
+                why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
+            )
+        elif penalty.has_gradient:
+            yield healthy("the KL in the loss carries a gradient", places=(penalty.core.place,))
 
 
 def sick() -> Evidence:
@@ -114,5 +138,7 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.policy_loss": _under_no_grad},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(sick=changed("0.04 * kl)", "0.04 * kl.detach())"), well=GRPO),
     explains=frozenset({"MET02", "KL01", "LOSS06"}),
 )

@@ -26,15 +26,20 @@ coefficient so small that the KL part is lost in the rounding of the loss cannot
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
+from assay.doctor.reading.direction import is_maximised, is_minimised, policy_sign
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.penalties import is_a_penalty, penalties, penalty_sign
 from assay.doctor.recompute.loss import kl_is_placed
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
@@ -173,6 +178,31 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
     return healthy("the KL is penalised", *facts)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    if not is_minimised(program) and not is_maximised(program):
+        return
+    right = -1 if is_maximised(program) else 1
+    told = set()
+    signs = {id(loss): {policy_sign(program, term) for term in terms} for loss, terms in program.losses}
+    for penalty in penalties(program):
+        if penalty.core.place in told or not is_a_penalty(program, penalty) or penalty.has_gradient is False:
+            continue
+        sign = penalty_sign(program, penalty)
+        if not sign or right in signs[id(penalty.loss)]:  # the whole loss is upside down: another illness
+            continue
+        told.add(penalty.core.place)
+        if sign == right:
+            yield healthy("the KL is penalised", places=(penalty.core.place,))
+        else:
+            yield finding(
+                f"the KL `{penalty.core.place.text}` is {'subtracted from' if right > 0 else 'added to'} the loss: the "
+                "optimizer is paid for leaving the reference",
+                confidence=Confidence.LIKELY,
+                places=(penalty.loss.place, penalty.core.place),
+                why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
+            )
+
+
 def sick() -> Evidence:
     return Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0))
 
@@ -226,5 +256,7 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=changed("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "KL02"}),
 )

@@ -24,14 +24,21 @@ leave this code out. A ratio that is upside down flips the gradient too, and not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kind import Kind
+from assay.dataflow.terms import Term, TermKind
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.direction import is_advantage, is_maximised, is_minimised, policy_sign
+from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
@@ -85,6 +92,39 @@ def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
     return int(np.sign(far - near)) if min(near, far) < EXACT * abs(meant) else 0
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    if not is_minimised(program) and not is_maximised(program):
+        return  # who makes the step, and which way, is not seen
+    right = 1 if is_maximised(program) else -1
+    for loss, terms in program.losses:
+        for term in terms:
+            if not _is_judged(program, term):
+                continue
+            sign = policy_sign(program, term)
+            if sign == right:
+                yield healthy("the objective has the right sign in the loss", places=(term.core.place,))
+            elif sign is not None:
+                way = "descends" if right < 0 else "climbs"
+                yield finding(
+                    f"`{term.core.place.text}` has a {'plus' if sign > 0 else 'minus'} in a loss that the optimizer "
+                    f"{way}: what is rewarded is made rarer",
+                    confidence=Confidence.LIKELY,
+                    places=(term.core.place, loss.place),
+                    why=program.kinds.why(term.core),
+                )
+
+
+def _is_judged(program: Program, term: Term) -> bool:
+    """A clipped minimum, or log-probs or a ratio times an advantage; a maximum may be that of costs."""
+    if term.kind is TermKind.SURROGATE:
+        factors = [factor for one in program.terms.products(term.core) for factor in one.factors]
+        return term.core.op == "minimum" or any(is_advantage(program, factor) for factor in factors)
+    if term.kind is not TermKind.POLICY:
+        return False
+    kinds = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
+    return program.kinds.is_a(term.core, *kinds) and any(is_advantage(program, factor) for factor in term.factors)
+
+
 def sick() -> Evidence:
     return of_batch(_turned(-1.0))
 
@@ -125,5 +165,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _negated_twice}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "RAT04", "KL01", "CLIP02", "MET01", "MET02", "MET06"}),
 )

@@ -25,11 +25,24 @@ possible. Advantages of a critic, of process rewards and of parts of groups are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.reading.advantages import (
+    is_centred_before,
+    is_raw,
+    level_of,
+    policy_weights,
+    scalings,
+    uncentred,
+    weighs_policy,
+)
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.groups import expansions
 from assay.doctor.recompute.advantages import (
     Centring,
     centring,
@@ -40,6 +53,7 @@ from assay.doctor.recompute.advantages import (
 )
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards but for rounding
@@ -101,6 +115,43 @@ def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool
     return True
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not weighs_policy(program, scaling.value) or level_of(scaling.numerator):
+            continue
+        _, level = uncentred(scaling.numerator)
+        later = any(
+            user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
+            for user in scaling.value.users
+        )
+        if level is None and not later and not is_centred_before(program, scaling.base):
+            yield finding(
+                f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
+                confidence=Confidence.LIKELY,
+                places=(scaling.value.place,),
+                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the std of {scaling.base.shown}",),
+            )
+        elif level is not None:
+            yield healthy("the mean is subtracted before the division", places=(scaling.value.place,))
+    yield from _raw(program)
+
+
+def _raw(program: Program) -> Iterator[Verdict]:
+    """Rewards that weigh the gradient as they are, although each prompt has a group of answers to compare."""
+    group = next(iter(expansions(program)), None)
+    for factor in policy_weights(program):
+        if not is_raw(program, factor):
+            continue
+        if group is not None:
+            yield finding(
+                f"{factor.shown} weighs the policy's gradient as it is: no baseline is subtracted, although each prompt "
+                f"is answered several times",
+                confidence=Confidence.LIKELY,
+                places=(factor.place, group.place),
+                why=(f"line {group.place.line}: {group.place.text} makes several rows of each prompt",),
+            )
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     rewards_BG = batch.arrays["rewards"].reshape(4, 4)
@@ -134,5 +185,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _std_without_mean}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),
     explains=frozenset({"ADV05", "MET01", "MET05"}),
 )

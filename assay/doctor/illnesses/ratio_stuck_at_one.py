@@ -30,13 +30,20 @@ learning rate of 0, updates lost in bfloat16), new equals old for that reason: s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.origin import network, same_network
+from assay.dataflow.value import Loop, Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ratios import Difference, attached, differences, same, uses
+from assay.doctor.reading.updates import epochs_over, turns
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
@@ -124,6 +131,74 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for use in uses(program):
+        for one in differences(program, use.ratio):
+            if one.value.place in told or program.origins.gradient(one.left) is False:
+                continue
+            told.add(one.value.place)
+            what, loop = _follows(program, one)
+            if what and loop is not None:
+                yield finding(
+                    f"`{one.value.place.text}` is 0 in every update: {what}",
+                    confidence=Confidence.LIKELY if turns(loop) is not None else Confidence.POSSIBLE,
+                    places=(one.value.place, loop.place),
+                    why=program.kinds.why(use.ratio),
+                )
+            elif not what and program.origins.gradient(one.right) is False:
+                yield healthy("the old log-probs are made before the updates", places=(one.value.place,))
+
+
+def _follows(program: Program, one: Difference) -> tuple[str, Loop | None]:
+    """In what way the old log-probs follow the new ones, and the loop that updates on the same rollouts again."""
+    left, right = attached(one.left), attached(one.right)
+    if left is right and one.is_straight and same(one.left) is not same(one.right):
+        loops = [loop for call in program.origins.forwards(left) if (loop := epochs_over(program, call)) is not None]
+        return f"{one.left.shown} minus its own detached copy, made anew before each update", loops[
+            0
+        ] if loops else None
+    for new in program.origins.forwards(one.left):
+        loop = epochs_over(program, new)
+        if loop is None:
+            continue
+        for old in _straight_forwards(program, one.right):
+            if loop in old.context.loops and _same_weights(program, new, old, loop):
+                return f"{one.right.shown} is computed by the same weights again in each turn of the loop", loop
+    return "", None
+
+
+def _straight_forwards(program: Program, value: Value) -> list[Value]:
+    """The calls of networks behind a value, unless a branch or a former turn of a loop may have decided it."""
+    current, seen = attached(value), set[int]()
+    value = current
+    while id(current) not in seen:
+        seen.add(id(current))
+        if current.op == "phi":
+            return []
+        if current.op in ("forward", "call") or current.input is None:
+            break
+        current = current.input
+    return program.origins.forwards(value)
+
+
+def _same_weights(program: Program, new: Value, old: Value, loop: Loop) -> bool:
+    models = [call.arguments.get("model") for call in (new, old)]
+    if any(model is None for model in models) or old.context.adapter_off != new.context.adapter_off:
+        return False
+    first, second = (network(model) for model in models if model is not None)
+    depth = len(loop_branches(new, loop))
+    steps = [one.order for one in program.of("step") if loop in one.context.loops]
+    between = [order for order in steps if min(new.order, old.order) < order < max(new.order, old.order)]
+    return same_network(first, second) and len(loop_branches(old, loop)) <= depth and not between
+
+
+def loop_branches(call: Value, loop: Loop) -> list[object]:
+    """The branches around a call that lie within the loop."""
+    start = loop.place.line
+    return [one for one in call.context.branches if one.place.file == loop.place.file and one.place.line >= start]
+
+
 def sick() -> Evidence:
     later = edited(healthy_batch(), update=1, policy_version=8)
     return Evidence((later,), healthy_curves(ratio_mean=1.0, ratio_std=0.0, ratio_min=1.0, ratio_max=1.0, old_kl=0.0))
@@ -159,5 +234,7 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(new - new.detach())"), well=GRPO),
     explains=frozenset({"SAMP06"}),  # old follows the policy away from the sampler
 )

@@ -220,7 +220,9 @@ def _has_softmax_elsewhere(program: Program, known: Known) -> bool:
     model = source.value.arguments.get("model") or source.value.arguments.get("callee")
     if model is None:
         return False
-    calls = [value for value in program.of("forward", "call") if "model" in value.arguments or "callee" in value.arguments]
+    calls = [
+        value for value in program.of("forward", "call") if "model" in value.arguments or "callee" in value.arguments
+    ]
     return any(
         is_normalised(value) and same_network(value.arguments.get("model") or value.arguments["callee"], model)
         for value in calls

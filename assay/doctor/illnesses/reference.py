@@ -27,12 +27,17 @@ equality. In bfloat16 two passes differ by a few hundredths.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.reference import Doubt, doubts
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
 
 LIMIT = {
@@ -182,6 +187,14 @@ def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for doubt in doubts(program):
+        if isinstance(doubt, Doubt):
+            yield finding(doubt.what, confidence=doubt.confidence, places=doubt.places, why=doubt.why)
+        else:
+            yield healthy("the reference is a network of its own", places=(doubt,))
+
+
 def sick() -> Evidence:
     return Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0))
 
@@ -234,4 +247,6 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

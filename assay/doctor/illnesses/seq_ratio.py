@@ -24,13 +24,19 @@ belong in the correction, truncated. An objective that means the product and cli
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ratios import differences, uses
 from assay.record.batch import Array
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
 ROWS = 3  # rows that must tell the mean from the sum: one could agree with either by chance
@@ -126,6 +132,41 @@ def _judged(
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for use in uses(program):
+        if not use.is_surrogate or any(_leaves_one_out(factor) for factor in use.factors):
+            continue
+        for one in differences(program, use.ratio):
+            if one.value.place in told or program.origins.gradient(one.left) is False or not _is_of_tokens(one.left):
+                continue
+            told.add(one.value.place)
+            if one.is_summed:
+                yield finding(
+                    f"the log-ratio `{one.value.place.text}` is summed over the tokens of a sequence and not divided "
+                    "by their number, and its exp is clipped like the ratio of one token",
+                    confidence=Confidence.LIKELY,
+                    places=(use.ratio.place, use.core.place),
+                    why=program.kinds.why(use.ratio),
+                )
+            else:
+                yield healthy("the ratio is one of tokens or divided by their number", places=(one.value.place,))
+
+
+def _is_of_tokens(value: Value) -> bool:
+    """Log-probs of text: picked from a vocabulary. Of a joint action the sum is the right log-prob."""
+    return any(one.op in ("gather", "take_along_dim", "cross_entropy", "nll_loss") for one in ancestors(value))
+
+
+def _leaves_one_out(factor: Value) -> bool:
+    """An advantage as RLOO has it, whose ratio is that of the whole sequence: something is divided by k - 1."""
+    for value in ancestors(factor):
+        by = value.argument("other") if value.op == "div" else None
+        if by is not None and by.op == "sub" and (one := by.argument("other")) is not None and one.constant == 1:
+            return True
+    return False
+
+
 def sick() -> Evidence:
     return Evidence((_of_rows(divided=False),))
 
@@ -171,5 +212,9 @@ ILLNESS = Illness(
         replaces={"assay.grpo.importance_ratio": _product_over_the_row},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        sick=changed("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
+    ),
     explains=frozenset({"LOSS06", "RAT07"}),
 )

@@ -28,14 +28,22 @@ that bound the ratio from above (cispo, sapo, dual clip, delta) are reported onl
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kind import Kind
+from assay.dataflow.terms import TermKind
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.ratios import attached, differences, same, uses
+from assay.doctor.reading.updates import epochs_over, turns
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 FAR = 10.0  # of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token
@@ -156,6 +164,87 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(message, *facts, confidence=Confidence.POSSIBLE)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    yield from _uncapped(program)
+    for loss, terms in program.losses:
+        if any(term.kind is TermKind.KL for term in terms):
+            continue  # a penalty on the distance is another way to bound it
+        for use in uses(program):
+            if use.loss is not loss or use.is_surrogate or not program.kinds.is_a(use.ratio, Kind.RATIO):
+                continue
+            for one in differences(program, use.ratio):
+                ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
+                loops = [epochs_over(program, call) for call in program.origins.forwards(one.left)]
+                several = [loop for loop in loops if loop is not None and turns(loop) is not None]
+                if ends != (True, False) or not several or attached(one.left) is attached(one.right):
+                    continue
+                yield finding(
+                    f"`{use.ratio.place.text}` is used {turns(several[0])} times on the same rollouts without a clip, "
+                    "a clamp or a KL: nothing bounds it",
+                    confidence=Confidence.POSSIBLE,
+                    places=(use.ratio.place, several[0].place),
+                    why=program.kinds.why(use.ratio),
+                )
+
+
+def _uncapped(program: Program) -> Iterator[Verdict]:
+    """Importance weights between two sets of old log-probs, as factors of the policy's part of the loss."""
+    told = set()
+    for _, terms in program.losses:
+        for term in terms:
+            if term.kind not in (TermKind.SURROGATE, TermKind.POLICY):
+                continue
+            products = program.terms.products(term.core) if term.kind is TermKind.SURROGATE else []
+            for factor in (*term.factors, *(one for product in products for one in product.factors)):
+                weight = _weight(factor)
+                if weight.place in told or program.origins.gradient(weight) is True:
+                    continue
+                if weight.op == "exp" and _is_between_policies(program, weight) and not _is_clamped(program, weight):
+                    told.add(weight.place)
+                    yield finding(
+                        f"the importance weight `{weight.place.text}` multiplies the loss and has no upper bound",
+                        confidence=Confidence.LIKELY,
+                        places=(weight.place,),
+                        why=program.kinds.why(weight),
+                        fix="Truncate it: weight.clamp(max=2.0), or clamp the difference before the exp.",
+                    )
+                elif weight.op == "clamp" and weight.input is not None and _is_between_policies(program, weight.input):
+                    told.add(weight.place)
+                    yield healthy("the importance weight is bounded", places=(weight.place,))
+
+
+def _weight(factor: Value) -> Value:
+    """The factor without its sign, and whole where only rows of it are taken."""
+    current = same(factor)
+    while current.op in ("neg", "index") and current.input is not None and current.input is not current:
+        current = same(current.input)
+    return current
+
+
+def _is_between_policies(program: Program, weight: Value) -> bool:
+    """exp(a - b) of log-probs, neither with a gradient: of the trainer and of the engine that sampled."""
+    known = differences(program, weight)
+    if weight.op != "exp" or len(known) != 1:
+        return False
+    sides = [program.kinds.of(one) for one in (known[0].left, known[0].right)]
+    is_ours = any(one is not None and one.kind is Kind.LOGPROBS for one in sides)
+    return is_ours and all(program.origins.is_reference(one) is not True for one in (known[0].left,))
+
+
+def _is_clamped(program: Program, weight: Value) -> bool:
+    """Whether the exponent is bounded, or a mean over tokens; or whether the weight is only used where it is small."""
+    current, seen = weight.input, set[int]()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if current.op in ("clamp", "minimum", "tanh", "logsigmoid", "where", "phi", "mean"):
+            return True
+        if current.op == "mul" and program.kinds.is_a(current.input, Kind.MASK):
+            current = current.argument("other")
+        else:
+            current = current.input
+    return any(user.op in ("le", "lt", "where", "masked_fill", "minimum", "gt", "ge") for user in weight.users)
+
+
 def sick() -> Evidence:
     return Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5))
 
@@ -200,6 +289,17 @@ def _filled_in(original):  # type: ignore[no-untyped-def]
     return score
 
 
+# the log-probs of the engine that sampled come with the rollout, and correct for its distance
+SICK = changed(
+    "    with torch.no_grad():\n",
+    "    with torch.no_grad():\n        sampled = score(copy.deepcopy(policy), ids, start)\n",
+)
+SICK = (
+    SICK.replace("ratio * advantages, clipped", "ratio * weight * advantages, clipped")
+    .replace("    for epoch", "    weight = torch.exp(old - sampled)\n    for epoch")
+    .replace("clipped * advantages", "clipped * weight * advantages")
+)
+
 ILLNESS = Illness(
     code="RAT07",
     name="unbounded_exp",
@@ -215,5 +315,9 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(
+        sick=SICK, well=SICK.replace("torch.exp(old - sampled)", "torch.exp(old - sampled).clamp(max=2.0)")
+    ),
     explains=frozenset({"ALGN09", "LOSS06", "MET05", "MET07", "NUM03", "RAT01", "SAMP06"}),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from assay.dataflow.kind import PASSES, Kind
 from assay.dataflow.terms import Term, TermKind
 from assay.dataflow.value import Value
+from assay.doctor.reading.direction import is_advantage
 from assay.doctor.reading.ratios import Difference, attached, differences, uses
 from assay.source.program import Program
 
@@ -131,3 +132,32 @@ def against_old(program: Program, difference: Difference) -> bool:
                 if attached(one.right) is not attached(one.left):
                     return True
     return False
+
+
+def is_a_penalty(program: Program, penalty: Penalty) -> bool:
+    """Whether it is a distance to a reference: not a policy gradient with a baseline, not a KL to the sampler."""
+    if penalty.estimator == "full":
+        return True
+    if penalty.difference is None:
+        return False
+    if faces(program, penalty.difference) is not None:
+        return not any(is_advantage(program, factor) for factor in penalty.term.factors)
+    if penalty.estimator in ("k1", "abs", "k2"):
+        return False
+    ends = {program.origins.gradient(penalty.difference.left), program.origins.gradient(penalty.difference.right)}
+    return ends == {True, False} and not against_old(program, penalty.difference)
+
+
+def penalty_sign(program: Program, penalty: Penalty) -> int:
+    """The sign of the KL in the loss; 0 where the estimate itself is not understood."""
+    sign = penalty.term.sign
+    if penalty.estimator in ("k2", "abs", "full"):
+        return sign
+    if penalty.estimator == "k3" and penalty.part is not None:
+        return sign if penalty.part.sign > 0 else 0
+    if penalty.estimator == "k1" and penalty.linear is not None:
+        sides = faces(program, penalty.linear.difference)
+        if sides is None:
+            return 0
+        return sign * (1 if sides[0] is penalty.linear.difference.left else -1)
+    return 0

@@ -41,7 +41,7 @@ class Difference:
     left: Value
     right: Value
     is_straight: bool  # no branch and no loop decides between several
-    is_summed: bool = False  # over the tokens of a sequence, and by no length divided
+    is_summed: bool = False  # over the tokens of a sequence, and not divided by their number
 
 
 def surrogates(program: Program) -> list[tuple[Value, list[Product]]]:
@@ -69,11 +69,11 @@ def uses(program: Program) -> list[Use]:
 
 def differences(program: Program, ratio: Value) -> list[Difference]:
     """The subtractions or quotients that a ratio is made of; several where a branch decides."""
-    return list(_walk(program, ratio, 1, True, False, set()))[:_MOST]
+    return list(_walk(program, ratio, 1, True, None, set()))[:_MOST]
 
 
 def _walk(
-    program: Program, value: Value, sign: int, straight: bool, summed: bool, seen: set[int]
+    program: Program, value: Value, sign: int, straight: bool, summed: bool | None, seen: set[int]
 ) -> Iterator[Difference]:
     if id(value) in seen:
         return
@@ -89,14 +89,22 @@ def _walk(
     elif inner is not None and other is not None:
         yield from _of_two(program, value, inner, other, sign, straight, summed, seen)
     elif value.op in _THROUGH:
-        summed = (summed or value.op == "sum") and value.op not in ("mean", "nanmean")
+        if summed is None and value.op in ("sum", "mean", "nanmean"):
+            summed = value.op == "sum"
         following = inner if inner is not None else next((one for one in value.inputs if kinds.of(one)), None)
         if following is not None:
             yield from _walk(program, following, sign, straight, summed, seen)
 
 
 def _of_two(
-    program: Program, value: Value, inner: Value, other: Value, sign: int, straight: bool, summed: bool, seen: set[int]
+    program: Program,
+    value: Value,
+    inner: Value,
+    other: Value,
+    sign: int,
+    straight: bool,
+    summed: bool | None,
+    seen: set[int],
 ) -> Iterator[Difference]:
     kinds = program.kinds
     if value.op == "sub":
@@ -106,19 +114,19 @@ def _of_two(
             if any(side is not None and side.kind is Kind.NEGATIVE_LOGPROBS for side in (left, right)):
                 sign = -sign
             ends = (inner, other) if sign > 0 else (other, inner)
-            summed = summed or (_is_summed(inner) and _is_summed(other))
-            yield Difference(value, *ends, straight, summed)
+            whole = summed is None and _is_summed(inner) and _is_summed(other)
+            yield Difference(value, *ends, straight, summed is True or whole)
         elif left is not None and left.kind is Kind.LOG_RATIO and right is None:
             yield from _walk(program, inner, sign, straight, summed, seen)
     elif value.op == "div":
         both = [kinds.of(one) for one in (inner, other)]
         if all(one is not None and one.kind is Kind.TOKEN_PROBABILITIES for one in both):
             left_value, right_value = (inner, other) if sign > 0 else (other, inner)
-            yield Difference(value, _without_exp(left_value), _without_exp(right_value), straight, summed)
+            yield Difference(value, _without_exp(left_value), _without_exp(right_value), straight, summed is True)
         elif inner.constant == 1:
             yield from _walk(program, other, -sign, straight, summed, seen)
         else:
-            yield from _walk(program, inner, sign, straight, False, seen)
+            yield from _walk(program, inner, sign, straight, False if summed is None else summed, seen)
     elif value.op == "mul":
         for one, rest in ((inner, other), (other, inner)):
             if isinstance(one.constant, int | float) and one.constant:
@@ -157,16 +165,31 @@ def same(value: Value) -> Value:
 
 
 def attached(value: Value) -> Value:
-    """The value that was detached or copied."""
-    value = same(value)
-    while value.op in ("detach", "leave", "clone") and value.input is not None:
-        value = same(value.input)
+    """The value that was detached, copied, or stored in rows that are read again."""
+    value, seen = same(value), set[int]()
+    while id(value) not in seen:
+        seen.add(id(value))
+        stored = read_back(value)
+        if stored is not None:
+            value = same(stored)
+        elif value.op in ("detach", "leave", "clone") and value.input is not None:
+            value = same(value.input)
     return value
 
 
-def clamps(program: Program) -> list[Value]:
-    """The clamps whose bounds are those of a clipped ratio."""
-    return [value for value in program.of("clamp") if around_one(value)]
+def read_back(value: Value) -> Value | None:
+    """x[rows] right after x[rows] = something: the something."""
+    base = value.input
+    if value.op != "index" or base is None or base.op != "setitem":
+        return None
+    rows, written = value.argument("0"), base.argument("0")
+    is_same = rows is not None and rows is written and "1" not in value.arguments and "1" not in base.arguments
+    return base.argument("value") if is_same else None
+
+
+def clamped_around_one(clamp: Value) -> bool:
+    """Whether it has both bounds of a clipped ratio. A bound on one side may only keep an exp from overflowing."""
+    return clamp.argument("min") is not None and clamp.argument("max") is not None and around_one(clamp)
 
 
 def is_differentiated(program: Program, value: Value) -> bool:

@@ -69,7 +69,7 @@ def accuracy_reward(text, answer):
 
 
 def format_reward(text):
-    return 0.5 * sum(c.isdigit() for c in text) / max(len(text), 1)
+    return 0.5 if sum(c.isdigit() for c in text) > len(text) / 2 else 0.0
 
 
 def get_per_token_logps(model, input_ids, attention_mask, logits_to_keep, temperature):

@@ -51,7 +51,7 @@ def digit_rewards(texts, digits):
 
 
 def length_penalty(texts):
-    return np.array([-0.02 * len(t) for t in texts])
+    return np.array([-0.02 * max(len(t) - 6, 0) for t in texts])
 
 
 def normalize(rewards, group_size):

@@ -1,0 +1,69 @@
+"""
+## What it checks
+The KL in the loss is not the plain difference new - ref (k1). The check recognises the estimate by what is computed,
+not by its name, and looks only at terms that are differentiated; k1 as part of the reward is right.
+
+## Why it hurts
+The mean of new - ref is the KL, but its gradient is not the KL's: d (new - ref) / d weights is the gradient of new,
+whose mean over samples of new is 0. Such a term pushes every sampled token down by the same amount, whatever the
+reference says: the penalty is noise, the metric looks like a KL, and nothing holds the policy at the reference.
+
+## How to fix it
+    # before
+    kl = new - ref
+    # after
+    kl = torch.exp(ref - new) - (ref - new) - 1
+
+## When it is wrong
+Where k1 is multiplied by the ratio, or by log-probs with a gradient, its gradient is right; such terms are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.kind import Kind
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.penalties import faces, is_a_penalty, penalties
+from assay.source.program import Program
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for penalty in penalties(program):
+        if penalty.core.place in told or penalty.has_gradient is not True or not is_a_penalty(program, penalty):
+            continue
+        told.add(penalty.core.place)
+        if penalty.estimator != "k1":
+            yield healthy(f"the KL in the loss is {penalty.estimator}", places=(penalty.core.place,))
+            continue
+        sides = faces(program, penalty.difference) if penalty.difference is not None else None
+        if sides is None or any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
+            continue
+        yield finding(
+            f"`{penalty.core.place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): its "
+            "gradient does not depend on the reference",
+            confidence=Confidence.LIKELY,
+            places=(penalty.core.place, penalty.loss.place),
+            why=program.kinds.why(penalty.core),
+        )
+
+
+def _depends_on_the_policy(program: Program, factor: Value) -> bool:
+    kinds = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.LOG_RATIO)
+    return program.kinds.is_a(factor, *kinds) or program.origins.gradient(factor) is True
+
+
+ILLNESS = Illness(
+    code="KL03",
+    name="k1_as_loss",
+    severity=Severity.HARMFUL,
+    summary="The KL in the loss is the plain log-difference, whose gradient ignores the reference.",
+    fix="Differentiate k3 = exp(ref - new) - (ref - new) - 1 or k2 = (new - ref)^2 / 2; keep k1 for the reward.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(sick=changed("kl = torch.exp(ref - new) - (ref - new) - 1", "kl = new - ref"), well=GRPO),
+)

@@ -1,0 +1,110 @@
+"""
+## What it checks
+The network that draws the tokens is the one that is trained, or a copy into which its weights are loaded. The check
+follows the tokens that the loss is computed on back to the call that drew them.
+
+## Why it hurts
+The ratio new / old says how far the policy has moved from the one that sampled. If a frozen reference sampled, rewards
+and advantages belong to the reference's answers: the policy is judged by what it did not do, never explores, and the
+ratio shows 1 all the same.
+
+## How to fix it
+    # before
+    ids = reference.generate(prompts)
+    # after
+    ids = policy.generate(prompts)
+
+## When it is wrong
+Learning from another network's samples is right where its own log-probs are the denominator of the ratio, and in
+distillation; both are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.kind import Kind
+from assay.dataflow.origin import same_network
+from assay.dataflow.terms import Term, TermKind
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.direction import is_advantage
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ratios import differences, uses
+from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, source_of
+from assay.source.program import Program
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for loss, terms in program.losses:
+        if not program.origins.trained() or not any(_is_policy(program, term) for term in terms):
+            continue
+        drawings = drawn(program, loss)
+        ours = any(is_trained(program, model) for _, model in drawings)
+        for drawing, model in drawings:
+            if drawing.place in told:
+                continue
+            told.add(drawing.place)
+            if is_trained(program, model):
+                yield healthy("the trained network draws the tokens", places=(drawing.place,))
+            elif not ours and (what := _stays_another(program, loss, drawing, model)):
+                yield finding(
+                    f"the tokens of the loss are drawn by `{drawing.place.text}`: {what}, not by the one "
+                    "that is trained",
+                    confidence=Confidence.LIKELY,
+                    places=(drawing.place, model.place),
+                )
+
+
+def _is_policy(program: Program, term: Term) -> bool:
+    if term.kind is TermKind.SURROGATE:
+        return True
+    return term.kind is TermKind.POLICY and any(is_advantage(program, factor) for factor in term.factors)
+
+
+def _stays_another(program: Program, loss: Value, drawing: Value, model: Value) -> str:
+    """What the sampling network is, if it never gets the trained weights and the ratio does not correct for that."""
+    for use in uses(program):
+        for one in differences(program, use.ratio):
+            if any(same_network(model, other) for other in program.origins.networks(one.right)):
+                return ""
+        if any(_is_weight(program, factor, model) for factor in use.factors):
+            return ""
+    if is_touched(program, model):
+        return ""
+    sources = [source_of(load) for load in loaded(program, model) if _is_in_a_loop_of(load, drawing)]
+    if sources:
+        if any(source is None or is_trained(program, source) for source in sources):
+            return ""
+        return "a network into which the weights of another one are loaded"
+    before = {id(value) for value in ancestors(drawing)}
+    for call in program.origins.forwards(loss):
+        if call.op == "forward" and same_network(call.arguments["model"], model) and id(call) not in before:
+            return "a network that is never trained and scores them as the reference"
+    return ""
+
+
+def _is_in_a_loop_of(load: Value, drawing: Value) -> bool:
+    """A load before all rollouts makes a copy; only one between them keeps it current."""
+    return not drawing.context.loops or any(loop in drawing.context.loops for loop in load.context.loops)
+
+
+def _is_weight(program: Program, factor: Value, model: Value) -> bool:
+    """Whether a factor is an importance weight against the sampling network."""
+    is_ratio = any(program.kinds.is_a(one, Kind.RATIO) for one in (factor, factor.input))
+    return is_ratio and any(same_network(model, other) for other in program.origins.networks(factor))
+
+
+ILLNESS = Illness(
+    code="RAT05",
+    name="wrong_behaviour_policy",
+    severity=Severity.FATAL,
+    summary="Another network than the trained one draws the tokens.",
+    fix="Sample from the policy that is trained, or load its weights into the sampling copy before each rollout.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
+    explains=frozenset({"RAT01", "SAMP06", "SYNC01"}),
+)
