@@ -28,7 +28,7 @@ from transformers import TrainerCallback
 
 from assay.adapters.trl_batch import ROWS, Piece, Rollouts, rollout_batch, update_batch
 from assay.adapters.trl_doctor import FAULTS, Doctor
-from assay.adapters.trl_questions import Weights, asked_again, watched
+from assay.adapters.trl_questions import Weights, asked_again, inputs_of_trl, trl_trainer, watched
 from assay.adapters.trl_settings import METRICS, metrics_row, settings_of
 from assay.doctor.diagnosis import Diagnosis, Word
 
@@ -55,10 +55,10 @@ class AttachError(TypeError):
 def attach(trainer: Any) -> Attached:
     """Puts the doctor beside a trl.GRPOTrainer, or a subclass of it; before train(), or while it runs."""
     try:
-        from trl import GRPOTrainer
+        wanted = trl_trainer()
     except ImportError as error:
         raise AttachError(f"attach(trainer) needs TRL, which cannot be imported ({error}); pip install trl") from error
-    if not isinstance(trainer, GRPOTrainer):
+    if not isinstance(trainer, wanted):
         raise AttachError(
             f"attach(trainer) was given a {type(trainer).__name__}; give it the trl.GRPOTrainer that trains"
         )
@@ -207,7 +207,7 @@ class Attached:
         answer = original(*args, **others)
         names = ("model", "input_ids", "attention_mask", "logits_to_keep")
         self._scored = ({**dict(zip(names, args, strict=False)), **others}, answer)
-        self._read = self._attempt(_inputs_of_trl, None)
+        self._read = self._attempt(inputs_of_trl, None)
         return answer
 
     def _loss(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **others: Any) -> Any:
@@ -284,7 +284,7 @@ class Attached:
         alone = trainer.accelerator.num_processes == 1  # weights that are spread over processes cannot be asked by one
         if alone:
             repeat = None
-            if type(trainer)._get_per_token_logps_and_entropies is _base()._get_per_token_logps_and_entropies:
+            if type(trainer)._get_per_token_logps_and_entropies is trl_trainer()._get_per_token_logps_and_entropies:
                 repeat = self._originals["_get_per_token_logps_and_entropies"]
             self._asked = asked_again(trainer, rollouts, self._pieces, repeat)
             self._weights = Weights(trainer.model)
@@ -363,22 +363,6 @@ class Attached:
             return otherwise
         finally:
             self._doctor.seconds += time.perf_counter() - began
-
-
-def _inputs_of_trl() -> dict[str, Any] | None:
-    """The inputs as TRL's own loss reads them, found on the stack: a subclass may hand on others than it got."""
-    code = inspect.unwrap(_base()._compute_loss).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    inputs = None if frame is None else frame.f_locals.get("inputs")
-    return dict(inputs) if isinstance(inputs, dict) else None
-
-
-def _base() -> Any:
-    from trl import GRPOTrainer
-
-    return GRPOTrainer
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

@@ -5,6 +5,7 @@ Shape legend: B completions, T completion tokens.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,23 @@ from assay.policy.plain import asked_plainly, logprobs_of, plain_logits
 MOST_ROWS = 32  # first rows of an update that are asked plainly, one forward pass each
 MOST_NUMBERS = 50_000_000  # trainable numbers that are copied to see them move; of more, some of each tensor
 OF_EACH = 64  # numbers of a tensor, those with the largest gradients
+
+
+def trl_trainer() -> Any:
+    """The class, imported when it is asked for: TRL is optional."""
+    from trl import GRPOTrainer
+
+    return GRPOTrainer
+
+
+def inputs_of_trl() -> dict[str, Any] | None:
+    """The inputs as TRL's own loss reads them, found on the stack: a subclass may hand on others than it got."""
+    code = inspect.unwrap(trl_trainer()._compute_loss).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    inputs = None if frame is None else frame.f_locals.get("inputs")
+    return dict(inputs) if isinstance(inputs, dict) else None
 
 
 @contextmanager

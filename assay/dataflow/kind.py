@@ -109,16 +109,3 @@ def is_number(value: Value | None) -> bool:
 
 def is_called(value: Value | None) -> bool:
     return value is not None and value.op in ("forward", "call")
-
-
-def last_layer(forward: Value) -> str:
-    """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
-    model = forward.arguments.get("model")
-    if model is None or model.op != "module":
-        return forward.name
-    layer = model
-    while layer.name == "Sequential":
-        if not layer.arguments or (inner := list(layer.arguments.values())[-1]).op != "module":
-            return ""
-        layer = inner
-    return layer.name

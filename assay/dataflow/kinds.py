@@ -6,9 +6,8 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 
 from __future__ import annotations
 
-from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised
-from assay.dataflow.kind import is_number, last_layer
-from assay.dataflow.value import UNKNOWN, Graph, Value
+from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised, is_number
+from assay.dataflow.value import UNKNOWN, Graph, Value, last_layer
 
 __all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known", "around_one"]
 
@@ -73,7 +72,7 @@ class Kinds:
         ):
             inputs = [value.arguments[name] for name in ("input",) if name in value.arguments]
         else:
-            inputs = value.inputs
+            inputs = [one for name, one in value.arguments.items() if name != "key"]
         found = [known for one in inputs if (known := self.of(one)) is not None]
         if value.op == "cat" or value.op == "listing":
             sampled = [known for known in found if known.kind is Kind.SAMPLED]
@@ -97,7 +96,8 @@ class Kinds:
             return self._kept(value, value.input)
         if value.name == "values" and value.input is not None and value.input.op in ("sort", "topk"):
             return self._kept(value, value.input.input)
-        return None
+        of_max = value.input if value.name == "indices" and value.input and value.input.op == "max" else None
+        return self._argmax(of_max) if of_max is not None else None
 
     def _kept(self, value: Value, inner: Value | None, *kinds: Kind) -> Known | None:
         known = self.of(inner)
@@ -167,6 +167,8 @@ class Kinds:
             return Known(Kind.MASK, value, "a field that libraries name so")
         if value.input is not None and value.input.op in ("sort", "topk"):  # (values, indices)
             return self._kept(value, value.input.input) if value.setting("0") == 0 else None
+        if value.input is not None and value.input.op == "max" and value.setting("0") in (0, 1):
+            return self._argmax(value.input) if value.setting("0") == 1 else None
         inner = self.of(value.input)
         if inner is None:
             return (

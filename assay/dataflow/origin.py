@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from assay.dataflow.kinds import Kind, Kinds
-from assay.dataflow.value import UNKNOWN, Graph, Value
+from assay.dataflow.value import UNKNOWN, Graph, Value, ancestors
 
 # containers and choices: whether a gradient flows is decided by what is in them
 _HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())
@@ -31,7 +31,7 @@ class Origins:
         self.graph = graph
         self.kinds = kinds
         self._gradient: dict[int, bool | None] = {}
-        self._asked: set[int] = set()
+        self._passing: dict[int, bool | None] = {}  # answers within one question
         self._frozen = self._find_frozen()
 
     # gradients
@@ -40,12 +40,17 @@ class Origins:
         """Whether the value depends on parameters through autograd; None where the text does not tell."""
         if id(value) in self._gradient:
             return self._gradient[id(value)]
-        if id(value) in self._asked:
-            return False
-        self._asked.add(id(value))
+        if id(value) in self._passing:
+            return self._passing[id(value)]
+        self._passing[id(value)] = False  # in a loop a value may be made of itself: the other inputs tell
+        is_outermost = len(self._passing) == 1
         answer = self._find_gradient(value)
-        self._asked.discard(id(value))
-        if not self._asked or answer is True:
+        if answer and value.context.grad_unknown and value.op not in _HOLDS:
+            answer = None
+        self._passing[id(value)] = answer
+        if is_outermost:
+            self._passing.clear()  # what was found on the way may rest on a loop that was cut
+        if is_outermost or answer is True:
             self._gradient[id(value)] = answer
         return answer
 
@@ -81,10 +86,29 @@ class Origins:
             if not off or target is None:
                 continue
             if target.op == "element" and target.input is not None and target.input.op == "parameters":
+                if value.context.branches != target.input.context.branches:
+                    continue  # some of its parameters only
                 target = target.input.input
-            if target is not None:
+            if target is not None and not self._is_thawed(network(target), value):
                 found.append(network(target))
         return found
+
+    def _is_thawed(self, model: Value, frozen: Value) -> bool:
+        """Whether parameters of a frozen network are trained all the same: adapters, a part that is thawed later."""
+        for value in self.graph.of("wrapped"):
+            if value.name in ("get_peft_model", "PeftModel") and network(value) is model:
+                return True
+        for value in self.graph.of("requires_grad_", "setattr", "cast"):
+            if value.order < frozen.order or not value.name.startswith("requires_grad") or value.input is None:
+                continue
+            on = (
+                value.setting("value")
+                if value.op == "setattr"
+                else value.setting("1", value.setting("requires_grad", True))
+            )
+            if on is not False and any(one is model for one in ancestors(value.input)):
+                return True
+        return False
 
     # networks
 

@@ -11,6 +11,7 @@ from assay.dataflow.value import Value
 
 MOST_TERMS = 64
 _REDUCTIONS = ("mean", "sum", "nanmean")
+_VIEWS = ("div", "unsqueeze", "view", "expand", "cast", "detach", "index", "expand_as", "reshape", "squeeze", "clone")
 
 
 class TermKind(StrEnum):
@@ -77,7 +78,7 @@ class Terms:
         other = value.argument("other")
         if value.op in ("minimum", "maximum") and self.products(value):
             found.append(Term(TermKind.SURROGATE, sign, value, factors, reductions))
-        elif value.op in ("add", "sub") and value.input is not None and other is not None:
+        elif value.op in ("add", "sub") and value.input is not None and other is not None and not self._is_whole(value):
             self._expand(value.input, sign, factors, reductions, found, seen)
             self._expand(other, -sign if value.op == "sub" else sign, factors, reductions, found, seen)
         elif value.op == "neg" and value.input is not None and not self._is_leaf(value):
@@ -142,6 +143,10 @@ class Terms:
         if self.kinds.is_a(value, Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO):
             return True
         return any(self._holds(one, seen) for one in value.arguments.values())
+
+    def _is_whole(self, value: Value) -> bool:
+        """A difference that is one thing: new - ref, logits - logsumexp."""
+        return value.op == "sub" and self.kinds.is_a(value, Kind.LOG_RATIO, Kind.LOGPROBS, Kind.LOG_SOFTMAX)
 
     def _is_leaf(self, value: Value) -> bool:
         """A quotient of probabilities, negative log-probs: things with a name of their own."""
@@ -257,20 +262,23 @@ class Terms:
 
 def _signed(factor: Value, sign: int, factors: tuple[Value, ...]) -> tuple[int, tuple[Value, ...]]:
     """A factor without its minus signs, which go to the term."""
-    seen: set[int] = set()
-    current = factor
-    while id(current) not in seen:
-        seen.add(id(current))
-        if current.op == "neg" and current.input is not None:
-            sign, current = -sign, current.input
-        elif (
-            current.op in ("unsqueeze", "view", "expand", "cast", "detach", "index", "expand_as", "reshape")
-            and current.input is not None
-        ):
-            current = current.input
-        else:
-            break
-    return sign, (*factors, factor)
+    return sign * _sign_of(factor), (*factors, factor)
+
+
+def _sign_of(factor: Value, depth: int = 12) -> int:
+    """-1 for an odd number of minus signs before a value, through products, quotients and views."""
+    inner, other = factor.input, factor.argument("other")
+    if depth == 0:
+        return 1
+    if isinstance(factor.constant, int | float):
+        return -1 if factor.constant < 0 else 1
+    if factor.op == "neg" and inner is not None:
+        return -_sign_of(inner, depth - 1)
+    if factor.op == "mul" and inner is not None and other is not None:
+        return _sign_of(inner, depth - 1) * _sign_of(other, depth - 1)
+    if factor.op in _VIEWS and inner is not None:
+        return _sign_of(inner, depth - 1)
+    return 1
 
 
 def _clamped(ratio: Value) -> bool:

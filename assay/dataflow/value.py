@@ -56,6 +56,7 @@ class Context:
     """The circumstances of an operation."""
 
     no_grad: bool = False
+    grad_unknown: bool = False  # a condition or a context manager of the program decides
     autocast: bool = False
     adapter_off: bool = False  # peft: inside `with model.disable_adapter()`
     loops: tuple[Loop, ...] = ()
@@ -169,3 +170,16 @@ def descendants(value: Value) -> Iterator[Value]:
 
 def depends_on(value: Value, other: Value) -> bool:
     return any(one is other for one in ancestors(value))
+
+
+def last_layer(forward: Value) -> str:
+    """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
+    model = forward.arguments.get("model")
+    if model is None or model.op != "module":
+        return forward.name
+    layer = model
+    while layer.name == "Sequential":
+        if not layer.arguments or (inner := list(layer.arguments.values())[-1]).op != "module":
+            return ""
+        layer = inner
+    return layer.name

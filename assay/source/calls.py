@@ -43,6 +43,9 @@ class Calls(Expressions):
         else:
             callee = self.evaluate(node.func)
         positional, keywords = self._arguments(node)
+        is_forward = isinstance(node.func, ast.Attribute) and node.func.attr == "forward"
+        if base is not None and is_forward and isinstance(base.thing, Instance) and base.thing.of.is_module:
+            return self._call_instance(base, base.thing, positional, keywords, node)
         if callee is not None:
             return self.invoke(callee, positional, keywords, node, base=base)
         assert base is not None

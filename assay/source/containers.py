@@ -23,7 +23,7 @@ def of_listing(
         listing.exact = False if machine.context.loops else listing.exact
         base.arguments[f"+{len(base.arguments)}"] = positional[-1]
         positional[-1].users.append(base)
-        return machine.constant(node, None)
+        return machine.new("append", node, {"input": base, "value": positional[-1]}, constant=None)
     if name in ("extend", "update") and positional:
         other = positional[0]
         added = other.thing.elements if isinstance(other.thing, Listing) else [machine.element(other, node)]

@@ -82,7 +82,10 @@ class Expressions(Collections):
 
     def _joinedstr(self, node: ast.JoinedStr) -> Value:
         parts = [self.evaluate(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
-        return self.new("string", node, {str(number): part for number, part in enumerate(parts)})
+        texts = [
+            "{}" if isinstance(part, ast.FormattedValue) else str(getattr(part, "value", "")) for part in node.values
+        ]
+        return self.new("string", node, {str(number): part for number, part in enumerate(parts)}, name="".join(texts))
 
     # operators
 
@@ -242,7 +245,7 @@ class Expressions(Collections):
                     return thing.entries[key]
                 known = [*thing.rest, *(thing.entries.values() if key is UNKNOWN else ())]
                 if known:
-                    return self._unplaced(base, key, known, node)
+                    return self._unplaced(base, keys[0], known, node)
                 if thing.factory is not None:
                     made = self.invoke(thing.factory, [], {}, node)
                     thing.rest.append(made)
@@ -262,13 +265,16 @@ class Expressions(Collections):
                 return self.heap[memo]
         return self.new("index", node, {"input": base, **dict(numbered(keys))})
 
-    def _unplaced(self, base: Value, key: Any, known: list[Value], node: ast.AST) -> Value:
+    def _unplaced(self, base: Value, under: Value, known: list[Value], node: ast.AST) -> Value:
         """What a dictionary holds under a key, where keys were computed: two keys are two values."""
+        key = under.constant
         memo = (id(base.thing), f"[{key!r}]")
         if key is UNKNOWN or memo not in self.heap:
             inner = self.phi(node, known)
             self.keep(base.thing)
-            self.heap[memo] = self.new("element", node, {"input": inner}, name=str(key), thing=inner.thing)
+            self.heap[memo] = self.new(
+                "element", node, {"input": inner, "key": under}, name=str(key), thing=inner.thing
+            )
         return self.heap[memo]
 
     def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:

@@ -50,7 +50,7 @@ def call(machine: Calls, function: Library, positional: Values, keywords: Keywor
     if function.root == "builtins":
         return _builtin(machine, last, positional, keywords, node)
     if path.endswith("copy.deepcopy") or path in ("copy.copy", "deepcopy"):
-        return _copied(machine, positional, node)
+        return _copied(machine, positional, node, "copy" if path == "copy.copy" else "")
     if last in OPTIMIZERS or (".optim." in path and last[:1].isupper() and "lr_scheduler" not in path):
         arguments = bound("optimizer", last, positional, keywords)
         arguments = {("parameters" if name in ("input", "params") else name): one for name, one in arguments.items()}
@@ -185,7 +185,10 @@ def method(machine: Calls, base: Value, name: str, positional: Values, keywords:
     if base.op == "parser" and name == "parse_args_into_dataclasses":
         return containers.parsed_classes(machine, base, node)
     if name == "prepare" and len(positional) >= 1:
+        machine.new("prepare", node, {"engine": base, **_all(positional, keywords)})
         return positional[0] if len(positional) == 1 else machine.listing(node, positional)
+    if name in ("unwrap_model", "unwrap") and positional and is_model(positional[0]):
+        return machine.new("wrapped", node, {"0": positional[0]}, name="unwrap_model", thing=positional[0].thing)
     if name in ("unwrap_model", "prepare_model", "prepare_optimizer", "unwrap") and positional:
         return positional[0]
     if name in ("backward", "manual_backward") and positional:
@@ -242,7 +245,7 @@ def field_default(machine: Calls, default: Value, node: ast.AST) -> Value:
     return default
 
 
-def _copied(machine: Calls, positional: Values, node: ast.AST) -> Value:
+def _copied(machine: Calls, positional: Values, node: ast.AST, name: str = "") -> Value:
     if not positional:
         return machine.new("call", node, name="deepcopy")
     original = positional[0]
@@ -259,7 +262,7 @@ def _copied(machine: Calls, positional: Values, node: ast.AST) -> Value:
         thing = Listing(list(thing.elements), thing.exact)
     elif isinstance(thing, Table):
         thing = Table(dict(thing.entries), list(thing.rest), thing.factory, thing.is_namespace)
-    return machine.new("deepcopy", node, {"input": original}, thing=thing)
+    return machine.new("deepcopy", node, {"input": original}, name=name, thing=thing)
 
 
 def _builtin(machine: Calls, name: str, positional: Values, keywords: Keywords, node: ast.AST) -> Value:

@@ -10,7 +10,7 @@ from assay.dataflow.operations import canonical
 from assay.dataflow.value import Branch, Value
 from assay.source.definitions import NO_GRAD, Definitions
 from assay.source.expressions import _BINARY
-from assay.source.things import Class, Instance, Library, Listing, Module, Table
+from assay.source.things import Class, Function, Instance, Library, Listing, Module, Table
 
 
 class Interpreter(Definitions):
@@ -239,7 +239,7 @@ class Interpreter(Definitions):
             return {"no_grad": True}
         if last == "set_grad_enabled":
             enabled = value.setting("0", value.setting("mode"))
-            return {"no_grad": not enabled} if isinstance(enabled, bool) else {}
+            return {"no_grad": not enabled} if isinstance(enabled, bool) else {"grad_unknown": True}
         if last == "enable_grad":
             return {"no_grad": False}
         if last == "autocast":
@@ -249,9 +249,29 @@ class Interpreter(Definitions):
         if value.op == "phi":
             found: dict[str, Any] = {}
             for one in value.arguments.values():
-                found |= {key: True for key, on in self._circumstances(node, one).items() if on and key == "no_grad"}
-            return {}
-        return {}
+                inner = self._circumstances(node, one)
+                found |= {"grad_unknown": True} if "no_grad" in inner else {}
+                found |= {"adapter_off": True} if "adapter_off" in inner else {}
+                found |= {"autocast": True} if inner.get("autocast") else {}
+            return found
+        return {"grad_unknown": True} if self._may_stop_gradients(node) else {}
+
+    def _may_stop_gradients(self, node: ast.expr) -> bool:
+        """A context manager of the program that somewhere says no_grad."""
+        function = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(function, ast.Name | ast.Attribute):
+            return False
+        name = function.id if isinstance(function, ast.Name) else function.attr
+        made = self.lookup(name, function) if isinstance(function, ast.Name) else None
+        if isinstance(function, ast.Attribute):
+            base = self.evaluate(function.value)
+            made = base.thing.of.member(name) if isinstance(base.thing, Instance) else None
+        if made is None or not isinstance(made.thing, Function | Class):
+            return False
+        return any(
+            getattr(one, "attr", getattr(one, "id", "")) in (*NO_GRAD, "set_grad_enabled")
+            for one in ast.walk(made.thing.node)
+        )
 
 
 def swallows(handler: ast.ExceptHandler) -> bool:

@@ -12,9 +12,10 @@ import numpy as np
 
 from assay.record.batch import Array, Batch, BatchError
 from assay.watch.asked import Answer
+from assay.watch.objective import objective_of, penalty_of
 from assay.watch.rewards import credit_of
 from assay.watch.roles import Piece
-from assay.watch.rollouts import Found, Rollout, locate, rollouts_of
+from assay.watch.rollouts import Found, Rollout, locate, moment, rollouts_of
 from assay.watch.trace import Backward, Trace, Update, numbers_of
 
 MOST_ROWS = 256
@@ -88,6 +89,8 @@ def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
     fields["tokens"] = _tokens(rows, fields.get("input_ids"))
     rollouts = rollouts_of(trace)
     fields |= _sampled(trace, update, rows, rollouts, ask, fields)
+    fields |= _penalty(trace, update, rows)
+    fields |= _objective(trace, fields, [piece for _, piece in pieces])
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -166,11 +169,42 @@ def _settings(trace: Trace, update: Update, pieces: Sequence[Piece]) -> dict[str
     }
     if dtype in ("float32", "bfloat16", "float16"):
         settings["dtype"] = dtype
+    if all(piece.correction is not None for piece in pieces):
+        settings["correction"] = "token"
     clips = {piece.clip for piece in pieces}
     if len(clips) == 1 and (clip := clips.pop()) is not None:
         settings["clip_low"] = None if clip[0] is None else round(1 - clip[0], 9)
         settings["clip_high"] = None if clip[1] is None else round(clip[1] - 1, 9)
     return settings
+
+
+def _penalty(trace: Trace, update: Update, rows: Rows) -> dict[str, Any]:
+    """The KL in the loss; none at all if only the policy was ever asked."""
+    penalties = [penalty_of(backward.roles, piece) for backward, piece in rows.pieces]
+    if all(penalty is None for penalty in penalties):
+        trained = {piece.forward.model for _, piece in rows.pieces}
+        alone = {one.model for one in trace.forwards} <= trained and not any(one.adapter_off for one in trace.forwards)
+        return {"kl_coef": 0.0} if alone else {}
+    known = [penalty for penalty in penalties if penalty is not None]
+    coefficients, estimators = {one.coefficient for one in known}, {one.estimator for one in known}
+    if len(known) < len(penalties) or len(coefficients) != 1 or len(estimators) != 1:
+        return {}
+    fields: dict[str, Any] = {"kl_coef": known[0].coefficient, "kl_placement": "loss"}
+    if known[0].coefficient is not None and known[0].estimator is not None:
+        fields |= {"kl_estimator": known[0].estimator, "kl_gradient": "naive"}
+        fields["kl"] = rows.laid([one.numbers for one in known])
+    return fields
+
+
+def _objective(trace: Trace, fields: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+    place = str(pieces[0].product.place) if pieces[0].product is not None else ""
+    found = objective_of(fields, pieces)
+    if found is not None:
+        trace.objectives.setdefault(place, found)
+    known = trace.objectives.get(place)
+    if known is None:
+        return {}
+    return {"objective": known[0]} if known[1] else {"objective": known[0], "loss": None}  # a critic's loss is in it too
 
 
 def _inputs(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -213,7 +247,7 @@ def _place(
     version = trace.models[min(trained)].version
     if not used:
         return {"policy_version": version}
-    moments = sorted({one.moment for one in rollouts})
+    moments = sorted({moment(one.value, trace) for one in (*trace.generations, *trace.samplings)})
     newest = max(one.version for one in used)
     fields: dict[str, Any] = {"step": moments.index(max(one.moment for one in used)) + 1, "policy_version": version}
     if {one.model for one in used} <= trained and version >= newest:

@@ -60,7 +60,9 @@ class Watch:
                 where = (traceback.tb_frame.f_code, traceback.tb_lasti)
                 place = self.places.place(where)
             traceback = traceback.tb_next
-        return Failure(type(error).__name__, str(error), place)
+        raised = self.trace.raised
+        is_it = raised is not None and place is not None and (raised.place.file, raised.place.line) == (place.file, place.line)
+        return Failure(type(error).__name__, str(error), place, raised if is_it else None)
 
     def write(self) -> None:
         from assay.watch.report import report

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from assay.watch.recorder import Recorder
+from assay.watch.recorder import FAULTS, Recorder
 
 
 class Watching(Protocol):
@@ -86,7 +86,7 @@ def patch_torch(patches: Patches, observer: Watching) -> None:
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if recorder.off == 0:
-            observer.stepping(optimizer, sys._getframe(1))
+            _tell(observer, observer.stepping, optimizer, sys._getframe(1))
             context = recorder.suspended()
             context.__enter__()
             steps.append((optimizer, context))
@@ -94,7 +94,7 @@ def patch_torch(patches: Patches, observer: Watching) -> None:
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if steps and steps[-1][0] is optimizer:
             steps.pop()[1].__exit__(None, None, None)
-            observer.stepped(optimizer, sys._getframe(1))
+            _tell(observer, observer.stepped, optimizer, sys._getframe(1))
 
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -110,6 +110,13 @@ def patch_generate(patches: Patches, observer: Watching, module: ModuleType) -> 
         patches.replace(mixin, "_prepare_generation_config", lambda original: _config(original, observer))
 
 
+def _tell(observer: Watching, what: Callable[..., None], *details: Any) -> None:
+    try:
+        what(*details)
+    except FAULTS as error:
+        observer.recorder.broke(error)
+
+
 def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any]:
     recorder = observer.recorder
 
@@ -123,7 +130,7 @@ def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any
         finally:
             if not recorder.stopped:
                 nn.Module.__call__ = __call__  # type: ignore[method-assign]
-        observer.passed(self, args, kwargs, output, sys._getframe(1))
+        _tell(observer, observer.passed, self, args, kwargs, output, sys._getframe(1))
         return output
 
     return __call__
@@ -134,10 +141,10 @@ def _generate(original: Callable[..., Any], observer: Watching) -> Callable[...,
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if observer.recorder.off or observer.recorder.stopped:
             return original(self, *args, **kwargs)
-        observer.generating(self, sys._getframe(1))
+        _tell(observer, observer.generating, self, sys._getframe(1))
         with observer.recorder.suspended():
             output = original(self, *args, **kwargs)
-        observer.generated(self, args, kwargs, output, sys._getframe(1))
+        _tell(observer, observer.generated, self, args, kwargs, output, sys._getframe(1))
         return output
 
     return generate
@@ -147,7 +154,7 @@ def _config(original: Callable[..., Any], observer: Watching) -> Callable[..., A
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = original(self, *args, **kwargs)
-        observer.generation_config(prepared[0] if isinstance(prepared, tuple) else prepared)
+        _tell(observer, observer.generation_config, prepared[0] if isinstance(prepared, tuple) else prepared)
         return prepared
 
     return prepare
@@ -159,7 +166,7 @@ def _distribution(original: Callable[..., None], observer: Watching) -> Callable
         if observer.recorder.off:
             return original(self, *args, **kwargs)
         names = ("probs", "logits", "validate_args")
-        observer.distributed(self, {**dict(zip(names, args, strict=False)), **kwargs}, sys._getframe(1))
+        _tell(observer, observer.distributed, self, {**dict(zip(names, args, strict=False)), **kwargs}, sys._getframe(1))
         with observer.recorder.suspended():
             return original(self, *args, **kwargs)
 
@@ -173,7 +180,7 @@ def _asked(original: Callable[..., Any], kind: str, observer: Watching) -> Calla
             return original(self, *args, **kwargs)
         with observer.recorder.suspended():
             result = original(self, *args, **kwargs)
-        observer.asked(self, kind, args or tuple(kwargs.values()), result, sys._getframe(1))
+        _tell(observer, observer.asked, self, kind, args or tuple(kwargs.values()), result, sys._getframe(1))
         return result
 
     return asked
@@ -184,7 +191,7 @@ def _told(original: Callable[..., Any], kind: str, observer: Watching) -> Callab
     def told(*args: Any, **kwargs: Any) -> Any:
         if observer.recorder.off:
             return original(*args, **kwargs)
-        observer.happened(kind, args[0] if args else None, (args[1:], kwargs), sys._getframe(1))
+        _tell(observer, observer.happened, kind, args[0] if args else None, (args[1:], kwargs), sys._getframe(1))
         with observer.recorder.suspended():
             return original(*args, **kwargs)
 

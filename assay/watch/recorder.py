@@ -30,6 +30,11 @@ OFTEN = 32  # results of one expression between two updates that are copied; lat
 FEW = 4096  # numbers that are always copied
 ROWS = 8  # of a tensor as wide as the vocabulary that are looked at
 MOST_VALUES = 400_000
+# what a bug of ours may raise
+FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
+    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
+)  # fmt: skip
 
 # what tells about a tensor and makes none
 _TELLS = frozenset(
@@ -79,10 +84,26 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
-        op, given, where = self._given(name, args, kwargs, sys._getframe(1))
-        result = func(*args, **kwargs)
-        self._result(op, name, given, where, result, args)
+        try:
+            op, given, where = self._given(name, args, kwargs, sys._getframe(1))
+        except FAULTS as error:
+            self.broke(error)
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError:
+            self.trace.raised = self.trace.graph.new(op, given, where[0], where[2], name=name)
+            raise
+        try:
+            self._result(op, name, given, where, result, args)
+        except FAULTS as error:
+            self.broke(error)
         return result
+
+    def broke(self, error: BaseException) -> None:
+        """A fault of ours is no reason to end somebody's script: it is told, and nothing more is looked at."""
+        self.off += 1
+        self.trace.notes.append(f"observation ended early, by a fault of assay: {type(error).__name__}: {error}")
 
     def _given(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: Any
@@ -219,10 +240,14 @@ class Recorder(TorchFunctionMode):
             self.drawn(value)
 
     def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        where = self.here(sys._getframe(2))
-        loss = self.tensor(args[0], where)
-        value = self.trace.graph.new("backward", {"input": loss}, where[0], where[2])
-        after = self.before["backward"](value) if "backward" in self.before else None
+        after: Callable[[], None] | None = None
+        try:
+            where = self.here(sys._getframe(2))
+            loss = self.tensor(args[0], where)
+            value = self.trace.graph.new("backward", {"input": loss}, where[0], where[2])
+            after = self.before["backward"](value)
+        except FAULTS as error:
+            self.broke(error)
         try:
             with self.suspended():
                 return func(*args, **kwargs)

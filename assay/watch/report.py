@@ -20,7 +20,7 @@ def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """{text, counts, code}: in the form that was asked for; `code` is the exit code of the findings."""
     trace.not_finite = trace.not_finite or first_not_finite(trace)
     notes = tuple([*_sentences(trace), *trace.notes])
-    evidence = Evidence(batches=tuple(trace.batches), notes=notes, trace=trace)
+    evidence = Evidence(batches=tuple(trace.batches), notes=notes, trace=trace if trace.torch_was_used else None)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
     told = Report.of(trace.script, evidence, diagnose(evidence, illnesses))
     how = settings["how"]

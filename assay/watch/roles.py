@@ -37,9 +37,11 @@ class Piece:
     mask: Value | None = None
     mask_is_inverted: bool = False
     product: Value | None = None
+    correction: Value | None = None  # importance weight old / sampler
     clip: tuple[float | None, float | None] | None = None  # bounds of the clamp
     clamp: Value | None = None
     differences: Sequence[Value] = ()
+    kl_differences: Sequence[Value] = ()  # those of them that lead to the reference
     unsure: set[str] = field(default_factory=set)
 
 
@@ -47,9 +49,10 @@ class Piece:
 class Roles:
     loss: Value
     pieces: Sequence[Piece]
+    flow: Flow
 
 
-class _Flow:
+class Flow:
     """The values above a loss, and on which new log-probs each depends through gradients."""
 
     def __init__(self, loss: Value, origins: Origins) -> None:
@@ -77,7 +80,7 @@ class _Flow:
 
 def find_roles(loss: Value, origins: Origins) -> Roles | None:
     """None if no log-probs of chosen tokens reach the loss through gradients."""
-    flow = _Flow(loss, origins)
+    flow = Flow(loss, origins)
     pieces = []
     for final in flow.finals:
         forward, ids = origins.forward_of(final), chosen_ids(final, origins)
@@ -89,10 +92,10 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
         _find_product(piece, flow)
         _find_differences(piece, flow)
         _find_mask(piece, flow)
-    return Roles(loss, pieces) if pieces else None
+    return Roles(loss, pieces, flow) if pieces else None
 
 
-def _only_newest(pieces: list[Piece], flow: _Flow) -> list[Piece]:
+def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
     """Where old was not detached, both sides of a difference need gradients: new is of the later pass."""
     older = set()
     for value in flow.values:
@@ -105,7 +108,7 @@ def _only_newest(pieces: list[Piece], flow: _Flow) -> list[Piece]:
     return [piece for piece in pieces if id(piece.new) not in older]
 
 
-def _find_product(piece: Piece, flow: _Flow) -> None:
+def _find_product(piece: Piece, flow: Flow) -> None:
     """The multiplication of something that depends on new by something that does not, is no number and no mask."""
     found: list[tuple[Value, Value, Value]] = []
     for value in flow.values:
@@ -117,8 +120,9 @@ def _find_product(piece: Piece, flow: _Flow) -> None:
                 continue
             if not requires_grad(weight) and _is_weight(weight, piece):
                 found.append((value, pulled, weight))
+    found = _only_advantages(piece, found, flow)
     if len({id(_unwrapped(weight)[0]) for _, _, weight in found}) > 1:
-        piece.unsure.add("advantages")  # importance weights, gates: which of them is it?
+        piece.unsure.add("advantages")  # which of them is it?
         return
     inner = {id(value) for value, _, _ in found}
     first = [
@@ -133,7 +137,8 @@ def _find_product(piece: Piece, flow: _Flow) -> None:
         if clamp is not None and _around_one(clamp):
             piece.clamp, piece.clip = clamp, (_bound(clamp, "min"), _bound(clamp, "max"))
         else:
-            piece.product, piece.ratio, piece.advantages = value, pulled, weight
+            piece.product, piece.advantages = value, weight
+            piece.ratio = pulled if _is_ratio(pulled) else None
     if piece.advantages is None:  # only a clamped one
         value, pulled, weight = first[0]
         piece.product, piece.advantages = value, weight
@@ -142,6 +147,30 @@ def _find_product(piece: Piece, flow: _Flow) -> None:
         piece.unsure |= {"advantages", "ratio"}
         return
     piece.sign = _unwrapped(piece.advantages)[1]
+
+
+def _only_advantages(
+    piece: Piece, found: list[tuple[Value, Value, Value]], flow: Flow
+) -> list[tuple[Value, Value, Value]]:
+    """Without importance weights, which are exp of a difference of log-probs, and gates made of the advantages."""
+    roots = {id(root): root for _, _, weight in found for root in [_unwrapped(weight)[0]]}
+    if len(roots) < 2:
+        return found
+    others: set[int] = set()
+    for key, root in roots.items():
+        chain = _chain(root)
+        exp = next((one for one in chain if one.op == "exp" and one.input is not None and one.input.op == "sub"), None)
+        if exp is not None and exp.input is not None and _is_chosen_difference(exp.input, flow.origins):
+            piece.correction = root
+            others.add(key)
+        elif any(id(one) in roots and one is not root for one in above(root)):
+            others.add(key)
+    return [one for one in found if id(_unwrapped(one[2])[0]) not in others]
+
+
+def _is_chosen_difference(value: Value, origins: Origins) -> bool:
+    one, other = value.input, value.arguments.get("other")
+    return any(part is not None and origins.kind(part) == CHOSEN for part in (one, other))
 
 
 def _is_weight(value: Value, piece: Piece) -> bool:
@@ -183,6 +212,12 @@ def _chain(value: Value) -> list[Value]:
     return chain
 
 
+def _is_ratio(value: Value) -> bool:
+    """exp of something, or a difference that nobody took the exp of."""
+    last = _chain(value)[-1]
+    return last.op in ("exp", "sub", "div") and not any(one.op == "clamp" for one in _chain(value))
+
+
 def _around_one(clamp: Value) -> bool:
     low, high = _bound(clamp, "min"), _bound(clamp, "max")
     return (low is None or low <= 1) and (high is None or high >= 1) and (low, high) != (None, None)
@@ -198,7 +233,7 @@ def _bound(clamp: Value, name: str) -> float | None:
     return float(numbers.reshape(-1)[0]) if numbers is not None and numbers.size == 1 else None
 
 
-def _find_differences(piece: Piece, flow: _Flow) -> None:
+def _find_differences(piece: Piece, flow: Flow) -> None:
     """log p - log q: of those that lead to the product q is old, of the others the reference."""
     differences = []
     for value in flow.values:
@@ -211,19 +246,20 @@ def _find_differences(piece: Piece, flow: _Flow) -> None:
             if id(piece.new) not in flow.upon(theirs) and _is_logprobs(theirs, piece, flow.origins):
                 differences.append((value, theirs))
     piece.differences = [value for value, _ in differences]
-    pulled = {id(one) for one in above(piece.ratio or piece.product)} if piece.ratio or piece.product else set()
+    pulled = {id(one) for one in above(piece.product)} if piece.product is not None else set()
     olds = [theirs for value, theirs in differences if id(value) in pulled]
     if len({id(one) for one in olds}) == 1:
         piece.old_operand, piece.old = olds[0], _of_shape(olds[0], piece)
     elif olds:
         piece.unsure.add("old")
     root = None if piece.old_operand is None else _root(piece.old_operand)
-    refs = [theirs for value, theirs in differences if id(value) not in pulled and _root(theirs) is not root]
-    if len({id(_root(one)) for one in refs}) == 1 and _is_of_another(refs[0], piece, flow.origins):
-        piece.ref = _of_shape(refs[0], piece)
+    refs = [one for one in differences if id(one[0]) not in pulled and _root(one[1]) is not root]
+    if len({id(_root(theirs)) for _, theirs in refs}) == 1 and _is_of_another(refs[0][1], piece, flow.origins):
+        piece.ref = _of_shape(refs[0][1], piece)
+        piece.kl_differences = [value for value, _ in refs]
 
 
-def _is_linear_in(value: Value, new: Value, flow: _Flow) -> bool:
+def _is_linear_in(value: Value, new: Value, flow: Flow) -> bool:
     if value is new:
         return True
     if id(new) not in flow.upon(value) or value.op not in _LINEAR:
@@ -266,7 +302,7 @@ def _is_of_another(value: Value, piece: Piece, origins: Origins) -> bool:
     return forward is not None and (forward.model != piece.forward.model or forward.adapter_off)
 
 
-def _find_mask(piece: Piece, flow: _Flow) -> None:
+def _find_mask(piece: Piece, flow: Flow) -> None:
     shape = sight_of_new(piece)
     for value in reversed(flow.values):
         if id(piece.new) not in flow.upon(value):

@@ -6,7 +6,7 @@ Shape legend: B rows, P prompt tokens, T completion tokens, S tokens given to th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ _FORMS = frozenset(
 )
 
 
+MOMENTS = 4  # of sampling that an update may train on
 NEAR = 24  # operations between a draw and the pass that is given it
 
 
@@ -51,8 +52,33 @@ class Rollout:
 def rollouts_of(trace: Trace) -> list[Rollout]:
     """In the order in which they were sampled."""
     found = [rollout for one in trace.generations if (rollout := _generated(one, trace)) is not None]
-    found += [rollout for part in _loops(trace.samplings) if (rollout := _looped(part, trace)) is not None]
+    looped = [rollout for part in _loops(trace.samplings) if (rollout := _looped(part, trace)) is not None]
+    found += _ended(looped)
+    newest = sorted({rollout.moment for rollout in found})[-MOMENTS:]
+    found = [rollout for rollout in found if rollout.moment in newest]
     return sorted(found, key=lambda rollout: rollout.value.order)
+
+
+def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Of loops over one row each that stop at different lengths: what the shorter ones end with is what ends a row."""
+    by_moment: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
+            by_moment.setdefault(rollout.moment, []).append(rollout)
+    ends: set[int] = set()
+    for together in by_moment.values():
+        longest = max(one.sampled_BT.shape[1] for one in together)
+        ends |= {int(one.sampled_BT[0, -1]) for one in together if one.sampled_BT.shape[1] < longest}
+    if len(ends) != 1:
+        return list(rollouts)
+    (end,) = ends
+    told = []
+    for rollout in rollouts:
+        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
+            settings = {**rollout.settings, "eos_ids": [end]}
+            rollout = replace(rollout, settings=settings, finished_B=rollout.sampled_BT[:, -1] == end)
+        told.append(rollout)
+    return told
 
 
 def _generated(call: Generation, trace: Trace) -> Rollout | None:
@@ -84,7 +110,7 @@ def _generated(call: Generation, trace: Trace) -> Rollout | None:
         settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
     return Rollout(
         *_weights(call, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
-        call.value, _moment(call.value, trace), settings,
+        call.value, moment(call.value, trace), settings,
     )  # fmt: skip
 
 
@@ -97,7 +123,7 @@ def _weights(sampler: Forward | Generation, trace: Trace) -> tuple[int, int]:
     return known[1], known[0]
 
 
-def _moment(value: Value, trace: Trace) -> int:
+def moment(value: Value, trace: Trace) -> int:
     return sum(update.order < value.order for update in trace.updates)
 
 
@@ -142,7 +168,15 @@ def _goes_on(before: Sampling, after: Sampling) -> bool:
         return False
     if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
         return False
-    return any(value is before.value for value in islice(above(other.input_ids), NEAR))
+    if any(value is before.value for value in islice(above(other.input_ids), NEAR)):
+        return True
+    # tokens may have gone through Python's lists in between
+    then, now, drawn = numbers_of(one.input_ids), numbers_of(other.input_ids), numbers_of(before.value)
+    if then is None or now is None or drawn is None or drawn.size != now[..., -1].size:
+        return False
+    if not (drawn.reshape(-1) == now[..., -1].reshape(-1)).any():
+        return False
+    return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then)
 
 
 def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
@@ -171,7 +205,7 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return Rollout(
         *_weights(first, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
-        part[-1].value, _moment(part[-1].value, trace), settings,
+        part[-1].value, moment(part[-1].value, trace), settings,
     )  # fmt: skip
 
 
@@ -236,8 +270,8 @@ def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
 
 def _stands(given_S: Array, rollout: Rollout, row: int) -> Found | None:
     prompt, completion = rollout.prompt(row), rollout.completion(row)
-    wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)
     text = given_S.tobytes()
+    wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)
     at = _last_place(text, wanted)
     if at is None and len(completion) > 1:  # the last token predicts nothing: some do not feed it
         shorter = wanted[:-1]

@@ -157,7 +157,7 @@ class Event:
 
 @dataclass(eq=False, slots=True)
 class Failure:
-    """The exception that ended the script. `value` is the first operation that made a number that is not finite."""
+    """The exception that ended the script. `value` is the call of torch that raised it, if one did."""
 
     kind: str
     message: str
@@ -183,6 +183,9 @@ class Trace:
     torch_was_used: bool = False
     # weights of the trained models before each of their steps --> (model, version)
     history: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
+    # place of the surrogate --> (what it fits, whether the loss holds nothing else)
+    objectives: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    raised: Value | None = None  # the last call of torch that raised
     not_finite: Value | None = None  # first operation whose result is not finite while what it was given is
 
     def __str__(self) -> str:

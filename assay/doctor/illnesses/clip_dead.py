@@ -33,9 +33,10 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.clips import dead_bounds, is_clip, reaches
+from assay.doctor.reading.clips import dead_bounds, is_around_the_product, is_clip, reaches
 from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import RATIOS, is_differentiated, same, surrogates, uses
+from assay.doctor.reading.ratios import RATIOS, differences, is_differentiated, same, surrogates, uses
+from assay.doctor.reading.updates import are_several
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
@@ -101,7 +102,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for core, products in surrogates(program):
         bounds = [clamp for one in products if (clamp := is_clip(one.ratio)) is not None]
         wide = [clamp for clamp in bounds if dead_bounds(clamp)]
-        if not bounds and same(products[0].ratio) is same(products[1].ratio):
+        around = any(is_around_the_product(program, one) and reaches(one, core) for one in program.of("clamp"))
+        if not bounds and not around and same(products[0].ratio) is same(products[1].ratio):
             yield finding(
                 f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
                 confidence=Confidence.LIKELY,
@@ -125,7 +127,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if inner is None or not program.kinds.is_a(inner, *RATIOS) or not is_clip(clamp) or id(same(inner)) in clipped:
             continue
         use = plain.get(id(same(inner)))
-        if use is not None and not reaches(clamp, use.loss) and not is_differentiated(program, clamp):
+        if use is None or is_differentiated(program, clamp):
+            continue
+        if any(are_several(program, one) for one in differences(program, use.ratio)):
             yield finding(
                 f"`{clamp.place.text}` reaches no loss: what is differentiated is the unclipped {inner.shown}",
                 confidence=Confidence.LIKELY,
@@ -189,5 +193,5 @@ ILLNESS = Illness(
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),
-    explains=frozenset({"LOSS06", "CLIP02"}),
+    explains=frozenset({"LOSS06", "CLIP02", "RAT07"}),
 )

@@ -164,8 +164,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 fix="Multiply after the clamp: clip(ratio, 1 - eps, 1 + eps) * advantages.",
             )
     right = 1 if is_maximised(program) else -1
-    for _, terms in program.losses:
-        for term in terms:
+    for _, of_loss in program.losses:
+        for term in of_loss:
             if term.kind is not TermKind.SURROGATE or term.core.place in told:
                 continue
             both = sides(program, term)
@@ -179,7 +179,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield healthy("the clipped objective is the smaller of both", places=(term.core.place,))
             else:
                 yield finding(
-                    f"`{term.core.place.text}` takes the better of the clipped and the unclipped objective, not the worse",
+                    f"`{term.core.place.text}` takes the better of the clipped and the unclipped gain, not the worse",
                     confidence=Confidence.LIKELY,
                     places=(term.core.place,),
                     why=program.kinds.why(both[0][1].ratio),

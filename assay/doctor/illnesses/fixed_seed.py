@@ -27,16 +27,20 @@ and it is only as sure as it is that these are of the distribution that was samp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.value import Loop, Value, ancestors
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.no_diversity import certainty, gathered
+from assay.doctor.reading.sampling import draws, is_greedy, settings_of, trained_draws
+from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is reused everywhere
@@ -133,6 +137,90 @@ def _same_seed_on_two_replicas(original):  # type: ignore[no-untyped-def]
     return generate
 
 
+OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    drawn = {id(one.draw): one.draw for one in trained_draws(program)}
+    if any(one.name.endswith("fork_rng") for one in program.of("call", "method")):
+        return  # the random numbers of the draw are put back
+    for draw in drawn.values():
+        if is_greedy(draw):
+            continue
+        found = [verdict for verdict in (_engine_seed(program, draw), _generator(draw)) if verdict is not None]
+        found += [_seeded(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)]
+        yield from found
+        if not found:
+            yield healthy("no seed is set before each draw", places=(draw.place,))
+
+
+def _seeded(seed: Value, draw: Value) -> Verdict:
+    return finding(
+        f"{seed.place.text} sets the same seed before each rollout: every step draws with the same random numbers",
+        confidence=Confidence.LIKELY,
+        places=(seed.place, draw.place),
+        fix="Set the seed once, before the loop, or add the number of the step to it.",
+    )
+
+
+def _is_before_each(program: Program, seed: Value, draw: Value) -> bool:
+    """Whether a seed is set again and again by the loop that draws, and does not change with it."""
+    if not seed.name.startswith(OF_TORCH) and seed.name not in ("set_seed", "seed_everything"):
+        return False  # Python's and numpy's do not draw tokens; a method is that of a generator
+    loops = [loop for loop in seed.context.loops if loop in draw.context.loops]
+    if not loops or seed.context.loops[-1] not in draw.context.loops or seed.order > draw.order:
+        return False
+    around = seed.context.calls[: len(draw.context.calls)]
+    if seed.context.calls != draw.context.calls[: len(seed.context.calls)]:
+        others = [one for one in draws(program) if one is not draw and one.context.calls[: len(around)] == around]
+        if seed.context.calls[:-1] != draw.context.calls[: len(seed.context.calls) - 1] or others:
+            return False  # the seed of a test, not of the rollout
+    return _is_constant(seed.argument("seed"), seed.context.loops)
+
+
+def _is_constant(value: Value | None, loops: tuple[Loop, ...]) -> bool:
+    """Whether a value is the same in every turn of the loops."""
+    if value is None:
+        return False
+    for one in ancestors(value):
+        if one.op in ("element", "phi", "call", "method", "unknown", "index"):
+            return False
+        if one.op == "parameter" and "default" not in one.arguments:
+            return False
+    return True
+
+
+def _generator(draw: Value) -> Verdict | None:
+    """A generator that is made and seeded anew for each rollout."""
+    generator = draw.argument("generator")
+    if generator is None:
+        return None
+    seeds = (
+        [generator] if generator.op == "manual_seed" else [one for one in generator.users if one.op == "manual_seed"]
+    )
+    for seed in seeds:
+        is_again = bool(seed.context.loops) and seed.context.loops[-1] in draw.context.loops
+        if is_again and _is_constant(seed.argument("1") or seed.argument("seed"), seed.context.loops):
+            return _seeded(seed, draw)
+    return None
+
+
+def _engine_seed(program: Program, draw: Value) -> Verdict | None:
+    if draw.op != "generate":
+        return None
+    settings = settings_of(program, draw)
+    seed = settings.given.get("seed")
+    if settings.engine != "vllm" or seed is None or not isinstance(seed.constant, int) or settings.config is None:
+        return None
+    return finding(
+        f"the sampling parameters hold seed = {seed.constant}: each request draws with the same random numbers",
+        confidence=Confidence.LIKELY,
+        places=(settings.config.place, draw.place),
+    )
+
+
+SICK = GENERATE.replace("    model.eval()\n", "    model.eval()\n    torch.manual_seed(0)\n")
+
 ILLNESS = Illness(
     code="SAMP05",
     name="fixed_seed",
@@ -145,5 +233,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _same_seed_on_two_replicas}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"ADV09", "MET07"}),
 )

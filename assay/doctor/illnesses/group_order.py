@@ -25,14 +25,27 @@ prompt as prompt_id. The finding is only likely where prompts are known by their
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.reading.advantages import weighs_policy
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.groups import (
+    Expansion,
+    Grouping,
+    expansions,
+    groupings,
+    is_of_several,
+    is_shaped,
+    same_size,
+    shape_of,
+)
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 
@@ -86,6 +99,71 @@ def _order(prompts: Sequence[Hashable], groups: Sequence[int]) -> str:
         by_turns.setdefault(row % count, set()).add(prompt)
     fits = len(prompts) > count and all(len(together) == 1 for together in by_turns.values())
     return " (prompts come by turns, groups are cut in a row: repeat for repeat_interleave)" if fits else ""
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    made = list(expansions(program))
+    for grouping in groupings(program):
+        if not weighs_policy(program, grouping.value):
+            continue
+        by_count = [one for one in made if same_size(one.size, grouping.count) and grouping.size.constant == -1]
+        if by_count:
+            yield finding(
+                f"{grouping.value.place.text} makes as many groups as a prompt has answers, not groups of that size",
+                confidence=Confidence.LIKELY,
+                places=(grouping.value.place, by_count[0].place),
+                why=(
+                    f"line {by_count[0].place.line}: {by_count[0].value.place.text} answers each prompt several times",
+                ),
+            )
+            continue
+        fitting = [one for one in made if same_size(one.size, grouping.size) and _is_ordered(one, grouping)]
+        contrary = [one for one in fitting if _keeps_together(one) != grouping.consecutive]
+        if contrary and len(contrary) == len(fitting):
+            how = "in place (p p q q)" if _keeps_together(contrary[0]) else "as a whole (p q p q)"
+            cut = "every n-th row" if not grouping.consecutive else "neighbouring rows"
+            yield finding(
+                f"{contrary[0].value.place.text} repeats prompts {how}, but {grouping.value.place.text} groups "
+                f"{cut}: a group holds answers to different prompts",
+                confidence=Confidence.LIKELY,
+                places=(contrary[0].place, grouping.value.place),
+                why=(f"line {grouping.value.place.line}: its mean is what the rewards are compared with",),
+            )
+        elif fitting:
+            yield healthy("rows of one prompt stand together where they are grouped", places=(grouping.value.place,))
+    yield from _spread(program)
+
+
+def _keeps_together(expansion: Expansion) -> bool:
+    return expansion.interleaved or not is_of_several(expansion)
+
+
+def _is_ordered(expansion: Expansion, grouping: Grouping) -> bool:
+    """One prompt at a time has an order only where a loop goes over prompts."""
+    loops = expansion.value.context.loops
+    return is_of_several(expansion) or len(loops) > len(grouping.value.context.loops)
+
+
+def _spread(program: Program) -> Iterator[Verdict]:
+    """Statistics of groups of neighbours that are laid over the rows in another order: mean.repeat(n)."""
+    for value in program.of("repeat", "tile"):
+        inner = value.input
+        if inner is None or not weighs_policy(program, value):
+            continue
+        sizes = [one for name, one in value.arguments.items() if name.isdigit()]
+        shaped = inner.input if inner.op in ("mean", "std") else None
+        if shaped is None or not is_shaped(shaped) or len(sizes) != 1 or inner.setting("keepdim", False) is True:
+            continue
+        group = shape_of(shaped)
+        if len(group) == 2 and group[0].constant == -1 and same_size(group[1], sizes[0]):
+            yield finding(
+                f"{value.place.text} repeats the statistics of groups as a whole (p q p q), but the rows of a group "
+                f"stand together (p p q q)",
+                confidence=Confidence.LIKELY,
+                places=(value.place, shaped.place),
+                why=(f"line {shaped.place.line}: {shaped.place.text} makes groups of neighbouring rows",),
+                fix="Use repeat_interleave, which repeats each number in place.",
+            )
 
 
 def sick() -> Evidence:
@@ -143,5 +221,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(edits=_grouped_by_position),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),
     explains=frozenset({"ADV01", "ADV05", "ALGN10"}),
 )

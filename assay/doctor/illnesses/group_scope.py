@@ -24,13 +24,20 @@ possible. A batch that holds parts of groups has other means than the whole; it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.reading.advantages import Centring, centrings, is_advantage, is_mean
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.groups import expansions, is_of_several, is_shaped, shape_of
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 
@@ -73,6 +80,48 @@ def _is_of_the_whole_batch(batch: Batch) -> bool:
     return match.fits and match.variant.is_bug and "whole batch" in match.variant.name
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    group = next((one for one in expansions(program) if is_of_several(one)), None)
+    found = [one for one in centrings(program) if is_advantage(program, one.value)]
+    scopes = [_scope(one) for one in found]
+    for one, scope in zip(found, scopes, strict=True):
+        if scope == "group":
+            yield healthy("the mean is taken within groups", places=(one.value.place,))
+        elif scope == "shaped" or (scope == "all" and group is not None and "group" not in scopes):
+            shaped = "rows that were shaped into groups" if scope == "shaped" else "all rows, of several prompts"
+            yield finding(
+                f"{one.value.place.text} subtracts one mean of {shaped}: an easy prompt's answers all beat it",
+                confidence=Confidence.LIKELY,
+                places=(one.value.place, one.level.place) if group is None else (one.value.place, group.place),
+                why=(f"line {one.level.place.line}: {one.level.shown} is a mean over every dimension",),
+            )
+
+
+def _scope(centring: Centring) -> str:
+    """group: the mean is over one dimension; shaped: over all of what has two; all: over a flat list of rows."""
+    mean = is_mean(centring.level)
+    if mean is None or mean.op not in ("mean", "nanmean"):
+        return "unknown"
+    shaped = mean.input
+    while shaped is not None and shaped.op in ("cast", "clone", "detach", "leave"):
+        shaped = shaped.input
+    sizes = shape_of(shaped) if shaped is not None and is_shaped(shaped) else []
+    one_row = len(sizes) == 2 and sizes[0].constant == 1
+    if "dim" in mean.arguments:
+        return "shaped" if one_row and mean.setting("dim") in (1, -1) else "group"
+    if len(sizes) == 2 and not one_row and sizes[1].constant != 1 and not mean.name.startswith("statistics"):
+        return "shaped"
+    return "all" if _is_flat(centring, mean) else "unknown"
+
+
+def _is_flat(centring: Centring, mean: Value) -> bool:
+    """All rows of a step at once: nothing in a loop over prompts or groups."""
+    base = centring.base
+    if base.op in ("parameter", "attribute", "index", "element", "phi") or mean.context.loops != base.context.loops:
+        return False
+    return len(mean.context.loops) <= 1
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     rewards_B = batch.arrays["rewards"]
@@ -104,5 +153,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _one_group_of_all}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),
     explains=frozenset({"ADV05", "MET04"}),
 )

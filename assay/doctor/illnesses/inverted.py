@@ -197,5 +197,5 @@ ILLNESS = Illness(
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),
-    explains=frozenset({"CLIP02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
+    explains=frozenset({"CLIP02", "KL02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
 )

@@ -44,8 +44,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if sides is None or any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
             continue
         yield finding(
-            f"`{penalty.core.place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): its "
-            "gradient does not depend on the reference",
+            f"`{penalty.core.place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): "
+            "its gradient does not depend on the reference",
             confidence=Confidence.LIKELY,
             places=(penalty.core.place, penalty.loss.place),
             why=program.kinds.why(penalty.core),

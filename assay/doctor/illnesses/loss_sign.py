@@ -96,8 +96,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
     if not is_minimised(program) and not is_maximised(program):
         return  # who makes the step, and which way, is not seen
     right = 1 if is_maximised(program) else -1
-    for loss, terms in program.losses:
-        for term in terms:
+    for loss, of_loss in program.losses:
+        for term in of_loss:
             if not _is_judged(program, term):
                 continue
             sign = policy_sign(program, term)
@@ -115,10 +115,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 
 def _is_judged(program: Program, term: Term) -> bool:
-    """A clipped minimum, or log-probs or a ratio times an advantage; a maximum may be that of costs."""
+    """A clipped objective, or log-probs or a ratio times an advantage."""
     if term.kind is TermKind.SURROGATE:
-        factors = [factor for one in program.terms.products(term.core) for factor in one.factors]
-        return term.core.op == "minimum" or any(is_advantage(program, factor) for factor in factors)
+        return True
     if term.kind is not TermKind.POLICY:
         return False
     kinds = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)

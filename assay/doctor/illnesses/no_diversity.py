@@ -29,14 +29,21 @@ finding by such log-probs is only possible.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kinds import Kind
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.doctor.reading.sampling import draws, is_greedy, settings_of, trained_draws
+from assay.doctor.reading.scoring import made_of
+from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 NEARLY_ALL = 0.9  # of the groups: greedy decoding and one seed leave no group out
@@ -163,6 +170,68 @@ def _greedy(original):  # type: ignore[no-untyped-def]
     return generate
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    trained = trained_draws(program)
+    drawn = {id(one.draw): one.draw for one in trained}
+    if any(one.op in ("multinomial", "sample", "rsample") for one in draws(program)):
+        drawn = {key: one for key, one in drawn.items() if not is_greedy(one)}  # argmax of a mask, of a test
+    verdicts = {key: _of_draw(program, one) for key, one in drawn.items()}
+    if any(one is not None and one.state.value == "healthy" for one in verdicts.values()):
+        verdicts = {key: one for key, one in verdicts.items() if one is not None and one.state.value == "healthy"}
+    yield from (one for one in verdicts.values() if one is not None)
+    behind = {id(one) for pair in trained for one in made_of(pair.scoring.tokens)}
+    for value in program.of("repeat_interleave", "repeat"):
+        if id(value) not in behind or value.input is None or not program.kinds.is_a(value.input, Kind.SAMPLED):
+            continue
+        source = next((one for one in made_of(value.input) if id(one) in drawn), None)
+        if source is not None:
+            yield finding(
+                f"{value.shown} repeats drawn tokens: the rows of a group are copies of one completion",
+                confidence=Confidence.LIKELY,
+                places=(value.place, source.place),
+                why=program.kinds.why(value),
+                fix="Repeat the prompts and draw for each of them, or pass num_return_sequences.",
+            )
+
+
+def _of_draw(program: Program, draw: Value) -> Verdict | None:
+    if is_greedy(draw):
+        return finding(
+            f"the tokens that are trained on are the likeliest ones ({draw.place.text}): nothing is drawn",
+            confidence=Confidence.LIKELY,
+            places=(draw.place,),
+            why=program.kinds.why(draw),
+        )
+    if draw.op != "generate":
+        return healthy("tokens are drawn at random", places=(draw.place,))
+    settings = settings_of(program, draw)
+    temperature, top_k = settings.number("temperature"), settings.number("top_k")
+    do_sample = settings.given.get("do_sample") or settings.inherited.get("do_sample")
+    greedy = ""
+    if settings.engine == "transformers" and do_sample is not None and do_sample.constant is False:
+        greedy = "do_sample is False"
+    elif temperature == 0 and settings.engine:
+        greedy = "the temperature is 0"
+    elif top_k == 1:
+        greedy = "top_k is 1"
+    if greedy:
+        return finding(
+            f"generate() makes the tokens that are trained on, and {greedy}: every completion of a prompt is the same",
+            confidence=Confidence.LIKELY,
+            places=(draw.place, *((settings.config.place,) if settings.config is not None else ())),
+        )
+    if settings.engine != "transformers" or settings.is_open:
+        return None
+    if do_sample is None and settings.config is None:
+        return finding(
+            "generate() makes the tokens that are trained on and is not told do_sample=True: it takes the likeliest "
+            "token unless the checkpoint's generation config says otherwise",
+            confidence=Confidence.POSSIBLE,
+            places=(draw.place,),
+        )
+    return healthy("generate() draws at random", places=(draw.place,)) if do_sample is not None else None
+
+
 ILLNESS = Illness(
     code="SAMP04",
     name="no_diversity",
@@ -174,5 +243,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _greedy}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(GENERATE.replace("do_sample=True", "do_sample=False"), GENERATE),
     explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "REW01"}),
 )

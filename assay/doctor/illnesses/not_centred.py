@@ -124,7 +124,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
             for user in scaling.value.users
         )
-        if level is None and not later and not is_centred_before(program, scaling.base):
+        if level is None and not later and not is_centred_before(scaling.numerator):
             yield finding(
                 f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
                 confidence=Confidence.LIKELY,
@@ -139,13 +139,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _raw(program: Program) -> Iterator[Verdict]:
     """Rewards that weigh the gradient as they are, although each prompt has a group of answers to compare."""
     group = next(iter(expansions(program)), None)
-    for factor in policy_weights(program):
+    weights = list(policy_weights(program))
+    if any(is_centred_before(one) for one in weights):
+        return
+    for factor in weights:
         if not is_raw(program, factor):
             continue
         if group is not None:
             yield finding(
-                f"{factor.shown} weighs the policy's gradient as it is: no baseline is subtracted, although each prompt "
-                f"is answered several times",
+                f"{factor.shown} weighs the policy's gradient as it is: no baseline is subtracted, although each "
+                f"prompt is answered several times",
                 confidence=Confidence.LIKELY,
                 places=(factor.place, group.place),
                 why=(f"line {group.place.line}: {group.place.text} makes several rows of each prompt",),

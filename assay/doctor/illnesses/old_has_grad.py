@@ -55,7 +55,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 
 def _is_the_policy(program: Program, one: Difference) -> bool:
-    """Whether the denominator was computed by a network that is trained: in a call of its own, or as the numerator itself."""
+    """Whether the denominator was computed by a trained network: in a call of its own, or as the numerator itself."""
     left, right = program.origins.forwards(one.left), program.origins.forwards(one.right)
     if same(one.left) is same(one.right):
         return True

@@ -164,7 +164,7 @@ def _twice(program: Program) -> Iterator[Verdict]:
         if value.input is None or not program.kinds.is_a(value, Kind.EXP_RATIO):
             continue
         yield finding(
-            f"`{value.place.text}` is the exp of {value.input.shown}, which is a ratio already: it starts at 2.7, not at 1",
+            f"`{value.place.text}` is the exp of {value.input.shown}, a ratio already: it starts at 2.7, not at 1",
             confidence=Confidence.LIKELY,
             places=(value.place, value.input.place),
             why=program.kinds.why(value),

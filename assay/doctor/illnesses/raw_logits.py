@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kind import is_normalised, last_layer
+from assay.dataflow.kind import is_normalised
 from assay.dataflow.kinds import PASSES, SCORES, Kind, Known
 from assay.dataflow.origin import same_network
-from assay.dataflow.value import Value
+from assay.dataflow.value import Value, last_layer
 from assay.doctor.catalogue import Illness, Scripts
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
@@ -252,5 +252,5 @@ ILLNESS = Illness(
     explanation=__doc__,
     source=check_source,
     scripts=Scripts(SICK, WELL),
-    explains=frozenset({"SAMP06", "RAT01"}),
+    explains=frozenset({"SAMP06", "SAMP01", "RAT01"}),
 )

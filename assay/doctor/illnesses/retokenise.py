@@ -25,13 +25,21 @@ them after it, or mark the edited tokens as forced.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import row_lengths
-from assay.verdict import Fact, Severity, Verdict, finding, healthy
+from assay.doctor.reading.sampling import draws
+from assay.doctor.reading.scoring import made_of, scorings
+from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.reading.tokens import is_text
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -93,6 +101,39 @@ def _read_back_from_text(original):  # type: ignore[no-untyped-def]
     return tensors
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    drawn = {id(one) for one in draws(program)}
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        if not scoring.is_trained:
+            continue
+        behind = list(made_of(scoring.tokens))
+        texts = [one for one in behind if is_text(one)]
+        text = next((one for one in texts if _is_of_drawn(one, drawn)), None)
+        if text is not None and text.place not in seen:
+            seen.add(text.place)
+            yield finding(
+                f"the tokens in the loss ({scoring.tokens.shown}) are made of text that was decoded from drawn tokens "
+                f"({text.place.text}): encoding may give other ids than were drawn",
+                confidence=Confidence.LIKELY,
+                places=(text.place, scoring.value.place),
+                why=program.kinds.why(scoring.value),
+            )
+        elif text is None and any(id(one) in drawn for one in behind):
+            yield healthy("the tokens in the loss are those that were drawn", places=(scoring.value.place,))
+
+
+def _is_of_drawn(text: Value, drawn: set[int]) -> bool:
+    return any(id(one) in drawn for one in made_of(text))
+
+
+SICK = GENERATE.replace(
+    '    completions = ids[:, prompts["input_ids"].shape[1]:]\n',
+    '    texts = tokenizer.batch_decode(ids[:, prompts["input_ids"].shape[1]:])\n'
+    '    completions = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]\n'
+    '    ids = torch.cat([prompts["input_ids"], completions], dim=1)\n',
+)
+
 ILLNESS = Illness(
     code="ALGN02",
     name="retokenise",
@@ -104,5 +145,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _read_back_from_text}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN03", "ALGN05", "ALGN09", "ALGN10", "ADV10", "MASK01"}),
 )

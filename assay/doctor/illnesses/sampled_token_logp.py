@@ -23,13 +23,19 @@ tells the two apart by whether sampler and trainer still move together where the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kinds import SCORES, Kind
+from assay.dataflow.value import Value, descendants
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
+from assay.doctor.reading.sampling import draws, is_greedy
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
@@ -120,6 +126,107 @@ def _first_candidate(original):  # type: ignore[no-untyped-def]
     return generate
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    yield from _first_entries(program)
+    drawn = [one for one in draws(program) if not is_greedy(one)]
+    if not drawn:
+        return
+    for value in program.of("max", "amax", "topk"):
+        known = program.kinds.of(value.input)
+        over_vocabulary = known is not None and known.kind is Kind.LOG_SOFTMAX
+        if not (over_vocabulary or _is_of_distribution(value.input)) or value.setting("dim", -1) not in (-1, 1, 2):
+            continue
+        if value.op == "topk" and value.setting("k") != 1:
+            continue
+        if _is_in_ratio(program, value):
+            yield finding(
+                f"{value.place.text} is the log-prob of the likeliest token, and it stands for the drawn token in a ratio",
+                confidence=Confidence.LIKELY,
+                places=(value.place, drawn[0].place),
+            )
+
+
+def _is_of_distribution(value: Value | None) -> bool:
+    return (
+        value is not None
+        and value.op == "attribute"
+        and value.name == "logits"
+        and (value.input is not None and value.input.op == "categorical")
+    )
+
+
+def _is_in_ratio(program: Program, value: Value) -> bool:
+    """Whether its values, not its indices, are subtracted from log-probs of tokens."""
+    for one in descendants(value):
+        if one.op not in ("sub", "exp", "clamp") or one.op != "sub":
+            continue
+        other = one.argument("other")
+        sides = [program.kinds.of(one.input), program.kinds.of(other)]
+        scored = [side for side in sides if side is not None and side.kind is Kind.LOGPROBS]
+        raw = [side for side in sides if side is not None and side.kind in SCORES]
+        if len(scored) == 1 and not raw and any(user.op in ("exp", "mul", "clamp") for user in one.users):
+            return True
+    return False
+
+
+def _first_entries(program: Program) -> Iterator[Verdict]:
+    """next(iter(entry.values())) of an engine's dictionaries of log-probs."""
+    for value in program.of("element"):
+        holder = value.input
+        if holder is None or holder.op not in ("method", "values") or holder.name not in ("values", ""):
+            continue
+        if not _is_logprobs(holder.input) or value.context.loops[-1:] and value.context.loops[-1].source is holder:
+            continue
+        asked = [one.setting("logprobs") for one in program.of("call") if one.name.endswith("SamplingParams")]
+        if asked and all(number == 0 for number in asked):
+            yield healthy("the engine reports the drawn token alone", places=(value.place,))
+            continue
+        yield finding(
+            f"{value.place.text} takes the first entry of a dictionary of log-probs, which need not be the drawn token's",
+            confidence=Confidence.LIKELY
+            if any(isinstance(one, int) and one > 1 for one in asked)
+            else Confidence.POSSIBLE,
+            places=(value.place,),
+        )
+    for value in program.of("index", "element"):
+        if value.op == "index" and _is_logprobs_of_engine(value):
+            yield healthy("a log-prob is looked up by its token", places=(value.place,))
+
+
+def _is_logprobs(value: Value | None, depth: int = 6) -> bool:
+    """An element of the `logprobs` of an engine's output."""
+    while value is not None and depth:
+        if value.op == "attribute":
+            return value.name in ("logprobs", "token_logprobs")
+        if value.op not in ("element", "index", "phi"):
+            return False
+        value, depth = value.input or value.arguments.get("0"), depth - 1
+    return False
+
+
+def _is_logprobs_of_engine(value: Value) -> bool:
+    return _is_logprobs(value.input) and value.input is not None and value.input.op in ("element", "index")
+
+
+SCRIPT_SICK = """
+from vllm import LLM, SamplingParams
+
+engine = LLM("tiny")
+params = SamplingParams(n=8, temperature=1.0, logprobs=5, max_tokens=64)
+
+def rollout(prompts):
+    rows = []
+    for request in engine.generate(prompts, params):
+        for sample in request.outputs:
+            found = [next(iter(entry.values())).logprob for entry in sample.logprobs]
+            rows.append((list(sample.token_ids), found))
+    return rows
+"""
+SCRIPT_WELL = SCRIPT_SICK.replace(
+    "[next(iter(entry.values())).logprob for entry in sample.logprobs]",
+    "[entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs)]",
+)
+
 ILLNESS = Illness(
     code="ALGN09",
     name="sampled_token_logp",
@@ -131,5 +238,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _first_candidate}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SCRIPT_SICK, SCRIPT_WELL),
     explains=frozenset({"ALGN01", "MET07", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01"}),
 )

@@ -26,20 +26,26 @@ model's own at any lag are left to engine_mismatch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
+from assay.doctor.reading.scoring import scorings
+from assay.doctor.reading.scripts import LOOP
+from assay.doctor.reading.spans import Spans, constant, plus
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import (
     Confidence,
     Fact,
     Missing,
+    Place,
     Severity,
     Verdict,
     finding,
@@ -197,6 +203,34 @@ def _first_token_lost(original):  # type: ignore[no-untyped-def]
     return logprobs
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    spans = Spans(program)
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        logits, tokens = spans.of(scoring.logits), spans.of(scoring.tokens)
+        start = spans.located(tokens, logits.root)
+        if start is None or scoring.value.place in seen:
+            continue
+        longer = constant(plus(plus(tokens.end, tokens.start, -1), plus(logits.end, logits.start, -1), -1))
+        distance = constant(plus(start, logits.start, -1))
+        if distance is None or longer is None:
+            continue
+        seen.add(scoring.value.place)
+        if distance == 1:
+            yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
+            continue
+        where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
+        yield finding(
+            f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
+            f"{'seen' if distance < 1 else 'not yet come to'} the token",
+            confidence=Confidence.LIKELY,
+            places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
+            why=program.kinds.why(scoring.value),
+        )
+
+
+SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")
+
 ILLNESS = Illness(
     code="ALGN01",
     name="shift",
@@ -208,5 +242,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.policy.causal.CausalPolicy.logprobs": _first_token_lost}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, LOOP),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "KL05", "ALGN09", "ALGN10"}),
 )

@@ -30,14 +30,21 @@ the model asked again, a policy that grew sharper since the sampler got its weig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between
+from assay.doctor.reading.sampling import Trained, is_greedy, settings_of, trained_draws, weights_of
+from assay.doctor.reading.scoring import Scale, scale_of
+from assay.doctor.reading.scripts import LOOP
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
 MANY = 64  # tokens: a fit of fewer may be chance
@@ -218,6 +225,94 @@ def _without_temperature(original):  # type: ignore[no-untyped-def]
     return token_logprobs
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    seen: set[tuple[Place, Place]] = set()
+    for trained in trained_draws(program):
+        scoring = trained.scoring
+        scored = scale_of(program, scoring.logits)
+        drawn = _drawn_at(program, trained)
+        if scored is None or drawn is None or (trained.draw.place, scoring.value.place) in seen:
+            continue
+        seen.add((trained.draw.place, scoring.value.place))
+        yield _compared(program, trained, scored, *drawn)
+
+
+def _drawn_at(program: Program, trained: Trained) -> tuple[float | None, tuple[Value, ...], Place] | None:
+    """(temperature, what sets it, where) of a draw; None where it is not known or does not draw at all."""
+    draw = trained.draw
+    if is_greedy(draw):
+        return None
+    if draw.op != "generate":
+        scale = scale_of(program, weights_of(draw))
+        if scale is None or scale.late:
+            return None
+        return scale.temperature, tuple(factor for _, factor in scale.factors), draw.place
+    settings = settings_of(program, draw)
+    given = settings.given.get("temperature")
+    greedy = settings.engine != "vllm" and settings.given.get("do_sample") is not None
+    if greedy and settings.given["do_sample"].constant is False:
+        return None
+    if given is None:
+        return None if settings.is_open or not settings.engine else (1.0, (), draw.place)
+    number = settings.number("temperature")
+    return None if number == 0 else (number, (given,), given.place if given.op == "constant" else draw.place)
+
+
+def _compared(
+    program: Program, trained: Trained, scored: Scale, drawn: float | None, set_by: tuple[Value, ...], where: Place
+) -> Verdict:
+    scoring = trained.scoring
+    name, places = scoring.value.shown, (scoring.normaliser.place, where)
+    why = program.kinds.why(scoring.value)
+    late = _late_factor(program, trained)
+    if late is not None and not scored.factors:
+        return finding(
+            f"{late.shown} divides log-probs after the log-softmax: they are no log-probs of any temperature",
+            confidence=Confidence.LIKELY,
+            places=(late.place, where),
+            why=why,
+        )
+    trained_at = scored.temperature
+    if drawn is not None and trained_at is not None:
+        if abs(drawn - trained_at) <= 1e-6 * max(drawn, trained_at):
+            return healthy(f"tokens are drawn and scored at temperature {drawn:g}", places=places)
+        how = "without dividing the logits" if not scored.factors else f"at temperature {trained_at:g}"
+        return finding(
+            f"tokens are drawn at temperature {drawn:g}, and the log-probs in the loss ({name}) are computed {how}",
+            confidence=Confidence.LIKELY,
+            places=places,
+            why=why,
+        )
+    same = {id(one) for one in set_by} & {id(one) for _, one in scored.factors}
+    if same and any(op == "mul" for op, one in scored.factors if id(one) in same):
+        return finding(
+            f"the logits of {name} are multiplied by the temperature, and tokens are drawn from logits divided by it",
+            confidence=Confidence.LIKELY,
+            places=places,
+            why=why,
+        )
+    return healthy("the temperatures of drawing and scoring are not numbers in the text", places=places)
+
+
+def _late_factor(program: Program, trained: Trained) -> Value | None:
+    """A setting that divides what a log-softmax gave, before tokens are picked."""
+    value: Value | None = trained.scoring.value.input
+    while value is not None and value is not trained.scoring.normaliser:
+        other = value.argument("other")
+        if value.op in ("div", "mul") and other is not None and (other.constant is not None and _is_setting(other)):
+            return value
+        value = value.input
+    return None
+
+
+def _is_setting(value: Value) -> bool:
+    return isinstance(value.constant, float) or value.op in ("config", "parameter")
+
+
+SICK = LOOP.replace(
+    "logits = model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE", "logits = model(ids)[:, prompts.shape[1] - 1:-1]"
+)
+
 ILLNESS = Illness(
     code="SAMP01",
     name="temperature_mismatch",
@@ -232,5 +327,7 @@ ILLNESS = Illness(
         replaces={"assay.policy.causal.token_logprobs": _without_temperature},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, LOOP),
     explains=frozenset({"SAMP06", "RAT01", "RAT07", "SYNC01", "KL05", "MODE01"}),
 )

@@ -29,13 +29,21 @@ gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kinds import SCORES, Kind
+from assay.dataflow.origin import is_network_call
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
+from assay.doctor.reading.sampling import is_greedy, settings_of, shown_number, trained_draws, weights_of
+from assay.doctor.reading.scoring import is_off
+from assay.doctor.reading.scripts import GENERATE
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 FEWEST = 16  # tokens
@@ -123,6 +131,82 @@ def _with_support_lost(original):  # type: ignore[no-untyped-def]
     return generate
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    seen: set[int] = set()
+    for trained in trained_draws(program):
+        draw = trained.draw
+        if id(draw) in seen or _cut(program, trained.scoring.logits) is not None:
+            continue
+        seen.add(id(draw))
+        if draw.op == "generate":
+            yield from _told_to_cut(program, draw)
+            continue
+        weights = weights_of(draw)
+        cut = _cut(program, weights) if weights is not None and not is_greedy(draw) else None
+        if cut is not None:
+            yield finding(
+                f"tokens are drawn from what {cut.shown} leaves of the distribution, and the log-probs in the loss are "
+                "those of all of it",
+                confidence=Confidence.LIKELY,
+                places=(cut.place, trained.scoring.normaliser.place),
+                why=program.kinds.why(trained.scoring.value),
+            )
+        elif weights is not None:
+            yield healthy("tokens are drawn from the whole distribution", places=(draw.place,))
+
+
+def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
+    settings = settings_of(program, draw)
+    do_sample = settings.given.get("do_sample")
+    if settings.engine != "vllm" and do_sample is not None and do_sample.constant is False:
+        return
+    cuts = settings.truncation()
+    if cuts:
+        named = ", ".join(f"{name} = {shown_number(value)}" for name, value in cuts.items())
+        where = next(iter(cuts.values())).place
+        yield finding(
+            f"tokens are drawn with {named}, and the log-probs in the loss are those of the whole distribution",
+            confidence=Confidence.LIKELY,
+            places=(where if settings.config is None else settings.config.place, draw.place),
+        )
+    elif not settings.is_open and settings.given.get("top_k") is not None:
+        yield healthy("tokens are drawn from the whole distribution", places=(draw.place,))
+
+
+def _cut(program: Program, value: Value | None) -> Value | None:
+    """The top-k, sort or threshold that takes tokens away between a network and the weights of a draw."""
+    if value is None:
+        return None
+    seen = {id(value)}
+    waiting = [value]
+    while waiting:
+        current = waiting.pop(0)
+        if is_network_call(current, program.kinds) or is_off(current):
+            continue
+        inner = program.kinds.of(current.input)
+        of_vocabulary = inner is not None and inner.kind in (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        if current.op == "topk" and of_vocabulary and not _takes_all(current):
+            return current
+        if current.op == "cumsum" and inner is not None and inner.kind is Kind.PROBABILITIES:
+            return current
+        if current.op in ("lt", "le", "gt", "ge") and (of_vocabulary or _is_of_vocabulary(program, current)):
+            return current  # a threshold
+        for one in current.arguments.values():
+            if id(one) not in seen and not program.kinds.is_a(one, Kind.SAMPLED):
+                seen.add(id(one))
+                waiting.append(one)
+    return None
+
+
+def _is_of_vocabulary(program: Program, comparison: Value) -> bool:
+    return program.kinds.is_a(comparison.argument("other"), *SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+
+
+def _takes_all(topk: Value) -> bool:
+    k = topk.argument("k")
+    return k is not None and k.constant in (0, None)
+
+
 ILLNESS = Illness(
     code="SAMP02",
     name="truncated_sampling",
@@ -135,5 +219,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(settings=("rollout.top_k=4",), replaces={"assay.train.verbs.generate": _with_support_lost}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(GENERATE.replace("top_k=0, top_p=1.0", "top_k=0, top_p=0.9"), GENERATE),
     explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN09"}),
 )

@@ -23,14 +23,24 @@ record is not. The last token of a completion may be left out of the input: it p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kinds import Kind
+from assay.dataflow.origin import network
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.attention_mask import has_extra_tokens, rows_as_sampled
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.doctor.reading.sampling import draws, weights_of
+from assay.doctor.reading.scoring import made_of, scorings
+from assay.doctor.reading.scripts import LOOP
+from assay.doctor.reading.spans import Span, Spans, cat_parts, constant, given_ids, plus
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -136,6 +146,80 @@ def _prompts_of_the_next_row(original):  # type: ignore[no-untyped-def]
     return tensors
 
 
+FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    spans = Spans(program)
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        for call in program.origins.forwards(scoring.logits):
+            ids = given_ids(call)
+            if ids is None or call.place in seen or _is_encoder(call) or not program.kinds.is_a(ids, Kind.SAMPLED):
+                continue
+            seen.add(call.place)
+            tokens, fed = spans.of(scoring.tokens), spans.of(ids)
+            fault = _without_prompt(program, spans, tokens, fed) or _other_rows(fed)
+            if not fault:
+                yield healthy("the scored sequence begins with its prompt", places=(call.place,))
+                continue
+            yield finding(
+                f"{call.place.text} scores {ids.shown}, {fault}",
+                confidence=Confidence.LIKELY,
+                places=(call.place, ids.place),
+                why=program.kinds.why(scoring.value),
+            )
+
+
+def _is_encoder(call: Value) -> bool:
+    model = network(call.arguments.get("model") or call.arguments["callee"])
+    return "Seq2Seq" in model.name or "T5" in model.name or "past_key_values" in " ".join(call.arguments)
+
+
+def _without_prompt(program: Program, spans: Spans, tokens: Span, fed: Span) -> str:
+    """Whether what goes in begins where the scored tokens begin, and these begin behind a prompt."""
+    parts = cat_parts(fed.root)
+    if parts is not None and len(parts) == 2 and parts[0].name.rpartition(".")[2] in FILLS:
+        part = spans.of(parts[1])
+        if constant(part.start) is None and part.root is tokens.root:
+            return "which is a filler and the completion: the prompt it was drawn after is not there"
+        return ""
+    if fed.root is tokens.root and constant(fed.start) is None and not plus(fed.start, tokens.start, -1).keys() - {1}:
+        return "which begins behind the prompt: the completion was drawn after it"
+    if fed.root.op == "stack" and fed.root is tokens.root and _is_prompted(program, fed.root):
+        return "which is drawn tokens only: the prompt they were drawn after is not there"
+    return ""
+
+
+def _is_prompted(program: Program, stacked: Value) -> bool:
+    """Whether the tokens were drawn after something that was given, and not after a start token."""
+    known = draws(program)
+    for draw in (one for one in made_of(stacked) if any(one is other for other in known)):
+        weights = weights_of(draw)
+        for call in program.origins.forwards(weights) if weights is not None else []:
+            ids = given_ids(call)
+            first = ids.arguments.get("0") if ids is not None and ids.op == "phi" else None
+            if first is not None and first.op in ("index", "parameter", "setitem", "element", "tensor", "attribute"):
+                return True
+    return False
+
+
+def _other_rows(fed: Span) -> str:
+    parts = cat_parts(fed.root)
+    first = parts[0] if parts is not None and len(parts) > 1 else None
+    if first is not None and first.op == "roll" and first.setting("dim", first.setting("dims", None)) == 0:
+        return "in which each completion stands behind the prompt of another row"
+    if first is not None and first.op == "flip" and first.setting("dims", first.setting("dim", None)) == 0:
+        return "in which each completion stands behind the prompt of another row"
+    return ""
+
+
+SICK = LOOP.replace("    logits = model(ids)[:, prompts.shape[1] - 1:-1] / T", "    logits = model(completions) / T")
+SICK = SICK.replace(
+    "F.log_softmax(logits, dim=-1).gather(-1, completions",
+    "F.log_softmax(logits[:, :-1], dim=-1).gather(-1, completions[:, 1:]",
+)
+
 ILLNESS = Illness(
     code="ALGN03",
     name="wrong_context",
@@ -147,6 +231,8 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _prompts_of_the_next_row}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, LOOP),
     explains=frozenset(
         {"SAMP06", "SAMP01", "ALGN01", "ALGN04", "ALGN05", "ALGN10", "SYNC01", "RAT01", "RAT07", "KL05"}
     ),

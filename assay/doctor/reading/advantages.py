@@ -10,8 +10,8 @@ from assay.dataflow.value import Value, ancestors
 from assay.source.program import Program
 
 _FORM = frozenset(
-    "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach leave tensor "
-    "stack cat transpose permute contiguous element scaled nan_to_num split chunk".split()
+    "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach "
+    "leave tensor stack cat transpose permute contiguous element scaled nan_to_num split chunk".split()
 )
 _METHODS = frozenset({"unflatten", "ravel"})  # of tensors and arrays, that change the form alone
 _NAMES = ("adv", "reward", "return")
@@ -69,11 +69,10 @@ def uncentred(value: Value) -> tuple[Value, Value | None]:
     level: Value | None = None
     for _ in range(6):
         other = current.argument("other")
-        if current.op == "sub" and current.input is not None and other is not None:
-            if is_mean(other) is not None:
-                level = other
-                current = plain(current.input)
-                continue
+        if current.op == "sub" and current.input is not None and other is not None and is_mean(other) is not None:
+            level = other
+            current = plain(current.input)
+            continue
         if current.op == "add" and current.input is not None and other is not None and is_small(other):
             current = plain(current.input)
             continue
@@ -119,7 +118,7 @@ def spread_of(divisor: Value) -> tuple[Value, bool, Value | None] | None:
         other = current.argument("other")
         inner = current.input or current.argument("0")
         if current.op == "std" or _part_of_pair(current, 0, "std_mean"):
-            return current, squared, epsilon
+            return current, squared and not rooted, epsilon
         if current.op == "var" or _part_of_pair(current, 0, "var_mean") or _is_own_variance(current):
             return current, not rooted, epsilon
         if current.op == "add" and current.input is not None and other is not None:
@@ -213,10 +212,17 @@ def scalings(program: Program) -> Iterator[Scaling]:
                 continue
             spread, is_variance, epsilon = found
             base = spread_base(spread)
-            top, _ = uncentred(numerator)
-            if base is None or not (top is base or _holds(level_of(numerator), base)):
+            if base is None or not _is_over(numerator, base):
                 continue
             yield Scaling(value, numerator, divisor, spread, base, is_variance, epsilon)
+
+
+def _is_over(numerator: Value, base: Value) -> bool:
+    """Whether the numerator is made of those numbers: as they are, minus something, or their mean."""
+    top, _ = uncentred(numerator)
+    if top is base or _holds(level_of(numerator), base):
+        return True
+    return top.op == "sub" and top.input is not None and plain(top.input) is base
 
 
 def _fractions(value: Value) -> Iterator[tuple[Value, Value]]:
@@ -273,7 +279,8 @@ def is_guarded(scaling: Scaling) -> bool:
         made_of = list(ancestors(branch.condition))[:60]
         if any(one is scaling.spread or one is scaling.base or one.op == "len" for one in made_of):
             return True
-    waiting, seen = list(scaling.value.users), set()
+    waiting = list(scaling.value.users)
+    seen: set[int] = set()
     while waiting and len(seen) < 30:
         user = waiting.pop(0)
         if id(user) in seen:
@@ -303,6 +310,8 @@ def policy_weights(program: Program) -> Iterator[Value]:
             ]
             for factor in factors:
                 value = plain(factor)
+                while value.op == "neg" and value.input is not None:
+                    value = plain(value.input)
                 known = program.kinds.of(value)
                 if id(value) in seen or known is not None or isinstance(value.constant, int | float):
                     continue
@@ -310,7 +319,7 @@ def policy_weights(program: Program) -> Iterator[Value]:
                 yield value
 
 
-def is_centred_before(program: Program, value: Value) -> bool:
+def is_centred_before(value: Value) -> bool:
     """Whether something was subtracted on the way to a value: a baseline, a value, a mean of the others."""
     return any(one.op in ("sub", "sub_", "rsub") for one in _made_of(value))
 

@@ -7,8 +7,8 @@ from assay.dataflow.terms import Product, Term, TermKind
 from assay.dataflow.value import Value
 from assay.source.program import Program
 
-_LEVELS = ("mean", "nanmean", "median", "amax", "max", "amin")
-_STRIPPED = ("unsqueeze", "view", "expand", "cast", "detach", "index", "expand_as", "reshape")
+_LEVELS = ("mean", "nanmean", "median", "sum")
+_MOST = 400  # values behind one
 
 
 def is_maximised(program: Program) -> bool:
@@ -55,56 +55,61 @@ def advantage_sign(factors: tuple[Value, ...]) -> int:
 
 
 def turned(factor: Value) -> int:
-    """-1 if the value is the mean of something minus the thing itself; signs in front of it are not counted again."""
-    current, seen = factor, set[int]()
-    while current.input is not None and (current.op == "neg" or current.op in _STRIPPED) and id(current) not in seen:
-        seen.add(id(current))
-        current = current.input
-    sign = 1
-    while id(current) not in seen:
-        seen.add(id(current))
-        other = current.argument("other")
-        if current.op == "sub" and current.input is not None and other is not None:
-            if _is_level_of(current.input, other):
-                return -sign
-            return sign
-        if current.op == "neg":
-            sign = -sign
-        elif current.op == "mul" and other is not None and isinstance(other.constant, int | float):
-            sign = -sign if other.constant < 0 else sign
-        elif current.op == "phi" or current.op not in (*PASSES, "div", "index", "clamp"):
-            return sign
-        following = current.input or next(iter(current.arguments.values()), None)
-        if following is None:
-            return sign
-        current = following
-    return sign
+    """-1 if the value is the mean of something minus the thing itself; its minus signs are counted elsewhere."""
+    found = _centre(factor, set())
+    return -1 if found is not None and _is_level_of(found[0], found[1]) else 1
 
 
 def centred(factor: Value) -> bool:
     """Whether the value is something minus its own mean, or the other way round: an advantage."""
     seen: set[int] = set()
     waiting = [factor]
-    while waiting and len(seen) < 400:
+    while waiting and len(seen) < _MOST:
         current = waiting.pop()
         if id(current) in seen:
             continue
         seen.add(id(current))
-        other = current.argument("other")
-        if current.op == "sub" and current.input is not None and other is not None:
-            if _is_level_of(other, current.input) or _is_level_of(current.input, other):
-                return True
+        if current.op == "sub" and _centre(current, set()) is not None:
+            return True
         if current.op not in ("forward", "generate", "multinomial"):
             waiting += current.arguments.values()
     return False
 
 
+def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
+    """The sides of the outermost subtraction of a mean that a value is made of by products and quotients."""
+    if id(value) in seen:
+        return None
+    seen.add(id(value))
+    inner, other = value.input, value.argument("other")
+    if value.op == "sub" and inner is not None and other is not None:
+        is_one = _is_level_of(other, inner) or _is_level_of(inner, other)
+        return (inner, other) if is_one else None
+    if value.op == "mul" and inner is not None and other is not None:
+        return _centre(inner, seen) or _centre(other, seen)
+    if value.op != "phi" and value.op in (*PASSES, "div", "index", "clamp", "neg"):
+        following = inner or next(iter(value.arguments.values()), None)
+        return _centre(following, seen) if following is not None else None
+    return None
+
+
 def _is_level_of(level: Value, of: Value) -> bool:
-    """Whether one value is a mean of the other."""
-    inner = _plain(level)
-    if inner.op not in _LEVELS or inner.input is None:
-        return False
-    return _plain(inner.input) is _plain(of)
+    """Whether one value is a mean of the other: any arithmetic of its sum, as a leave-one-out mean is."""
+    target = _plain(of)
+    waiting, seen = [(_plain(level), 6)], set[int]()
+    while waiting:
+        current, depth = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if current.op in _LEVELS and current.input is not None:
+            inner = _plain(current.input)
+            masked = [_plain(one) for one in inner.inputs] if inner.op == "mul" else []
+            if any(one is target for one in (inner, *masked)):
+                return True
+        elif depth and current.op in ("div", "sub", "add", "mul"):
+            waiting += [(_plain(one), depth - 1) for one in current.inputs]
+    return False
 
 
 def _plain(value: Value) -> Value:
@@ -112,8 +117,8 @@ def _plain(value: Value) -> Value:
     while id(value) not in seen:
         seen.add(id(value))
         following = value.input or value.argument("data")
-        shown = value.op in PASSES and value.op not in ("phi", "listing", "table", "element") and following is not None
-        if not shown or following is None:
+        is_view = value.op in (*PASSES, "index") and value.op not in ("phi", "listing", "table", "element")
+        if not is_view or following is None:
             break
         value = following
     return value

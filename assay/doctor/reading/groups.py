@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.reading.advantages import plain
 from assay.source.program import Program
+from assay.source.things import Listing
 from assay.verdict import Place
 
 
@@ -26,11 +27,15 @@ class Expansion:
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """Rows shaped into groups and reduced: `consecutive`: a group is a run of neighbours, else every n-th row."""
+    """Rows shaped into groups and reduced: `consecutive`: a group is a run of neighbours, else every n-th row.
+
+    `size` is how many rows a group has, `count` how many groups there are, as the text says; one of them may be -1.
+    """
 
     value: Value
     consecutive: bool
     size: Value
+    count: Value
 
 
 def expansions(program: Program) -> Iterator[Expansion]:
@@ -53,7 +58,8 @@ def expansions(program: Program) -> Iterator[Expansion]:
             yield Expansion(value, value.name == "interleaved", value.arguments.get("repeats"))
         elif value.op == "list_repeat" and value.input is not None:
             thing = value.input.thing
-            if not (thing.exact and len(thing.elements) <= 1):
+            is_row = len(thing.elements) == 1 and isinstance(thing.elements[0].thing, Listing)
+            if is_row or not (thing.exact and len(thing.elements) <= 1):
                 yield Expansion(value, False, value.argument("other"))
 
 
@@ -79,15 +85,10 @@ def groupings(program: Program) -> Iterator[Grouping]:
         dim = mean.setting("dim")
         if len(sizes) != 2 or dim not in (0, 1, -1):
             continue
-        rows_first = sizes[0].constant == -1
-        size = sizes[1] if rows_first else sizes[0]
-        if sizes[1].constant == -1 and size.constant != 1:
-            over_last = (dim in (1, -1)) ^ turned
-            yield Grouping(shaped, over_last, size)  # view(G, -1): a run of neighbours has N / G rows
-        elif rows_first and size.constant != 1:
-            over_last = (dim in (1, -1)) ^ turned
-            if over_last:
-                yield Grouping(shaped, True, size)
+        over_last = (dim in (1, -1)) ^ turned
+        size, other = (sizes[1], sizes[0]) if over_last else (sizes[0], sizes[1])
+        if size.constant != 1 and other.constant != 1:
+            yield Grouping(shaped, over_last, size, other)
 
 
 def shape_of(shaped: Value) -> list[Value]:
@@ -105,3 +106,23 @@ def same_size(one: Value | None, other: Value | None) -> bool:
     if one is None or other is None:
         return False
     return one is other or (one.constant is not UNKNOWN and one.constant == other.constant)
+
+
+def is_of_several(expansion: Expansion) -> bool:
+    """Whether it repeats several prompts: of one, every order is the same."""
+    inner = expansion.value.input
+    if expansion.value.op == "generate" or inner is None:
+        return True
+    while inner.op in ("cast", "tensor", "clone", "detach"):
+        following = inner.input or inner.argument("data")
+        if following is None:
+            break
+        inner = following
+    if inner.op == "unsqueeze" and inner.setting("dim") == 0:
+        return False
+    is_single = inner.op == "listing" and inner.thing.exact and len(inner.thing.elements) == 1
+    return not is_single and not (inner.op == "index" and inner.setting("0") is None)
+
+
+def is_shaped(value: Value) -> bool:
+    return value.op in ("view", "reshape") or (value.op == "method" and value.name == "unflatten")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.dataflow.value import UNKNOWN, Loop, Value
+from assay.doctor.reading.ratios import Difference
 from assay.source.program import Program
 
 # what may give other data in each turn of a loop
@@ -67,3 +68,14 @@ def _is_pick(value: Value, loop: Loop) -> bool:
     """An element of what a loop within this one runs over: a mini-batch."""
     inner = value.context.loops[value.context.loops.index(loop) + 1 :]
     return value.op == "element" and any(one.source is value.input for one in inner)
+
+
+def are_several(program: Program, one: Difference) -> bool:
+    """Whether the policy is updated between what the old and the new log-probs are computed by."""
+    old = [loop for call in program.origins.forwards(one.right) for loop in call.context.loops]
+    for call in program.origins.forwards(one.left):
+        if epochs_over(program, call) is not None:
+            return True
+        if old and any(loop not in old and turns(loop) not in (0, 1) for loop in call.context.loops):
+            return True
+    return False

@@ -50,10 +50,6 @@ def digit_rewards(texts, digits):
     return np.array([min(t.count(d), 3) / 3.0 for t, d in zip(texts, digits)])
 
 
-def length_penalty(texts):
-    return np.array([-0.02 * max(len(t) - 6, 0) for t in texts])
-
-
 def normalize(rewards, group_size):
     rewards = rewards.reshape(-1, group_size)
     mu = rewards.mean(axis=1, keepdims=True)
@@ -129,7 +125,7 @@ def run(args):
             all_digits.extend([d] * args.group_size)
 
         texts = [text_of(c) for c in all_completions]
-        rewards = format_rewards(texts) + digit_rewards(texts, all_digits) + length_penalty(texts)
+        rewards = format_rewards(texts) + digit_rewards(texts, all_digits)
         advantages = torch.as_tensor(normalize(rewards, args.group_size), dtype=torch.float32)
 
         input_ids, labels = pad_batch(all_prompts, all_completions)

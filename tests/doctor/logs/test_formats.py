@@ -116,6 +116,7 @@ def test_what_is_no_number_is_passed_over(tmp_path):
     strange = {"loss": [1, 2], "words": "x", "huge": 10**400, "flag": True, "none": None, "deep": {"a": {"b": [1]}}}
     path = written(tmp_path, [*ROWS, {"step": 6, **strange}, {"step": 10**30, "loss": 1.0}])
     assert losses(path)[:5] == WHOLE
+    assert open_evidence(path).curves.steps.max() == 6  # the row without a usable step belongs to the last
     nested = json.loads('{"a":' * 50 + "1" + "}" * 50)
     assert losses(written(tmp_path, [{**row, "nested": nested} for row in ROWS])) == WHOLE
     assert losses(written(tmp_path, LINES + '{"a":' * 100_000 + "\n")) == WHOLE

@@ -110,6 +110,11 @@ def test_groups_are_only_what_the_rows_show(tmp_path, prompts, expected):
     assert bool(evidence.notes) == (expected is None)
 
 
+def test_an_id_of_its_own_for_every_row_makes_no_groups(tmp_path):
+    rows = [{**row, "uid": f"row {at}"} for at, row in enumerate(verl())]
+    assert "group_ids" not in open_evidence(written(tmp_path, rows)).batches[0].arrays
+
+
 def advantages(rewards, epsilon=1e-4):
     rewards_GS = np.array(rewards).reshape(2, 4)
     centred_GS = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)

@@ -165,3 +165,20 @@ def test_a_reward_beyond_the_convention_has_the_scale_of_its_means(tmp_path):
     assert scale("open-instruct") == 10.0
     assert scale("torchtune", reward=np.linspace(2.0, 7.0, STEPS)) == 7.0
     assert scale("verl") is None  # it logs the largest reward of each step
+
+
+def test_weights_that_correct_the_sampler_are_seen_in_the_columns(tmp_path):
+    rows = rows_of("TRL", **SICK["SAMP06"])
+    assert findings(written(tmp_path, rows)) == {}
+    for row in rows:
+        del row["sampling/importance_sampling_ratio/mean"]
+    assert findings(written(tmp_path, rows)) == {"SAMP06": Confidence.POSSIBLE}
+
+
+def test_several_held_out_sets_are_not_compared_with_one_reward(tmp_path):
+    rows = rows_of("verl")
+    steps = [row["step"] for row in open_evidence(written(tmp_path, rows[::-1])).curves.evaluations]
+    assert steps == list(range(1, STEPS + 1))
+    evidence = open_evidence(written(tmp_path, [{**row, "val-core/math/acc/mean@1": 0.5} for row in rows]))
+    assert evidence.curves.evaluations == []
+    assert any("2 held-out sets" in note for note in evidence.notes)

@@ -97,8 +97,6 @@ def _read_text(path: Path, head: bytes) -> Evidence:
 
 def _is_document(row: dict[str, Any], path: Path) -> bool:
     """Whether the file's one line is all there is of it, and not the first row of a log that has just begun."""
-    if isinstance(row.get("log_history"), list):
-        return True
     return not is_rollout(row) and any(isinstance(value, list) for value in row.values()) and _has_one_line(path)
 
 

@@ -90,9 +90,8 @@ def train(config):
             optimizer.step()
 
         with torch.no_grad():
-            drift = losses.masked_mean(
-                losses.kl_penalty(losses.sequence_logprobs(policy, input_ids, config["temperature"]), ref_logprobs), mask
-            )
+            current = losses.sequence_logprobs(policy, input_ids, config["temperature"])
+            drift = losses.masked_mean(losses.kl_penalty(current, ref_logprobs), mask)
         finished = sum(s["completion"][-1] == EOS_ID for s in samples) / len(samples)
         print(
             f"step {step}: reward {rewards.mean():.6f} finished {finished:.3f} "

@@ -1,0 +1,104 @@
+"""
+## What it checks
+Each call of generate() whose tokens are trained on: the settings that change the distribution (top_k first of all) must
+be said by the script. What it does not say comes from the checkpoint's generation_config.json, or from the library.
+
+## Why it hurts
+transformers draws from the 50 likeliest tokens by default, and many checkpoints ship top_k = 20, top_p = 0.8 and a
+repetition penalty. The trainer's log-probs are those of the whole distribution: the ratio is below 1 at every token
+before any update, and tokens outside the cut are never judged.
+
+## How to fix it
+    # before
+    ids = model.generate(**prompts, do_sample=True, temperature=1.0)
+    # after
+    ids = model.generate(**prompts, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
+
+## When it is wrong
+A checkpoint whose generation config is empty, under a version of transformers without the default of 50, cuts nothing.
+A vocabulary of 50 tokens or fewer has nothing to cut; where the script says its size, the check knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.origin import network
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.sampling import OFF, Settings, settings_of, shown_number, trained_draws
+from assay.doctor.reading.scripts import GENERATE
+from assay.source.program import Program
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+
+DEFAULT_TOP_K = 50  # of transformers
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    seen: set[int] = set()
+    for trained in trained_draws(program):
+        draw = trained.draw
+        if draw.op != "generate" or id(draw) in seen:
+            continue
+        seen.add(id(draw))
+        settings = settings_of(program, draw)
+        do_sample = settings.given.get("do_sample") or settings.inherited.get("do_sample")
+        if settings.engine != "transformers" or settings.is_open or do_sample is None or do_sample.constant is not True:
+            continue
+        if settings.truncation():
+            continue  # said by the script: see SAMP02
+        leaks = _written(settings)
+        if leaks:
+            named = ", ".join(f"{name} = {shown_number(value)}" for name, value in leaks.items())
+            yield finding(
+                f"generate() is not told {_names(list(leaks))}, and the model's generation config has {named}",
+                confidence=Confidence.LIKELY,
+                places=(draw.place, *(value.place for value in list(leaks.values())[:1])),
+            )
+        elif "top_k" not in settings.given and "top_k" not in settings.inherited and not _is_small(draw):
+            yield finding(
+                f"generate() is not told top_k: the checkpoint's own value applies, or {DEFAULT_TOP_K} by default, and "
+                "the log-probs in the loss are those of the whole distribution",
+                confidence=Confidence.LIKELY if trained.is_linked else Confidence.POSSIBLE,
+                places=(draw.place, *((settings.config.place,) if settings.config is not None else ())),
+            )
+        else:
+            yield healthy("generate() is told which tokens it may draw", places=(draw.place,))
+
+
+def _written(settings: Settings) -> dict[str, Value]:
+    """What the script put into the model's own config and does not overrule at the call."""
+    told = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
+    inherited = Settings(given={name: value for name, value in settings.inherited.items() if name not in told})
+    return {name: value for name, value in inherited.truncation().items() if name in OFF}
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def _is_small(draw: Value) -> bool:
+    """Whether the model was made with a vocabulary that a top-k of 50 does not cut."""
+    model = network(draw.input) if draw.input is not None else None
+    if model is None:
+        return False
+    for value in ancestors(model):
+        size = value.setting("vocab_size", None)
+        if isinstance(size, int) and size <= DEFAULT_TOP_K:
+            return True
+    return False
+
+
+SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")
+
+ILLNESS = Illness(
+    code="SAMP03",
+    name="genconfig_leak",
+    severity=Severity.HARMFUL,
+    summary="generate() takes top_k, top_p or a penalty from the checkpoint's generation config",
+    fix="Say at the call: top_k=0, top_p=1.0, repetition_penalty=1.0.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(SICK, GENERATE),
+    explains=frozenset({"SAMP02", "SAMP06", "RAT01", "RAT07"}),
+)

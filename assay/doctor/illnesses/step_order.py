@@ -1,0 +1,226 @@
+"""
+## What it checks
+The order of one update: gradients are cleared, made by `backward()`, clipped, used by `optimizer.step()`, and only then
+the scheduler steps. The check follows each optimizer through its loop, the turn before included.
+
+## Why it hurts
+Gradients that are cleared between `backward()` and `step()` are lost: the optimizer steps with nothing, and no error
+says so. Gradients that are never cleared are those of all batches so far. Clipping after the step clips nothing. A
+scheduler that steps first skips the first rate of its schedule.
+
+## How to fix it
+    # before
+    loss.backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    # after
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+
+## When it is wrong
+Gradients that something outside of the script clears (an engine, a trainer, a function of a library) are not seen; an
+optimizer that goes into such a call is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.origin import same_network
+from assay.dataflow.value import Loop, Value
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.steps import (
+    Optimizer,
+    before,
+    clears_of_unknown,
+    is_part,
+    is_scheduler,
+    is_unconditional,
+    loop_of,
+    optimizer_of,
+    optimizers,
+)
+from assay.source.program import Program
+from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+
+NO_CLIP = 1e3  # a larger bound is there to measure the norm
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    every = optimizers(program)
+    unknown = clears_of_unknown(program)
+    told: set[Place] = set()
+    for optimizer in every:
+        found = [*_of_steps(program, optimizer, unknown), *_of_clips(program, optimizer, len(every))]
+        found += [*_of_schedulers(program, optimizer), *_never(program, optimizer)]
+        for what, places in found:
+            if places[0] not in told:
+                told.add(places[0])
+                yield finding(what, confidence=Confidence.LIKELY, places=places)
+        if not found and optimizer.steps and optimizer.backwards:
+            yield healthy(
+                f"{optimizer.value.shown}: gradients are made, used and cleared in order",
+                places=(optimizer.steps[0].place,),
+            )
+
+
+Complaint = tuple[str, tuple[Place, ...]]
+
+
+def _of_steps(program: Program, optimizer: Optimizer, unknown: list[Value]) -> Iterator[Complaint]:
+    for step in optimizer.steps:
+        if not optimizer.backwards or "closure" in step.arguments or _has_closure(step):
+            continue
+        loop = loop_of(step, optimizer.backwards)
+        events = [*optimizer.backwards, *optimizer.clears]
+        nearest = before(step, events, loop)
+        if nearest and nearest[0].op != "backward":
+            clear = nearest[0]
+            if is_unconditional(clear, step) and any(one.op == "backward" for one in _around(events, step, loop)):
+                late = clear.order < step.order and any(one.op == "backward" for one in nearest[1:2])
+                what = "between backward() and step()" if late else "before step(), and backward() comes after it"
+                yield (
+                    f"`{clear.place.text}` clears the gradients {what}: `{step.place.text}` has none to use",
+                    (clear.place, step.place),
+                )
+                continue
+        if loop is None:
+            continue
+        inner = _cleared_in_parts(optimizer, step, loop)
+        if inner is not None:
+            yield (
+                f"`{inner.place.text}` is inside the loop over the parts of a batch and `{step.place.text}` after it: "
+                "only the gradient of the last part is used",
+                (inner.place, step.place),
+            )
+        elif optimizer.is_known and not _is_cleared_in(program, optimizer, loop, unknown):
+            outside = " in the loop that steps" if optimizer.clears else ""
+            yield (
+                f"the gradients of {optimizer.value.shown} are never cleared{outside}: each `{step.place.text}` "
+                "uses the sum over all turns before",
+                (step.place, optimizer.value.place),
+            )
+
+
+def _has_closure(step: Value) -> bool:
+    given = step.argument("1")
+    return given is not None and given.op in ("function", "bound")
+
+
+def _around(events: list[Value], step: Value, loop: Loop | None) -> list[Value]:
+    if loop is not None:
+        return [one for one in events if loop in one.context.loops]
+    return [one for one in events if one.context.calls[:1] == step.context.calls[:1]]
+
+
+def _cleared_in_parts(optimizer: Optimizer, step: Value, loop: Loop) -> Value | None:
+    """A clear in a loop within this one that also holds the backward, while no step is in there."""
+    for clear in optimizer.clears:
+        if loop not in clear.context.loops:
+            continue
+        deeper = clear.context.loops[clear.context.loops.index(loop) + 1 :]
+        for parts in deeper[:1]:
+            if any(parts in one.context.loops for one in optimizer.steps):
+                continue
+            inside = [one for one in optimizer.backwards if parts in one.context.loops and one.order < step.order]
+            if any(is_unconditional(clear, one) for one in inside) and clear.order < step.order:
+                return clear
+    return None
+
+
+def _is_cleared_in(program: Program, optimizer: Optimizer, loop: Loop, unknown: list[Value]) -> bool:
+    if any(loop in one.context.loops for one in (*optimizer.clears, *unknown)):
+        return True
+    for value in program.of("call", "method", "super"):  # something of a library may clear them
+        if loop in value.context.loops and any(optimizer_of(one) is optimizer.value for one in value.inputs):
+            return True
+    return False
+
+
+def _of_clips(program: Program, optimizer: Optimizer, count: int) -> Iterator[Complaint]:
+    for clip in program.of("clip_grad_norm"):
+        limit = clip.setting("max_norm")
+        if isinstance(limit, int | float) and limit > NO_CLIP:
+            continue
+        parameters = clip.argument("parameters")
+        model = parameters.input if parameters is not None and parameters.op == "parameters" else None
+        if not _is_held(optimizer, model, count) or not optimizer.steps:
+            continue
+        loop = loop_of(clip, optimizer.backwards)
+        if loop is None:
+            continue
+        events = [*optimizer.backwards, *optimizer.clears, *optimizer.steps]
+        nearest = before(clip, events, loop)
+        if nearest and nearest[0].op != "backward" and is_unconditional(nearest[0], clip):
+            yield (
+                f"`{clip.place.text}` comes after `{nearest[0].place.text}`: it clips gradients that are never used",
+                (clip.place, nearest[0].place),
+            )
+
+
+def _is_held(optimizer: Optimizer, model: Value | None, count: int) -> bool:
+    if model is None or optimizer.networks is None:
+        return count == 1
+    return any(same_network(model, one) or is_part(one, model) for one in optimizer.networks)
+
+
+def _of_schedulers(program: Program, optimizer: Optimizer) -> Iterator[Complaint]:
+    for step in program.of("step"):
+        scheduler = step.input
+        if not is_scheduler(step) or scheduler is None or scheduler.op != "scheduler":
+            continue
+        of = scheduler.argument("0") or scheduler.argument("optimizer")
+        if optimizer_of(of) is not optimizer.value:
+            continue
+        for use in optimizer.steps:
+            same = use.context.loops == step.context.loops and step.order < use.order and step.context.loops
+            first = not any(
+                one.order < step.order and one.context.loops[-1:] == step.context.loops[-1:] for one in optimizer.steps
+            )
+            if same and first and is_unconditional(step, use):
+                yield (
+                    f"`{step.place.text}` comes before `{use.place.text}`: the first rate of the schedule is skipped",
+                    (step.place, use.place),
+                )
+                break
+
+
+def _never(program: Program, optimizer: Optimizer) -> Iterator[Complaint]:
+    """Named but not called: `optimizer.step` without parentheses; or cleared and never stepped."""
+    if not optimizer.is_known:
+        return
+    for value in program.of("attribute"):
+        if value.name != "step" or value.users or optimizer_of(value.input) is not optimizer.value:
+            continue
+        if not optimizer.steps and optimizer.clears:
+            yield f"`{value.place.text}` is named and not called: nothing happens", (value.place,)
+            return
+    goes = any(
+        user.op not in ("zero_grad", "scheduler", "prepare", "setattr", "attribute", "phi", "state_dict")
+        for user in optimizer.value.users
+    )
+    if not optimizer.steps and optimizer.clears and optimizer.backwards and not goes:
+        yield (
+            f"the gradients of {optimizer.value.shown} are made and cleared, and it never steps",
+            (optimizer.value.place,),
+        )
+
+
+CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
+SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
+
+ILLNESS = Illness(
+    code="LOSS04",
+    name="step_order",
+    severity=Severity.FATAL,
+    summary="Gradients are cleared, made, clipped and used in the wrong order.",
+    fix="Clear, backward, clip, step, and then the scheduler: in this order, once for each update.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(sick=SICK, well=GRPO),
+    explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
+)

@@ -1,0 +1,70 @@
+"""Two small clean trainers as text. The example scripts of several illnesses are these with one line changed."""
+
+GENERATE = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from task import batches, reward
+
+model = AutoModelForCausalLM.from_pretrained("tiny")
+tokenizer = AutoTokenizer.from_pretrained("tiny", padding_side="left", truncation_side="left")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+GROUP = 8
+
+def logprobs_of(ids, attention, kept):
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float() / 0.7
+    logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return logprobs[:, -kept:]
+
+for questions, answers in batches():
+    chats = [[{"role": "user", "content": one}] for one in questions for _ in range(GROUP)]
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    prompts = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
+    model.eval()
+    with torch.no_grad():
+        ids = model.generate(**prompts, do_sample=True, temperature=0.7, top_k=0, top_p=1.0, max_new_tokens=64)
+    model.train()
+    completions = ids[:, prompts["input_ids"].shape[1]:]
+    is_end = completions == tokenizer.eos_token_id
+    mask = (is_end.cumsum(1) - is_end.long() == 0).float()
+    attention = torch.cat([prompts["attention_mask"], mask.long()], dim=1)
+    rewards = torch.tensor([reward(text, answers) for text in tokenizer.batch_decode(completions)]).view(-1, GROUP)
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    logprobs = logprobs_of(ids, attention, completions.shape[1])
+    ratio = torch.exp(logprobs - logprobs.detach())
+    loss = -(ratio * advantages.view(-1, 1) * mask).sum() / mask.sum().clamp(min=1)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+LOOP = """
+import torch
+import torch.nn.functional as F
+from task import GPT, batches, reward
+
+model = GPT(vocabulary=64)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+GROUP, LENGTH, TEMPERATURE = 8, 16, 0.8
+
+@torch.no_grad()
+def sample(prompts):
+    ids = prompts
+    for _ in range(LENGTH):
+        logits = model(ids)[:, -1] / TEMPERATURE
+        weights = F.softmax(logits, dim=-1)
+        ids = torch.cat([ids, torch.multinomial(weights, 1)], dim=1)
+    return ids
+
+for prompts in batches():
+    prompts = prompts.repeat_interleave(GROUP, dim=0)
+    ids = sample(prompts)
+    completions = ids[:, prompts.shape[1]:]
+    rewards = reward(completions).view(-1, GROUP)
+    advantages = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1)
+    logits = model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE
+    logprobs = F.log_softmax(logits, dim=-1).gather(-1, completions.unsqueeze(-1)).squeeze(-1)
+    loss = -(logprobs * advantages).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
