@@ -19,19 +19,21 @@ class Kinds:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: dict[int, Known | None] = {}
-        self._asked: set[int] = set()
+        self._passing: set[int] = set()  # asked, and not known, within one question
 
     def of(self, value: Value | None) -> Known | None:
         if value is None:
             return None
         if id(value) in self._known:
             return self._known[id(value)]
-        if id(value) in self._asked:
+        if id(value) in self._passing:
             return None  # in a loop a value may be made of itself: the other inputs tell
-        self._asked.add(id(value))
+        self._passing.add(id(value))
+        is_outermost = len(self._passing) == 1
         known = self._made(value) or self._used(value)
-        self._asked.discard(id(value))
-        if known is not None or not self._asked:
+        if is_outermost:
+            self._passing.clear()  # what was not found on the way may rest on a loop that was cut
+        if known is not None or is_outermost:
             self._known[id(value)] = known
         return known
 
@@ -274,12 +276,9 @@ class Kinds:
             return Known(Kind.COUNT if Kind.COUNT in kinds else Kind.MASK, value, "arithmetic of masks", left or right)
         if left is not None and right is None and left.kind in SCORES:
             return Known(left.kind, value, "shifted", left)  # minus its maximum, a penalty
-        if (
-            left is not None
-            and left.kind in (Kind.LOGPROBS, Kind.LOG_RATIO)
-            and right is None
-            and is_number(value.argument("other"))
-        ):
+        other = value.argument("other")
+        is_constant = other is not None and isinstance(other.constant, int | float)
+        if left is not None and left.kind in (Kind.LOGPROBS, Kind.LOG_RATIO) and right is None and is_constant:
             return Known(left.kind, value, "shifted", left)
         if left is not None and left.kind in SCORES and right is not None and right.kind in SCORES:
             return Known(left.kind, value, "shifted", left)

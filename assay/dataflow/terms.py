@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from assay.dataflow.kinds import PASSES, Kind, Kinds
@@ -37,6 +37,27 @@ class Term:
     factors: tuple[Value, ...] = ()
     reductions: tuple[Value, ...] = ()
     estimator: str = ""  # of a KL: k1 k2 k3 abs full
+    joined: Value | None = None  # the sum or difference in which it meets the other terms
+
+
+@dataclass(frozen=True)
+class _Path:
+    """What stands between a loss and a part of it."""
+
+    sign: int = 1
+    factors: tuple[Value, ...] = ()
+    reductions: tuple[Value, ...] = ()
+    joined: Value | None = None
+
+    def term(self, kind: TermKind, core: Value, estimator: str = "") -> Term:
+        return Term(kind, self.sign, core, self.factors, self.reductions, estimator, self.joined)
+
+    def turned(self) -> _Path:
+        return replace(self, sign=-self.sign)
+
+    def times(self, factor: Value) -> _Path:
+        sign, factors = _signed(factor, self.sign, self.factors)
+        return replace(self, sign=sign, factors=factors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,75 +77,60 @@ class Terms:
 
     def of(self, loss: Value) -> list[Term]:
         found: list[Term] = []
-        self._expand(loss, 1, (), (), found, set())
+        self._expand(loss, _Path(), found, set())
         return found
 
-    def _expand(
-        self,
-        value: Value,
-        sign: int,
-        factors: tuple[Value, ...],
-        reductions: tuple[Value, ...],
-        found: list[Term],
-        seen: set[tuple[int, int]],
-    ) -> None:
-        if (id(value), sign) in seen or len(found) >= MOST_TERMS:
+    def _expand(self, value: Value, path: _Path, found: list[Term], seen: set[tuple[int, int]]) -> None:
+        if (id(value), path.sign) in seen or len(found) >= MOST_TERMS:
             return
-        seen.add((id(value), sign))
+        seen.add((id(value), path.sign))
         estimator = self.kl_estimator(value)
+        inner, other = value.input, value.argument("other")
         if estimator:
-            found.append(Term(TermKind.KL, sign, value, factors, reductions, estimator))
-            return
-        other = value.argument("other")
-        if value.op in ("minimum", "maximum") and self.products(value):
-            found.append(Term(TermKind.SURROGATE, sign, value, factors, reductions))
-        elif value.op in ("add", "sub") and value.input is not None and other is not None and not self._is_whole(value):
-            self._expand(value.input, sign, factors, reductions, found, seen)
-            self._expand(other, -sign if value.op == "sub" else sign, factors, reductions, found, seen)
-        elif value.op == "neg" and value.input is not None and not self._is_leaf(value):
-            self._expand(value.input, -sign, factors, reductions, found, seen)
-        elif value.op == "mul" and value.input is not None and other is not None:
-            self._product(value, sign, factors, reductions, found, seen)
-        elif (value.op == "div" and value.input is not None and not self._is_leaf(value)) or (
-            value.op in _REDUCTIONS and value.input is not None and not self.kinds.is_a(value, Kind.ENTROPY)
-        ):
-            self._expand(value.input, sign, factors, (*reductions, value), found, seen)
+            found.append(path.term(TermKind.KL, value, estimator))
+        elif value.op in ("minimum", "maximum") and self.products(value):
+            found.append(path.term(TermKind.SURROGATE, value))
+        elif value.op in ("add", "sub") and inner is not None and other is not None and not self._is_whole(value):
+            joined = replace(path, joined=value)
+            self._expand(inner, joined, found, seen)
+            self._expand(other, joined.turned() if value.op == "sub" else joined, found, seen)
+        elif value.op == "neg" and inner is not None and not self._is_leaf(value):
+            self._expand(inner, path.turned(), found, seen)
+        elif value.op == "mul" and inner is not None and other is not None:
+            self._product(value, path, found, seen)
+        elif inner is not None and self._is_reduced(value):
+            self._expand(inner, replace(path, reductions=(*path.reductions, value)), found, seen)
         elif value.op in ("detach", "leave"):
-            found.append(Term(TermKind.DETACHED, sign, value, factors, reductions))
+            found.append(path.term(TermKind.DETACHED, value))
         elif value.op == "where":
             for name in ("input", "other"):
                 if name in value.arguments:
-                    self._expand(value.arguments[name], sign, factors, reductions, found, seen)
+                    self._expand(value.arguments[name], path, found, seen)
         elif (value.op in PASSES or value.op in ("index", "phi")) and not self._is_leaf(value):
-            parts = [value.input] if value.input is not None else value.inputs
-            for part in parts:
-                if part is not None:
-                    self._expand(part, sign, factors, reductions, found, seen)
+            for part in [inner] if inner is not None else value.inputs:
+                self._expand(part, path, found, seen)
         else:
-            found.append(self._leaf(value, sign, factors, reductions))
+            found.append(self._leaf(value, path))
 
-    def _product(
-        self,
-        value: Value,
-        sign: int,
-        factors: tuple[Value, ...],
-        reductions: tuple[Value, ...],
-        found: list[Term],
-        seen: set[tuple[int, int]],
-    ) -> None:
+    def _is_reduced(self, value: Value) -> bool:
+        if value.op == "div":
+            return not self._is_leaf(value)
+        return value.op in _REDUCTIONS and not self.kinds.is_a(value, Kind.ENTROPY)
+
+    def _product(self, value: Value, path: _Path, found: list[Term], seen: set[tuple[int, int]]) -> None:
         left, right = value.arguments["input"], value.arguments["other"]
         for constant, rest in ((left, right), (right, left)):
             if isinstance(constant.constant, int | float) and constant.constant != 0:
-                turned = -sign if constant.constant < 0 else sign
-                self._expand(rest, turned, (*factors, constant), reductions, found, seen)
+                scaled = replace(path, factors=(*path.factors, constant))
+                self._expand(rest, scaled.turned() if constant.constant < 0 else scaled, found, seen)
                 return
         ours, theirs = self.is_policy(left), self.is_policy(right)
         if ours and not theirs:
-            self._expand(left, *_signed(right, sign, factors), reductions, found, seen)
+            self._expand(left, path.times(right), found, seen)
         elif theirs and not ours:
-            self._expand(right, *_signed(left, sign, factors), reductions, found, seen)
+            self._expand(right, path.times(left), found, seen)
         else:
-            found.append(self._leaf(value, sign, factors, reductions))
+            found.append(self._leaf(value, path))
 
     def is_policy(self, value: Value) -> bool:
         """Whether the value depends on the policy being trained, as far as can be seen."""
@@ -163,24 +169,24 @@ class Terms:
             and value.op not in PASSES
         )
 
-    def _leaf(self, value: Value, sign: int, factors: tuple[Value, ...], reductions: tuple[Value, ...]) -> Term:
+    def _leaf(self, value: Value, path: _Path) -> Term:
         known = self.kinds.of(value)
         kind = known.kind if known is not None else None
         if self.origins.gradient(value) is False and kind is not Kind.MASK:
-            return Term(TermKind.DETACHED, sign, value, factors, reductions)
+            return path.term(TermKind.DETACHED, value)
         if kind in (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.EXP_RATIO):
-            return Term(TermKind.POLICY, sign, value, factors, reductions)
+            return path.term(TermKind.POLICY, value)
         if kind is Kind.NEGATIVE_LOGPROBS:
-            return Term(TermKind.POLICY, -sign, value, factors, reductions)
+            return path.turned().term(TermKind.POLICY, value)
         if kind is Kind.LOG_RATIO:
-            return Term(TermKind.KL, sign, value, factors, reductions, "k1")
+            return path.term(TermKind.KL, value, "k1")
         if kind is Kind.ENTROPY:
-            return Term(TermKind.ENTROPY, sign, value, factors, reductions)
+            return path.term(TermKind.ENTROPY, value)
         if value.op in ("mse_loss", "pow", "square", "smooth_l1_loss", "maximum") and self.origins.forwards(value):
-            return Term(TermKind.VALUE, sign, value, factors, reductions)
+            return path.term(TermKind.VALUE, value)
         if value.op == "mul" and all(self.is_policy(one) for one in value.inputs):
-            return Term(TermKind.POLICY, sign, value, factors, reductions)
-        return Term(TermKind.OTHER, sign, value, factors, reductions)
+            return path.term(TermKind.POLICY, value)
+        return path.term(TermKind.OTHER, value)
 
     # surrogates
 

@@ -64,6 +64,7 @@ class Context:
     calls: tuple[Place, ...] = ()  # where the functions around it were called
     functions: tuple[str, ...] = ()  # their names
     handled: bool = False  # inside a `try` whose handler swallows what is raised
+    in_handler: bool = False  # inside an `except`
 
 
 @dataclass(eq=False, slots=True)

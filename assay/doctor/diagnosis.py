@@ -39,6 +39,7 @@ class Word:
     verdict: Verdict
     source: str = ""  # of the batch; "" for curves
     batches: int = 0  # pieces of evidence with a finding
+    seen_in: str = ""  # of a script that ran: "run" or "text"
 
     @property
     def code(self) -> str:
@@ -143,8 +144,13 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
         return Word(illness, not_enough_data(" or ".join(_NEEDED[one] for one in kinds)))
     loudest = max(words, key=lambda word: (_LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
-    found = sum(word.verdict.state is State.FINDING for word in words)
-    return Word(illness, loudest.verdict, loudest.source, found)
+    found = [word for word in words if word.verdict.state is State.FINDING]
+    texts = {program.path for program in evidence.programs}
+    seen_in = "" if evidence.trace is None else "text" if loudest.source in texts else "run"
+    verdict = loudest.verdict
+    if loudest in found and not verdict.places:  # a batch knows no lines; the text does
+        verdict = replace(verdict, places=next((word.verdict.places for word in found if word.verdict.places), ()))
+    return Word(illness, verdict, loudest.source, len(found), seen_in)
 
 
 def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Callable[[Any], Verdict]:

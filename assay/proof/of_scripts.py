@@ -1,7 +1,7 @@
 """python -m assay.proof.of_scripts: what the doctor finds in planted, clean and deliberately different scripts.
 
     python -m assay.proof.of_scripts                          by reading them (seconds)
-    python -m assay.proof.of_scripts --watch --jobs 2         and by watching them run (an hour on two cores)
+    python -m assay.proof.of_scripts --watch --jobs 2         and by watching them run (ten minutes on two cores)
     python -m assay.proof.of_scripts ADV04 --misses           one illness, every miss named
     python -m assay.proof.of_scripts --out docs/proof-scripts.md
 
@@ -12,16 +12,14 @@ consequence, merely possible findings left out. A clean script or a deliberate v
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.proof.corpus import Specimen, as_script, specimens, write
+from assay.proof.watching import watch_all
 
 SECONDS = 180  # for one watched script
 SOURCE_BAR, WATCH_BAR = 0.90, 0.95
@@ -32,7 +30,7 @@ class Seen:
     """What was found in one specimen by one way of looking. `findings` are code and confidence, root causes first."""
 
     specimen: Specimen
-    how: str  # source or watch
+    how: str  # source (the text alone), run (the run alone) or watch (both)
     findings: tuple[tuple[str, str], ...]
     error: str = ""
 
@@ -61,32 +59,31 @@ def read(specimen: Specimen) -> Seen:
     return Seen(specimen, "source", tuple((word.code, word.confidence.value) for word in diagnosis.findings))
 
 
-def watch(specimen: Specimen) -> Seen:
+def watch(chosen: Sequence[Specimen], jobs: int) -> list[Seen]:
+    """Two of each: by the run alone, and by the run and the text together."""
+    seen: dict[str, list[Seen]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        script = as_script(write(specimen, Path(folder)))
-        report = Path(folder) / "watched.json"
-        command = [sys.executable, "-m", "assay", "watch", "--format", "json", "--out", str(report), str(script)]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            return Seen(specimen, "watch", (), f"took more than {SECONDS} seconds")
-        if not report.exists():
-            return Seen(specimen, "watch", (), done.stderr[-300:] or f"no report, exit code {done.returncode}")
-        findings = json.loads(report.read_text())["findings"]
-    error = f"exit code {done.returncode}" if done.returncode and not specimen.crashes else ""
-    return Seen(specimen, "watch", tuple((one["code"], one["confidence"]) for one in findings), error)
+        by_path: dict[str, Specimen] = {}
+        for number, one in enumerate(chosen):
+            own = Path(folder) / str(number)
+            own.mkdir()
+            by_path[str(as_script(write(one, own)))] = one
+        for number, result in enumerate(watch_all(list(by_path), jobs=jobs, seconds=SECONDS), 1):
+            specimen = by_path[result["path"]]
+            code, error = result["code"], result["error"] or "; ".join(result["crashed"])
+            error = error or (f"exit code {code}" if code and not specimen.crashes else "")
+            seen[result["path"]] = [
+                Seen(specimen, how, tuple((found, sure) for found, sure in result[name]), error)
+                for how, name in (("run", "run"), ("watch", "all"))
+            ]
+            if sys.stderr.isatty() or number % 25 == 0:
+                print(f"\r{number} of {len(chosen)} scripts watched", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        return [one for path in by_path for one in seen[path]]
 
 
 def look(chosen: Sequence[Specimen], *, watched: bool, jobs: int) -> list[Seen]:
-    seen = [read(one) for one in chosen]
-    if watched:
-        with ThreadPoolExecutor(jobs) as pool:
-            for number, one in enumerate(pool.map(watch, chosen), 1):
-                seen.append(one)
-                if sys.stderr.isatty() or number % 25 == 0:
-                    print(f"\r{number} of {len(chosen)} scripts watched", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-    return seen
+    return [*(read(one) for one in chosen), *(watch(chosen, jobs) if watched else ())]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.proof.of_scripts import SOURCE_BAR, WATCH_BAR, Seen
 
-_BARS = {"source": SOURCE_BAR, "watch": WATCH_BAR}
+_BARS = {"source": SOURCE_BAR, "run": 0.0, "watch": WATCH_BAR}  # the run alone has no bar of its own
 
 
 def planted(seen: Sequence[Seen], how: str) -> list[Seen]:
@@ -54,8 +54,8 @@ def summary(seen: Sequence[Seen], *, misses: bool) -> str:
 def page(seen: Sequence[Seen]) -> str:
     codes = sorted({one.specimen.code for one in seen if one.specimen.code})
     lines = [
-        "| code | planted | source names | watch names |",
-        "|---|---|---|---|",
+        "| code | planted | source names | the run names | watch names |",
+        "|---|---|---|---|---|",
     ]
     for code in codes:
         plants = {(one.specimen.script, one.specimen.form) for one in seen if one.specimen.code == code}

@@ -254,7 +254,12 @@ class Expressions(Collections):
                 if thing.exact and isinstance(key, int) and -len(thing.elements) <= key < len(thing.elements):
                     return thing.elements[key]
                 if keys[0].op == "slice" and thing.elements:
-                    return self.listing(node, thing.elements, exact=False)
+                    cut = self.listing(node, thing.elements, exact=False)
+                    cut.arguments["slice"] = keys[0]
+                    return cut
+                is_table = key is UNKNOWN and all(one.constant is not UNKNOWN for one in thing.elements)
+                if thing.elements and keys[0].op != "slice" and is_table:  # which one, the key says
+                    return self._unplaced(base, keys[0], thing.elements[:16], node)
                 if thing.elements and keys[0].op != "slice":
                     return self.element(base, node)
             if isinstance(key, str):

@@ -208,7 +208,8 @@ class Interpreter(Definitions):
     def _run_handler(self, handler: ast.ExceptHandler) -> bool:
         if handler.name:
             self.store(handler.name, self.new("exception", handler))
-        return self.run_body(handler.body)
+        with self.under(in_handler=True):
+            return self.run_body(handler.body)
 
     def _run_match(self, node: ast.Match) -> bool:
         subject = self.evaluate(node.subject)

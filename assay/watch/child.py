@@ -21,7 +21,7 @@ class Watch:
     """Holds the trace; begins when torch is imported; writes the report when enough was seen, and at the end."""
 
     def __init__(self, script: Path, settings: dict[str, Any]) -> None:
-        self.trace = Trace(str(script))
+        self.trace = Trace(str(script), os.getcwd())
         self.settings = settings
         self.places = Places(script)
         self.observer: Any = None

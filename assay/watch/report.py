@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from assay.doctor.command import exit_code
@@ -11,6 +12,8 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
+from assay.source.program import Program, read_program
+from assay.source.text import SourceError
 from assay.watch.not_finite import first_not_finite
 from assay.watch.ratios import ratio_lines
 from assay.watch.trace import Trace
@@ -18,9 +21,7 @@ from assay.watch.trace import Trace
 
 def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """{text, counts, code}: in the form that was asked for; `code` is the exit code of the findings."""
-    trace.not_finite = trace.not_finite or first_not_finite(trace)
-    notes = tuple([*_sentences(trace), *trace.notes])
-    evidence = Evidence(batches=tuple(trace.batches), notes=notes, trace=trace if trace.torch_was_used else None)
+    evidence = evidence_of(trace)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
     told = Report.of(trace.script, evidence, diagnose(evidence, illnesses))
     how = settings["how"]
@@ -28,6 +29,22 @@ def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
     if how == "full":
         text = "\n".join([text, "", *ratio_lines(trace)])
     return {"text": text, "counts": told.counts, "code": exit_code([told], settings["fail_on"] or "never")}
+
+
+def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
+    """The run, its batches, and the script's text: what the run does not prove may still be read there."""
+    trace.not_finite = trace.not_finite or first_not_finite(trace)
+    notes = [*_sentences(trace), *trace.notes]
+    programs: tuple[Program, ...] = ()
+    if read:
+        shown = Path(trace.script)
+        try:
+            # the script may have gone to another folder meanwhile
+            programs = (read_program(shown if shown.exists() else Path(trace.folder) / shown),)
+        except SourceError as error:
+            notes.append(str(error))
+    seen = trace if trace.torch_was_used else None
+    return Evidence(batches=tuple(trace.batches), notes=tuple(notes), trace=seen, programs=programs)
 
 
 def _sentences(trace: Trace) -> list[str]:

@@ -168,6 +168,7 @@ class Failure:
 @dataclass(repr=False)
 class Trace:
     script: str
+    folder: str = ""  # in which the script was started
     graph: Graph = field(default_factory=Graph)
     models: list[Model] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)

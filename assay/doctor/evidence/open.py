@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.evidence.logs import KINDS, read_file, read_folder
+from assay.doctor.evidence.logs import KINDS, holds_logs, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
 from assay.durable import reason
-from assay.record import METRICS_FILE
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch
 from assay.source.program import read_program
@@ -51,7 +50,7 @@ def open_evidence(path: Path) -> Evidence:
 
 def patients(path: Path) -> list[Path]:
     """The path itself; of a directory that holds scripts and neither a run nor a log, every script in it."""
-    if not path.is_dir() or any((path / name).exists() for name in (*_OURS, METRICS_FILE)) or read_folder(path):
+    if not path.is_dir() or any((path / name).exists() for name in _OURS) or holds_logs(path):
         return [path]
     return list(scripts_in(path)) or [path]
 

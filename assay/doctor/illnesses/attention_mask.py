@@ -26,13 +26,18 @@ were computed again and did not move, the mask that is on record is not the one 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.position_ids import position_faults
+from assay.doctor.reading.padding import unmasked
+from assay.doctor.reading.scripts import GENERATE
+from assay.source.program import Program
 from assay.verdict import (
     Confidence,
     Fact,
@@ -172,6 +177,20 @@ def _padded_on_the_left_without_mask(original):  # type: ignore[no-untyped-def]
     return tensors
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for pass_ in unmasked(program):
+        if not pass_.fault:
+            yield healthy("the pass on padded rows is given their mask", places=(pass_.call.place,))
+            continue
+        yield finding(
+            f"{pass_.call.place.text} runs on padded rows {pass_.fault}: padding is attended to",
+            confidence=Confidence.LIKELY,
+            places=(pass_.call.place, pass_.padded.place),
+        )
+
+
+SICK = GENERATE.replace("model(input_ids=ids, attention_mask=attention)", "model(input_ids=ids)")
+
 ILLNESS = Illness(
     code="ALGN05",
     name="attention_mask",
@@ -186,5 +205,7 @@ ILLNESS = Illness(
         replaces={"assay.train.pack._tensors": _padded_on_the_left_without_mask},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN04", "ALGN10", "KL05"}),
 )

@@ -27,15 +27,22 @@ look the same: save float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kind import Kind
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.precision import is_mixed, rounded
+from assay.doctor.reading.ratios import read_back
 from assay.record.batch import Array
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_enough_data
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 20  # so many numbers that all fit 16 bits by chance have a probability below 1e-60
 CERTAIN = 1e-3  # of a |log-prob|: smaller ones tell nothing
@@ -96,6 +103,48 @@ def _step(values_N: Array, kind: str) -> float:
     return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """The two sides of each difference of log-probs: passes under autocast on one side only, or rounded on one only."""
+    mixed = is_mixed(program)
+    told: set[Place] = set()
+    for value in program.of("sub"):
+        left, right = value.input, value.argument("other")
+        if left is None or right is None or not program.kinds.is_a(value, Kind.LOG_RATIO):
+            continue
+        sides = [program.origins.forwards(one) for one in (left, right)]
+        if not all(sides) or value.place in told:
+            continue
+        told.add(value.place)
+        casts = [{call.context.autocast for call in calls} for calls in sides]
+        low = [rounded(program, _stored(one)) for one in (left, right)]
+        if not mixed and casts[0] != casts[1] and all(len(one) == 1 for one in casts):
+            under = sides[0] if True in casts[0] else sides[1]
+            plain = sides[1] if True in casts[0] else sides[0]
+            yield finding(
+                f"`{value.place.text}` subtracts log-probs of `{under[0].place.text}` under autocast from those of "
+                f"`{plain[0].place.text}` without: they differ before anything was learned",
+                confidence=Confidence.LIKELY,
+                places=(under[0].context.calls[-1] if under[0].context.calls else under[0].place, value.place),
+                why=program.kinds.why(value),
+            )
+        elif (low[0] is None) != (low[1] is None):
+            cast = low[0] or low[1]
+            assert cast is not None
+            yield finding(
+                f"`{value.place.text}` subtracts log-probs of which one side was rounded to 16 bits by "
+                f"`{cast.place.text}` and the other was not",
+                confidence=Confidence.LIKELY,
+                places=(cast.place, value.place),
+                why=program.kinds.why(value),
+            )
+        else:
+            yield healthy("both sides are computed in the same precision", places=(value.place,))
+
+
+def _stored(value: Value) -> Value:
+    return read_back(value) or value
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     unknown = of_the_loss(batch) | {"ratio": None}
@@ -133,5 +182,13 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.Learner.score": _old_in_bfloat16},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        sick=changed(
+            "    with torch.no_grad():\n        old",
+            '    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):\n        old',
+        ),
+        well=GRPO,
+    ),
     explains=frozenset({"KL05", "RAT01", "SAMP06"}),
 )

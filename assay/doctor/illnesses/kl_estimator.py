@@ -34,6 +34,7 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.reading.estimates import wrong_estimate, wrong_kl_div
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.penalties import penalties
+from assay.doctor.reading.rewarded import rewarded
 from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
@@ -127,6 +128,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
             places=(penalty.core.place,),
             why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
         )
+    for one in rewarded(program):
+        if one.is_exchanged and one.sign > 0 and not one.is_itself:
+            yield finding(
+                f"`{one.difference.value.place.text}` is subtracted from the reward as a KL, but it is "
+                "reference - policy: distance is paid for",
+                confidence=Confidence.LIKELY,
+                places=(one.difference.value.place,),
+                why=program.kinds.why(one.difference.value),
+                fix="Subtract beta * (policy - reference) from the reward.",
+            )
     for place, wrong in wrong_kl_div(program):
         if place not in told:
             told.add(place)

@@ -86,7 +86,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             sides = faces(program, penalty.difference) if penalty.difference is not None else None
             new = sides[0] if sides is not None else penalty.core
             yield finding(
-                f"the KL `{penalty.core.place.text}` is in the loss without a gradient: it moves the number, not the policy",
+                f"the KL `{penalty.core.place.text}` is in the loss without a gradient: it moves a number only",
                 confidence=Confidence.LIKELY,
                 places=(penalty.core.place, penalty.loss.place, new.place),
                 why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),

@@ -37,6 +37,7 @@ from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
 from assay.doctor.reading.direction import is_maximised, is_minimised, policy_sign
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.penalties import is_a_penalty, penalties, penalty_sign
+from assay.doctor.reading.rewarded import rewarded
 from assay.doctor.recompute.loss import kl_is_placed
 from assay.record.batch import Array
 from assay.source.program import Program
@@ -179,6 +180,18 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
+    for one in rewarded(program):
+        if one.is_itself or one.is_exchanged:
+            continue
+        if one.sign < 0:
+            yield healthy("the KL is subtracted from the reward", places=(one.difference.value.place,))
+        else:
+            yield finding(
+                f"`{one.difference.value.place.text}`, the KL to the reference, is added to the reward, not subtracted",
+                confidence=Confidence.LIKELY,
+                places=(one.difference.value.place,),
+                why=program.kinds.why(one.difference.value),
+            )
     if not is_minimised(program) and not is_maximised(program):
         return
     right = -1 if is_maximised(program) else 1
@@ -198,7 +211,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 f"the KL `{penalty.core.place.text}` is {'subtracted from' if right > 0 else 'added to'} the loss: the "
                 "optimizer is paid for leaving the reference",
                 confidence=Confidence.LIKELY,
-                places=(penalty.loss.place, penalty.core.place),
+                places=((penalty.term.joined or penalty.loss).place, penalty.core.place),
                 why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
             )
 

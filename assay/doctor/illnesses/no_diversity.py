@@ -38,8 +38,8 @@ from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.doctor.reading.chosen import made_of
 from assay.doctor.reading.sampling import draws, is_greedy, settings_of, trained_draws
-from assay.doctor.reading.scoring import made_of
 from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.record.batch import Array

@@ -40,6 +40,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if role == "assistant" or (not is_prompt and (role != "user" or not prompts)):
             continue
+        if not role and not added and (_is_conversation(value) or _is_one_of_several(program, value)):
+            continue
         if added:
             yield healthy("the prompt ends with the words after which the assistant speaks", places=(value.place,))
             continue
@@ -52,6 +54,18 @@ def check_source(program: Program) -> Iterator[Verdict]:
             places=(value.place,),
             edit=_edit(value),
         )
+
+
+def _is_conversation(value: Value) -> bool:
+    """prompt + completion"""
+    messages = value.argument("1") or value.argument("conversation") or value.argument("messages")
+    return messages is not None and messages.op == "add"
+
+
+def _is_one_of_several(program: Program, value: Value) -> bool:
+    """Whether another call in the same file says it: then this one may be of whole conversations."""
+    others = [one for one in program.of("apply_chat_template") if one.place != value.place]
+    return any("add_generation_prompt" in one.arguments for one in others if one.place.file == value.place.file)
 
 
 def _edit(value: Value) -> Edit | None:

@@ -26,13 +26,18 @@ bfloat16 a small change may be rounded away: that is pure_bf16.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.updated import unmoved
 from assay.doctor.trend import STEPS
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import (
     Confidence,
     Fact,
@@ -156,6 +161,14 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for found in unmoved(program):
+        if found.what:
+            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
+        else:
+            yield healthy("the optimizer holds what the loss is computed with", places=found.places)
+
+
 def sick() -> Evidence:
     return Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6))
 
@@ -196,5 +209,7 @@ ILLNESS = Illness(
     plant=Plant(replaces={"assay.train.learner.Learner._step": _half_forgotten}),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=changed("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO),
     explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01"}),
 )

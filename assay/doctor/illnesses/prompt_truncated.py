@@ -24,11 +24,21 @@ prompt, or few others that share no more than their last token (a question mark)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kinds import Kind
+from assay.dataflow.value import UNKNOWN, Value, ancestors
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
+from assay.doctor.reading.chosen import made_of
+from assay.doctor.reading.sampling import draws, weights_of
+from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.reading.spans import given_ids
+from assay.doctor.reading.tokens import is_encoding
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
@@ -137,6 +147,100 @@ def _cut_on_the_right(original):  # type: ignore[no-untyped-def]
     return prompt
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    sides = _sides(program)
+    seen: set[int] = set()
+    for prompts in _prompts(program):
+        for value in made_of(prompts):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if is_encoding(value) and value.setting("truncation", False) in (True, "longest_first", "only_first"):
+                yield from _of_encoding(value, sides)
+            cut = _cut(program, value)
+            if cut is not None:
+                yield finding(
+                    f"{value.place.text} keeps the beginning of a prompt: the words after which the policy is to speak "
+                    "are cut off",
+                    confidence=Confidence.LIKELY,
+                    places=(value.place,),
+                )
+
+
+def _prompts(program: Program) -> Iterator[Value]:
+    """What is drawn after."""
+    for draw in draws(program):
+        if draw.op == "generate":
+            yield from (
+                one for name, one in draw.arguments.items() if name in ("input_ids", "**", "inputs", "1", "prompts")
+            )
+            continue
+        weights = weights_of(draw)
+        for call in program.origins.forwards(weights) if weights is not None else []:
+            ids = given_ids(call)
+            if ids is not None:
+                yield ids
+
+
+def _of_encoding(value: Value, sides: set[object]) -> Iterator[Verdict]:
+    side = value.setting("truncation_side", None)
+    if side == "left" or (side is None and "left" in sides):
+        yield healthy("prompts that are too long lose their beginning", places=(value.place,))
+    elif side == "right" or "right" in sides:
+        yield finding(
+            "a prompt that is too long loses its end, with the words after which the policy is to speak: the "
+            "truncation side is right",
+            confidence=Confidence.LIKELY,
+            places=(value.place,),
+        )
+    elif "max_length" in value.arguments and not sides:
+        yield finding(
+            "a prompt that is too long loses its end, with the words after which the policy is to speak: the "
+            "truncation side is not set, and most tokenizers cut on the right",
+            confidence=Confidence.POSSIBLE,
+            places=(value.place,),
+        )
+
+
+def _sides(program: Program) -> set[object]:
+    """What the script says of truncation sides; UNKNOWN where it says it by a variable."""
+    given = [one.arguments["truncation_side"] for one in program.of("call") if "truncation_side" in one.arguments]
+    given += [one.arguments["value"] for one in program.of("setattr") if one.name == "truncation_side"]
+    return {one.constant if isinstance(one.constant, str) else UNKNOWN for one in given}
+
+
+def _cut(program: Program, value: Value) -> Value | None:
+    """x[:n] of the tokens or of the text of one prompt, with a number that is a setting and no length of its own."""
+    if value.op == "listing":
+        cut = value.argument("slice")
+        return value if cut is not None and _is_head(cut) and _is_tokens(value) else None
+    if value.op != "index" or value.input is None or program.kinds.is_a(value.input, Kind.SAMPLED):
+        return None
+    keys = [key for name, key in value.arguments.items() if name != "input"]
+    if not _is_head(keys[-1]):
+        return None
+    source = value.input
+    if len(keys) == 1:
+        return value if source.op in ("apply_chat_template", "encode") else None
+    of_tokens = source.op in ("index", "attribute") and source.name == "input_ids"
+    return value if of_tokens and not keys[0].arguments else None
+
+
+def _is_head(cut: Value) -> bool:
+    stop = cut.argument("stop") if cut.op == "slice" else None
+    if stop is None or "start" in cut.arguments or "step" in cut.arguments:
+        return False
+    return isinstance(stop.constant, int) and stop.constant > 1
+
+
+def _is_tokens(listing: Value) -> bool:
+    """Whether a list holds numbers that were looked up in a vocabulary: the tokens of one text."""
+    parts = [one for name, one in listing.arguments.items() if name != "slice"]
+    looked_up = [one for one in parts if one.op == "element" and "key" in one.arguments and one.thing is None]
+    texts = any(isinstance(one.constant, str) for part in looked_up for one in ancestors(part.arguments["input"]))
+    return bool(looked_up) and not texts and all(one in looked_up or isinstance(one.constant, int) for one in parts)
+
+
 ILLNESS = Illness(
     code="ALGN07",
     name="prompt_truncated",
@@ -148,5 +252,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.policy.causal.CausalPolicy.prompt": _cut_on_the_right}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(GENERATE.replace('truncation_side="left"', 'truncation_side="right"'), GENERATE),
     explains=frozenset({"ADV09", "MET03"}),
 )

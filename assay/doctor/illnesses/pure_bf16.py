@@ -27,12 +27,23 @@ purpose.
 
 from __future__ import annotations
 
-from assay.doctor.catalogue import Illness, Plant
+from collections.abc import Iterator
+
+from assay.dataflow.origin import network
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.precision import is_mixed, weights_of
+from assay.doctor.reading.steps import optimizers
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW = 0.05  # of the numbers; an update in float32 changes nearly all
+SMALL_RATE = {"bfloat16": 1e-5, "float16": 1e-6}  # Adam moves a weight of 0.02 by that; half a bfloat16 step is 4e-5
+STEPPED = ("Adam", "AdamW", "Adafactor", "NAdam", "RAdam", "Adamax", "Lion", "AdamW8bit", "Adam8bit", "PagedAdamW8bit")
+ADAPTERS = ("get_peft_model", "PeftModel", "prepare_model_for_kbit_training")
 IN_MOST = 0.5  # of the tensors: rounding leaves a few numbers changed in each, a frozen tensor none
 
 
@@ -58,6 +69,38 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         confidence=Confidence.PROVEN if low and reached else Confidence.LIKELY,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    if is_mixed(program) or any(one.name == "data" for one in program.of("setattr")):
+        return
+    for optimizer in optimizers(program):
+        if optimizer.networks is None or not optimizer.is_known or "bf16_stochastic_round" in optimizer.value.arguments:
+            continue
+        if optimizer.value.name not in STEPPED or any(_is_adapted(program, one) for one in optimizer.networks):
+            continue
+        rate = optimizer.value.setting("lr", 1e-3)
+        for model in optimizer.networks:
+            kept = weights_of(program, model)
+            if kept is None:
+                continue
+            limit = SMALL_RATE.get(kept[0])
+            places = (kept[1].place, optimizer.value.place)
+            if limit is not None and isinstance(rate, int | float) and 0 < rate <= limit:
+                yield finding(
+                    f"`{kept[1].place.text}` keeps the weights in {kept[0]} and {optimizer.value.name} steps them with "
+                    f"lr={rate:g}: most changes are below their precision and are rounded away",
+                    confidence=Confidence.LIKELY,
+                    places=places,
+                )
+            else:
+                yield healthy(f"the weights are {kept[0]}, the learning rate is {rate}", places=places)
+
+
+def _is_adapted(program: Program, model: Value) -> bool:
+    """Adapters of peft are float32 whatever the network is."""
+    wrapped = [one for one in program.of("wrapped") if one.name in ADAPTERS]
+    return any(network(one) is network(model) for one in wrapped)
 
 
 def sick() -> Evidence:
@@ -106,5 +149,10 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.Learner._step": _rounded_masters},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        sick=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
+        well=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),
+    ),
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
 )

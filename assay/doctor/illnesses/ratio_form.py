@@ -111,9 +111,18 @@ def _not_a_ratio(program: Program, value: Value) -> tuple[str, Value]:
         return "a difference of log-probs: the exp is missing", current
     if known.kind is Kind.EXP_RATIO:
         return "the exp of a ratio: one exp too many", current
-    if known.kind is Kind.TOKEN_PROBABILITIES and program.origins.gradient(current) is True:
+    if (
+        known.kind is Kind.TOKEN_PROBABILITIES
+        and program.origins.gradient(current) is True
+        and not _is_difference(current)
+    ):
         return "a probability: nothing is divided by the old one", current
     return "", current
+
+
+def _is_difference(value: Value) -> bool:
+    """exp(a - b), where one of them is not known."""
+    return any(one.op in ("sub", "div") for one in (value, value.input) if one is not None)
 
 
 def _without_mask(program: Program, value: Value) -> Value:

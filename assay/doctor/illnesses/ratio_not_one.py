@@ -29,14 +29,20 @@ finding is only possible.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import MEAN_LOW_PRECISION
+from assay.doctor.reading.apart import scored_apart
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ratios import differences, uses
 from assay.doctor.rounding import SAME_PASS, dtype_of
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
@@ -106,6 +112,29 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told = set()
+    for use in uses(program):
+        if use.loss is None:
+            continue
+        for one in differences(program, use.ratio):
+            ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
+            if one.value.place in told or ends != (True, False):
+                continue
+            told.add(one.value.place)
+            apart = scored_apart(program, one, use.loss) if one.is_straight else None
+            if apart is None:
+                yield healthy("new and old log-probs are scored alike, as far as is seen", places=(one.value.place,))
+                continue
+            what, made = apart
+            yield finding(
+                f"the ratio of `{one.value.place.text}` is not 1 in the first update: {what}",
+                confidence=Confidence.LIKELY,
+                places=(one.value.place, made.place),
+                why=program.kinds.why(one.right),
+            )
+
+
 def sick() -> Evidence:
     return _evidence(0.02)
 
@@ -156,5 +185,7 @@ ILLNESS = Illness(
     ),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=changed("old = score(policy, ids, start)", "old = score(reference, ids, start)"), well=GRPO),
     explains=frozenset({"SAMP06", "LOSS06"}),
 )

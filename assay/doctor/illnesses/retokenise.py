@@ -34,8 +34,8 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import row_lengths
+from assay.doctor.reading.chosen import made_of, scorings
 from assay.doctor.reading.sampling import draws
-from assay.doctor.reading.scoring import made_of, scorings
 from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.reading.tokens import is_text
 from assay.source.program import Program

@@ -140,7 +140,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if _is_in_ratio(program, value):
             yield finding(
-                f"{value.place.text} is the log-prob of the likeliest token, and it stands for the drawn token in a ratio",
+                f"{value.place.text} is the log-prob of the likeliest token, and a ratio takes it for the drawn one",
                 confidence=Confidence.LIKELY,
                 places=(value.place, drawn[0].place),
             )
@@ -158,7 +158,7 @@ def _is_of_distribution(value: Value | None) -> bool:
 def _is_in_ratio(program: Program, value: Value) -> bool:
     """Whether its values, not its indices, are subtracted from log-probs of tokens."""
     for one in descendants(value):
-        if one.op not in ("sub", "exp", "clamp") or one.op != "sub":
+        if one.op != "sub":
             continue
         other = one.argument("other")
         sides = [program.kinds.of(one.input), program.kinds.of(other)]
@@ -175,21 +175,18 @@ def _first_entries(program: Program) -> Iterator[Verdict]:
         holder = value.input
         if holder is None or holder.op not in ("method", "values") or holder.name not in ("values", ""):
             continue
-        if not _is_logprobs(holder.input) or value.context.loops[-1:] and value.context.loops[-1].source is holder:
+        if not _is_logprobs(holder.input) or any(loop.source is holder for loop in value.context.loops):
             continue
         asked = [one.setting("logprobs") for one in program.of("call") if one.name.endswith("SamplingParams")]
-        if asked and all(number == 0 for number in asked):
-            yield healthy("the engine reports the drawn token alone", places=(value.place,))
-            continue
+        if not any(isinstance(number, int) and number > 0 for number in asked):
+            continue  # asked for none beside it, the engine reports the drawn token alone
         yield finding(
-            f"{value.place.text} takes the first entry of a dictionary of log-probs, which need not be the drawn token's",
-            confidence=Confidence.LIKELY
-            if any(isinstance(one, int) and one > 1 for one in asked)
-            else Confidence.POSSIBLE,
+            f"{value.place.text} takes the first of a dictionary of log-probs, which need not be the drawn token's",
+            confidence=Confidence.LIKELY,
             places=(value.place,),
         )
-    for value in program.of("index", "element"):
-        if value.op == "index" and _is_logprobs_of_engine(value):
+    for value in program.of("index"):
+        if _is_logprobs_of_engine(value):
             yield healthy("a log-prob is looked up by its token", places=(value.place,))
 
 

@@ -36,7 +36,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
-from assay.doctor.reading.scoring import scorings
+from assay.doctor.reading.chosen import scorings
 from assay.doctor.reading.scripts import LOOP
 from assay.doctor.reading.spans import Spans, constant, plus
 from assay.record.batch import Array

@@ -28,15 +28,20 @@ is reported. A trainer that multiplies by the number of parts afterwards must do
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.parts import is_of_whole, parts, share_of, token_mean
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.record.batch import Array
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
 
 SAME_FACTOR = 0.01  # factors of all tokens this near to each other are one factor
 SMALL = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
@@ -106,6 +111,27 @@ def _factors(gradients_BT: Array, split_BT: Array) -> Array:
     return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told: set[Place] = set()
+    for part in parts(program):
+        assert part.backward.input is not None
+        share = share_of(program, part.backward.input)
+        if share is None or share.scales or part.backward.place in told:
+            continue
+        told.add(part.backward.place)
+        own = token_mean(program, share, part)
+        if own is None or any(is_of_whole(one, part) for one in share.divisors):
+            yield healthy("no part is divided by its own count of tokens", places=(part.backward.place,))
+            continue
+        yield finding(
+            f"each part of the batch is divided by its own count of tokens, `{own.place.text}`, before "
+            f"`{part.backward.place.text}`: the tokens of a part with short answers weigh more",
+            confidence=Confidence.LIKELY,
+            places=(own.place, part.backward.place),
+            why=program.kinds.why(own.input) if own.input is not None else (),
+        )
+
+
 def _example(*, own_counts: bool) -> Evidence:
     """The batch in two halves, each divided by its own count of loss tokens and halved, or by that of the whole."""
     batch = healthy_batch(update=1)
@@ -145,6 +171,31 @@ def _own_counts(original):  # type: ignore[no-untyped-def]
     return policy_loss
 
 
+WELL_SCRIPT = changed(
+    """        new = score(policy, ids, start)
+        ratio = torch.exp(new - old)
+        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+        gain = torch.min(ratio * advantages, clipped * advantages)
+        kl = torch.exp(ref - new) - (ref - new) - 1
+        loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    """        optimizer.zero_grad()
+        tokens = mask.sum()
+        for rows in torch.arange(len(ids)).chunk(4):
+            new = score(policy, ids[rows], start)
+            ratio = torch.exp(new - old[rows])
+            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
+            loss = (-gain * mask[rows]).sum() / tokens
+            loss.backward()
+        optimizer.step()
+""",
+)
+SICK_SCRIPT = WELL_SCRIPT.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4")
+
 ILLNESS = Illness(
     code="LOSS03",
     name="split_dependence",
@@ -159,5 +210,7 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.policy_loss": _own_counts},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
     explains=frozenset({"LOSS06", "MET06"}),
 )

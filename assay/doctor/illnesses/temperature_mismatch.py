@@ -39,8 +39,8 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between
+from assay.doctor.reading.chosen import Scale, scale_of
 from assay.doctor.reading.sampling import Trained, is_greedy, settings_of, trained_draws, weights_of
-from assay.doctor.reading.scoring import Scale, scale_of
 from assay.doctor.reading.scripts import LOOP
 from assay.record.batch import Array
 from assay.source.program import Program

@@ -40,8 +40,8 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
+from assay.doctor.reading.chosen import is_off
 from assay.doctor.reading.sampling import is_greedy, settings_of, shown_number, trained_draws, weights_of
-from assay.doctor.reading.scoring import is_off
 from assay.doctor.reading.scripts import GENERATE
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data

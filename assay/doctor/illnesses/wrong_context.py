@@ -35,8 +35,8 @@ from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.attention_mask import has_extra_tokens, rows_as_sampled
+from assay.doctor.reading.chosen import made_of, scorings
 from assay.doctor.reading.sampling import draws, weights_of
-from assay.doctor.reading.scoring import made_of, scorings
 from assay.doctor.reading.scripts import LOOP
 from assay.doctor.reading.spans import Span, Spans, cat_parts, constant, given_ids, plus
 from assay.source.program import Program

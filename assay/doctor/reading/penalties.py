@@ -128,9 +128,10 @@ def against_old(program: Program, difference: Difference) -> bool:
     ends = {id(attached(difference.left)), id(attached(difference.right))}
     for use in uses(program):
         for one in differences(program, use.ratio):
-            if id(attached(one.right)) in ends and program.origins.gradient(one.right) is False:
-                if attached(one.right) is not attached(one.left):
-                    return True
+            right = attached(one.right)
+            is_old = program.origins.gradient(one.right) is False and right is not attached(one.left)
+            if id(right) in ends and is_old:
+                return True
     return False
 
 

@@ -9,6 +9,7 @@ from assay.dataflow.origin import network, same_network
 from assay.dataflow.value import Value
 from assay.doctor.reading.penalties import Penalty, against_old, faces, penalties
 from assay.doctor.reading.ratios import attached
+from assay.doctor.reading.rewarded import rewarded
 from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, source_of
 from assay.source.program import Program
 from assay.verdict import Confidence, Place
@@ -27,6 +28,10 @@ def doubts(program: Program) -> Iterator[Doubt | Place]:
     told: set[Place] = set()
     if not program.origins.trained():
         return
+    for one in rewarded(program):
+        if one.is_itself:
+            what = f"`{one.difference.value.place.text}` is a KL of the trained network to itself: it is 0"
+            yield Doubt(what, (one.difference.value.place,), program.kinds.why(one.difference.value))
     for penalty in penalties(program):
         if penalty.difference is None or penalty.core.place in told:
             continue
@@ -80,10 +85,11 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
     if any(call.context.adapter_off for call in program.origins.forwards(theirs)):
         return None
     policies = [one for one in program.origins.trained() if not same_network(one, model)]
-    if _is_random(model) and policies and all(_is_random(one) for one in policies):
-        if not loaded(program, model) and not is_touched(program, model) and not _is_loaded_from(program, model):
-            what = "the reference is built anew with random weights, and the policy's are never loaded into it"
-            return Doubt(what, (model.place, core))
+    is_random = _is_random(model) and bool(policies) and all(_is_random(one) for one in policies)
+    is_filled = bool(loaded(program, model)) or is_touched(program, model) or _is_loaded_from(program, model)
+    if is_random and not is_filled:
+        what = "the reference is built anew with random weights, and the policy's are never loaded into it"
+        return Doubt(what, (model.place, core))
     follows = _follows(program, penalty.loss, model)
     if follows is not None:
         what = "the reference gets the policy's weights before each rollout: the KL is 0 whenever it counts"

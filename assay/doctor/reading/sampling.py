@@ -8,7 +8,7 @@ from assay.dataflow.kinds import Kind
 from assay.dataflow.origin import network, same_network
 from assay.dataflow.terms import TermKind
 from assay.dataflow.value import UNKNOWN, Value
-from assay.doctor.reading.scoring import DRAWS, Scoring, is_off, made_of, number_of, scorings
+from assay.doctor.reading.chosen import DRAWS, Scoring, is_off, made_of, number_of, scorings
 from assay.doctor.reading.tokens import encoding_behind
 from assay.source.program import Program
 

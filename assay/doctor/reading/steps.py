@@ -180,6 +180,8 @@ def loop_of(step: Value, backwards: tuple[Value, ...]) -> Loop | None:
 def is_unconditional(event: Value, step: Value) -> bool:
     """Whether the event happens whenever the step does: in the same loops, under no further condition."""
     loops, branches = event.context.loops, event.context.branches
+    if event.context.in_handler and not step.context.in_handler:
+        return False
     if step.context.loops[: len(loops)] != loops:
         return False
     sides = {(one.place, one.side) for one in step.context.branches}
@@ -189,7 +191,7 @@ def is_unconditional(event: Value, step: Value) -> bool:
 def before(step: Value, events: list[Value], loop: Loop | None) -> list[Value]:
     """What happened before a step, nearest first: in this turn, then in the turn before."""
     if loop is None:
-        same = [one for one in events if one.context.calls[:1] == step.context.calls[:1] and not one.context.loops]
+        same = [one for one in events if one.context.calls[:1] == step.context.calls[:1]]
         return sorted((one for one in same if one.order < step.order), key=lambda one: -one.order)
     inside = [one for one in events if loop in one.context.loops]
     earlier = sorted((one for one in inside if one.order < step.order), key=lambda one: -one.order)

@@ -71,6 +71,8 @@ def _finding(report: Report, word: Word) -> dict[str, Any]:
         "batches": word.batches,
         "file": report.place(word),
     }
+    if word.seen_in:
+        mapping["seen_in"] = word.seen_in
     if word.verdict.places:
         mapping |= {"line": word.verdict.places[0].line, "places": [_place(place) for place in word.verdict.places]}
         mapping |= {"why": list(word.verdict.why), "edit": None}

@@ -86,7 +86,8 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool) 
 
 
 def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) -> list[str]:
-    lines = [f"{_painted(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}]"]
+    seen = f", seen in the {word.seen_in}" if word.seen_in else ""
+    lines = [f"{_painted(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}{seen}]"]
     lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")

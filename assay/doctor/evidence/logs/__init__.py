@@ -4,7 +4,7 @@ Curves of others are by their names (names.py) and say little of settings: what 
 """
 
 from assay.doctor.evidence.logs.files import KINDS, read_file
-from assay.doctor.evidence.logs.folders import read_folder
+from assay.doctor.evidence.logs.folders import holds_logs, read_folder
 from assay.doctor.evidence.logs.series import LogError
 
-__all__ = ["KINDS", "LogError", "read_file", "read_folder"]
+__all__ = ["KINDS", "LogError", "holds_logs", "read_file", "read_folder"]

@@ -37,6 +37,17 @@ def read_folder(path: Path) -> Evidence | None:
     return Evidence(tuple(batches), curves, notes=tuple(notes))
 
 
+def holds_logs(path: Path) -> bool:
+    """Whether a file in it is called as a log is; a cheap look, that reads nothing."""
+    return any(
+        file.name in (STATE, *METRICS)
+        or file.suffix == ".wandb"
+        or "tfevents" in file.name
+        or _DUMP.search(file.as_posix()) is not None
+        for file in _files(path)
+    )
+
+
 def _files(path: Path) -> Iterator[Path]:
     count = 0
     for folder, folders, names in os.walk(path):

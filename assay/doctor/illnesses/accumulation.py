@@ -1,0 +1,114 @@
+"""
+## What it checks
+A batch that is differentiated part by part before one `step()`. The gradient must be that of the whole batch: the mean
+loss of a part is divided by the number of parts once. `accelerator.backward()` divides by itself.
+
+## Why it hurts
+`backward()` adds to the gradients that are there. Means of n parts that are not divided add up to n times the gradient:
+clipping then cuts every update, and the learning rate means something else whenever the number of parts changes.
+Divided twice, the gradient is n times too small.
+
+## How to fix it
+    # before
+    for part in parts:
+        loss_of(part).mean().backward()
+    optimizer.step()
+    # after
+    for part in parts:
+        (loss_of(part).mean() / len(parts)).backward()
+    optimizer.step()
+
+## When it is wrong
+A loss that is a sum, or that is divided by the tokens of the whole batch, needs no further division and is left alone;
+so is a loss with a weight that the text does not explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, parts, share_of
+from assay.source.program import Program
+from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    told: set[Place] = set()
+    for part in parts(program):
+        assert part.backward.input is not None
+        share = share_of(program, part.backward.input)
+        if share is None or part.backward.place in told:
+            continue
+        told.add(part.backward.place)
+        counts = [one for one in share.divisors if is_count(one, part)]
+        what = _twice(part, share, len(counts)) or _undivided(part, share, len(counts))
+        places = (part.backward.place, part.step.place)
+        if what:
+            yield finding(what, confidence=Confidence.LIKELY, places=places)
+        else:
+            yield healthy("the gradients of the parts add up to that of the batch", places=places)
+
+
+def _twice(part: Part, share: Share, counts: int) -> str:
+    if part.engine_divides and counts:
+        return f"`{part.backward.place.text}` divides by the number of parts, and accelerate's backward does so again"
+    if counts > 1:
+        return f"the loss in `{part.backward.place.text}` is divided by the number of parts {counts} times"
+    if counts and not share.scales and any(is_of_whole(one, part) for one in share.divisors):
+        return (
+            f"the loss in `{part.backward.place.text}` is divided by a count of the whole batch, and by the number of "
+            "parts on top"
+        )
+    return ""
+
+
+def _undivided(part: Part, share: Share, counts: int) -> str:
+    if part.engine_divides or counts or share.scales or not is_mean(share, part):
+        return ""
+    if any(not is_own(one, part) for one in share.divisors):
+        return ""
+    return (
+        f"`{part.backward.place.text}` adds up means of parts that nothing divides by their number before "
+        f"`{part.step.place.text}`: the gradient grows with the number of parts"
+    )
+
+
+WELL = changed(
+    """        new = score(policy, ids, start)
+        ratio = torch.exp(new - old)
+        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+        gain = torch.min(ratio * advantages, clipped * advantages)
+        kl = torch.exp(ref - new) - (ref - new) - 1
+        loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    """        optimizer.zero_grad()
+        parts = torch.arange(len(ids)).chunk(4)
+        for rows in parts:
+            new = score(policy, ids[rows], start)
+            ratio = torch.exp(new - old[rows])
+            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
+            lengths = mask[rows].sum(dim=1).clamp(min=1)
+            loss = ((-gain * mask[rows]).sum(dim=1) / lengths).mean()
+            (loss / len(parts)).backward()
+        optimizer.step()
+""",
+)
+SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
+
+ILLNESS = Illness(
+    code="LOSS02",
+    name="accumulation",
+    severity=Severity.HARMFUL,
+    summary="The gradients of the parts of a batch do not add up to that of the batch.",
+    fix="Divide the mean loss of each part by the number of parts, once; accelerate's backward does it itself.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(sick=SICK, well=WELL),
+    explains=frozenset({"LOSS03", "LOSS05"}),
+)

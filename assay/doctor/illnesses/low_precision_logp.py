@@ -1,0 +1,112 @@
+"""
+## What it checks
+The precision in which log-probs are computed: the input of a log-softmax, a logsumexp, a cross-entropy or a categorical
+distribution that ends up in the loss. Logits of a model that was loaded in bfloat16 are bfloat16 until they are cast.
+
+## Why it hurts
+A bfloat16 has 8 significant bits: between 8 and 16 neighbours are 0.06 apart. The sum over a vocabulary of 100,000 adds
+numbers that vanish beside the ones that are there. Ratio and KL are differences of such log-probs, and mostly rounding.
+
+## How to fix it
+    # before
+    logprobs = torch.log_softmax(model(ids).logits, dim=-1)
+    # after
+    logprobs = torch.log_softmax(model(ids).logits.float(), dim=-1)
+
+## When it is wrong
+Under autocast torch computes these functions in float32 by itself, and nothing is said. Some models of older versions
+of transformers return float32 logits whatever their weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
+from assay.source.program import Program
+from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
+
+NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    mixed = is_mixed(program)
+    told: set[Place] = set()
+    for value in program.of(*NORMALISERS):
+        scores = value.input or value.argument("logits") or value.argument("probs")
+        if scores is None or not _is_in_loss(program, value):
+            continue
+        if value.op == "log_softmax" and dtype_of(value.argument("dtype")) == "float32":
+            continue
+        cast = rounded(program, scores)
+        verdict: Verdict | None = None
+        if cast is not None:
+            verdict = finding(
+                f"`{value.place.text}` is computed in 16 bits: `{cast.place.text}` rounds the logits before it",
+                confidence=Confidence.LIKELY,
+                places=(cast.place, value.place),
+                why=program.kinds.why(scores),
+            )
+        elif not mixed and not value.context.autocast and not is_upcast(program, scores):
+            verdict = _of_weights(program, value, scores)
+        verdict = verdict or healthy("log-probs are computed in float32", places=(value.place,))
+        if verdict.places[0] not in told:
+            told.add(verdict.places[0])
+            yield verdict
+
+
+def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None:
+    calls = program.origins.forwards(scores)
+    if not calls or any(call.op != "forward" or call.context.autocast for call in calls):
+        return None
+    for call in calls:
+        kept = weights_of(program, call.arguments["model"])
+        if kept is None or kept[0] not in ("bfloat16", "float16"):
+            return None
+        inside = value.place_of("input" if value.input is not None else "logits")
+        whole = (
+            inside is not value.place and not inside.text.endswith("..") and value.op in ("log_softmax", "logsumexp")
+        )
+        return finding(
+            f"`{value.place.text}` is computed in {kept[0]}: `{kept[1].place.text}` keeps the weights, and so the "
+            "logits, in 16 bits",
+            confidence=Confidence.LIKELY,
+            places=(value.place, kept[1].place),
+            why=program.kinds.why(scores),
+            edit=Edit(inside, f"({inside.text}).float()") if whole else None,
+        )
+    return None
+
+
+def _is_in_loss(program: Program, value: Value) -> bool:
+    """Whether a gradient flows through it into a loss: what only draws tokens may be computed in any precision."""
+    if value.context.no_grad:
+        return False
+    losses = {id(loss) for loss, _ in program.losses}
+    seen = {id(value)}
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in losses:
+            return True
+        for user in current.users:
+            if id(user) not in seen and user.op not in ("detach", "leave", "multinomial", "sample", "append"):
+                seen.add(id(user))
+                waiting.append(user)
+    return False
+
+
+ILLNESS = Illness(
+    code="NUM01",
+    name="low_precision_logp",
+    severity=Severity.HARMFUL,
+    summary="Log-probs of the loss are computed in 16 bits.",
+    fix="Cast the logits to float32 before the log-softmax.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),
+    explains=frozenset({"NUM02", "RAT01", "SAMP06", "KL05"}),
+)

@@ -1,0 +1,143 @@
+"""
+## What it checks
+A mask that is changed in place (`mask[:, :n] = 0`, `mask.mul_(...)`, `mask[:, :n].zero_()`) while the same tensor under
+another name is the attention mask of a later pass, or is read again by the next turn of a loop. A slice, a view and a
+plain `b = a` are the same memory.
+
+## Why it hurts
+The loss mask hides the prompt; if it is the attention mask too, the prompt is hidden from the model, and log-probs are
+those of the completion without its question. The first pass, before the change, was right: the ratio starts far from 1.
+
+## How to fix it
+    # before
+    loss_mask = attention_mask
+    loss_mask[:, :prompt_length] = 0
+    # after
+    loss_mask = attention_mask.clone()
+    loss_mask[:, :prompt_length] = 0
+
+## When it is wrong
+Changing a mask in place under its own name is meant so and left alone. An index with a tensor, a cast to another type
+and arithmetic make copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.kinds import Kind
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.scripts import GENERATE
+from assay.source.program import Program
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+
+VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())
+IN_PLACE = ("zero_", "fill_", "masked_fill_", "mul_", "copy_", "logical_and_", "logical_or_", "clamp_")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for value in program.values:
+        changed = _changed(value)
+        if changed is None:
+            continue
+        mask = _memory(changed)
+        if not _is_mask(program, mask):
+            continue
+        reader = next((user for user in mask.users if _reads(user, value, mask)), None)
+        if reader is not None:
+            yield finding(
+                f"{value.place.text} changes a mask in place, and {reader.place.text} reads the same tensor after it",
+                confidence=Confidence.LIKELY,
+                places=(value.place, reader.place),
+                why=program.kinds.why(mask),
+            )
+        else:
+            yield healthy("a mask is changed in place and read by that name only", places=(value.place,))
+    for value in program.of("clone", "deepcopy"):
+        if value.input is not None and _is_mask(program, _memory(value.input)):
+            yield healthy("a mask is copied before it is changed", places=(value.place,))
+
+
+def _changed(value: Value) -> Value | None:
+    """What an operation writes into."""
+    if value.op == "setitem":
+        return value.input
+    if value.name in IN_PLACE and value.op not in ("in_place", "library"):
+        return value.input
+    return None
+
+
+def _memory(value: Value) -> Value:
+    """The tensor whose memory a view is."""
+    for _ in range(20):
+        inner = value.input
+        if inner is None:
+            return value
+        is_slice = value.op == "index" and all(
+            key.op == "slice" or isinstance(key.constant, int)
+            for name, key in value.arguments.items()
+            if name != "input"
+        )
+        is_field = value.op == "index" and value.name != ""
+        if (value.op in VIEWS or is_slice) and not is_field:
+            value = inner
+        else:
+            return value
+    return value
+
+
+def _is_mask(program: Program, value: Value) -> bool:
+    if program.kinds.is_a(value, Kind.MASK):
+        return True
+    return any("mask" in name for user in value.users for name, one in user.arguments.items() if one is value)
+
+
+def _reads(user: Value, change: Value, mask: Value) -> bool:
+    """Whether a use of the tensor sees the change although it goes by another name."""
+    if user is change or user.op in ("setitem", "phi", "in_place", "setattr", "assert", "attribute", "len"):
+        return False
+    if user.order < change.order or _leads_to(user, change):
+        inside = change.context.loops[-1:]
+        again = bool(inside) and inside[0] in user.context.loops and inside[0] not in mask.context.loops
+        if not again or _leads_to(user, change) or user.order > change.order:
+            return False
+        return bool(change.users) is False and user.op in ("index", "mul")
+    is_pass = user.op in ("forward", "generate", "call") and any(
+        one is mask and "mask" in name for name, one in user.arguments.items()
+    )
+    return is_pass and bool(change.users)
+
+
+def _leads_to(user: Value, change: Value) -> bool:
+    """Whether the use is the view through which the change is made."""
+    current: Value | None = change.input
+    for _ in range(20):
+        if current is None:
+            return False
+        if current is user:
+            return True
+        current = current.input
+    return False
+
+
+SICK = GENERATE.replace(
+    "    rewards = torch",
+    "    loss_mask = attention\n"
+    "    loss_mask[:, :-completions.shape[1]] = 0\n"
+    "    mask = loss_mask[:, -completions.shape[1]:].float()\n"
+    "    rewards = torch",
+)
+WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
+
+ILLNESS = Illness(
+    code="ALGN06",
+    name="mask_alias",
+    severity=Severity.FATAL,
+    summary="a mask is changed in place while it is in use under another name",
+    fix="Copy the mask before changing it: mask.clone().",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(SICK, WELL),
+    explains=frozenset({"ALGN05", "RAT01", "RAT07", "KL05", "SAMP06"}),
+)
