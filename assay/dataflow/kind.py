@@ -92,7 +92,8 @@ def is_normalised(value: Value, depth: int = 6) -> bool:
             return True
         if user.op == "categorical" and user.argument("logits") is value:
             return True
-        passes = user.op in ("index", "div", "cast", "view", "reshape", "squeeze", "masked_fill", "phi", "topk")
+        passes = user.op in ("index", "div", "mul", "cast", "view", "reshape", "squeeze", "masked_fill", "phi", "topk")
+        passes = passes or (user.op == "setitem" and user.input is value)
         if depth and passes and is_normalised(user, depth - 1):
             return True
     return False

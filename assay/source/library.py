@@ -190,6 +190,7 @@ def method(machine: Calls, base: Value, name: str, positional: Values, keywords:
     if name in ("unwrap_model", "unwrap") and positional and is_model(positional[0]):
         return machine.new("wrapped", node, {"0": positional[0]}, name="unwrap_model", thing=positional[0].thing)
     if name in ("unwrap_model", "prepare_model", "prepare_optimizer", "unwrap") and positional:
+        machine.new("prepare", node, {"engine": base, **_all(positional, keywords)}, name=name)
         return positional[0]
     if name in ("backward", "manual_backward") and positional:
         return machine.new("backward", node, {"input": positional[0], "engine": base})

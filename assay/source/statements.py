@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from assay.dataflow.operations import canonical
@@ -23,7 +25,11 @@ class Interpreter(Definitions):
         self.frame, self.context = before, context
 
     def run_body(self, body: Sequence[ast.stmt]) -> bool:
-        return any(self.run_statement(statement) for statement in body)
+        before = self.context
+        try:
+            return any(self.run_statement(statement) for statement in body)
+        finally:
+            self.context = before  # an `if` that left early held for the rest of the body
 
     def run_statement(self, node: ast.stmt) -> bool:
         method = getattr(self, f"_run_{type(node).__name__.lower()}", None)
@@ -162,13 +168,20 @@ class Interpreter(Definitions):
         if known is not None:
             return self.run_body(node.body if known else node.orelse)
         place = self.place(node.test)
-        return self.alternatives(
-            node,
-            [
-                (Branch(place, condition, True), lambda: self.run_body(node.body)),
-                (Branch(place, condition, False), lambda: self.run_body(node.orelse)),
-            ],
-        )
+        left: list[bool] = []
+
+        def side(holds: bool) -> bool:
+            stopped = self.run_body(node.body if holds else node.orelse)
+            if stopped:
+                left.append(holds)
+            return stopped
+
+        sides = [(Branch(place, condition, holds), partial(side, holds)) for holds in (True, False)]
+        stopped = self.alternatives(node, sides)
+        if len(left) == 1:  # what follows runs on the other side alone
+            rest = Branch(place, condition, not left[0])
+            self.context = replace(self.context, branches=(*self.context.branches, rest))
+        return stopped
 
     def _run_for(self, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(node.iter)

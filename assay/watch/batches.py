@@ -250,8 +250,10 @@ def _place(
     moments = sorted({moment(one.value, trace) for one in (*trace.generations, *trace.samplings)})
     newest = max(one.version for one in used)
     fields: dict[str, Any] = {"step": moments.index(max(one.moment for one in used)) + 1, "policy_version": version}
+    # how often the policy was stepped since the rows were sampled, by whatever model
+    latest = max(one.value.order for one in used)
+    fields["update"] = sum(one.order > latest and bool(trained & {*one.models}) for one in trace.updates) - 1
     if {one.model for one in used} <= trained and version >= newest:
-        fields["update"] = version - newest
         if whole:
             fields["sampler_versions"] = np.array([one.rollout.version for one in known])
     shared = dict(used[0].settings)

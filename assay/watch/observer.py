@@ -331,6 +331,7 @@ class Observer:
             maximize=bool(group.get("maximize", False)),
             clip_norm=self._clip_norm,
             zeroed="zero_grad" in self._since_zero,
+            models=tuple(model.number for model in self._of(held)),
             held=len(held),
             dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
         )

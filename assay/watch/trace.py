@@ -137,6 +137,7 @@ class Update:
     clip_norm: float | None = None
     clipped_before_backward: bool = False
     zeroed: bool = True  # gradients were set to zero since the last step
+    models: tuple[int, ...] = ()  # whose parameters the optimizer holds
     held: int = 0  # tensors the optimizer holds
     foreign: int = 0  # trainable tensors of the policy that no optimizer holds
     dtypes: tuple[str, ...] = ()

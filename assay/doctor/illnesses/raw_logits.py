@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from assay.dataflow.kind import is_normalised
 from assay.dataflow.kinds import PASSES, SCORES, Kind, Known
-from assay.dataflow.origin import same_network
+from assay.dataflow.origin import network, same_network
 from assay.dataflow.value import Value, last_layer
 from assay.doctor.catalogue import Illness, Scripts
 from assay.source.program import Program
@@ -202,7 +202,9 @@ def _ends_linear(value: Value | None, depth: int = DEEPEST) -> bool:
     if value.op == "forward":
         if "output" in value.arguments:
             return _ends_linear(value.arguments["output"], depth - 1)
-        return last_layer(value) in ("Linear", "LazyLinear", "Bilinear")
+        model = value.arguments.get("model")
+        is_language_model = model is not None and network(model).op == "pretrained"
+        return is_language_model or last_layer(value) in ("Linear", "LazyLinear", "Bilinear")
     if value.op == "matmul":
         return True
     if value.op == "phi":

@@ -34,14 +34,18 @@ engine_mismatch.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.staleness import samplers
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import (
     Confidence,
     Fact,
@@ -188,6 +192,14 @@ def check_curves(curves: Curves) -> Verdict:
     return healthy("the sampler follows the policy", *facts)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for sampler in samplers(program):
+        if sampler.what:
+            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
+        else:
+            yield healthy("what samples has the trained weights", places=sampler.places)
+
+
 def sick() -> Evidence:
     return Evidence((_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0)))
 
@@ -222,6 +234,15 @@ def _sampled_by_the_first_weights(original):  # type: ignore[no-untyped-def]
     return generate
 
 
+WELL_SCRIPT = (
+    changed("from task", "from copy import deepcopy\nfrom task")
+    .replace("optimizer = torch", "sampler = deepcopy(policy).eval()\noptimizer = torch")
+    .replace(
+        "    ids = policy.generate(", "    sampler.load_state_dict(policy.state_dict())\n    ids = sampler.generate("
+    )
+)
+SICK_SCRIPT = WELL_SCRIPT.replace("    sampler.load_state_dict(policy.state_dict())\n", "")
+
 ILLNESS = Illness(
     code="SYNC01",
     name="stale_sampler",
@@ -234,5 +255,7 @@ ILLNESS = Illness(
     plant=Plant(replaces={"assay.train.verbs.generate": _sampled_by_the_first_weights}, steps=5),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
     explains=frozenset({"SAMP06", "RAT07", "ALGN10"}),
 )

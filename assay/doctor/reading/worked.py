@@ -1,0 +1,435 @@
+"""A worked example: what a mask of a script holds for four rows of tokens, computed from the text of the script.
+
+The rows: one ends in the middle, one is cut off, one ends at once, one ends in its last place. After its end a row is
+filled with padding. What the text does not say is Unclear, and then nothing is concluded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from assay.dataflow.kinds import Kind
+from assay.dataflow.value import UNKNOWN, Loop, Value
+from assay.doctor.reading.arrays import (
+    OPERATIONS,
+    Number,
+    Unclear,
+    as_array,
+    cast,
+    expanded,
+    joined,
+    padded,
+    shaped,
+)
+from assay.doctor.reading.endings import Endings
+from assay.source.program import Program
+from assay.source.things import Listing
+
+PROMPT, COMPLETION = 4, 6  # tokens; the widths 10, 9 and 6 tell a whole sequence, a shifted one and a completion
+END, PAD, WORD = 1001, 1000, 1005
+ROWS = 4
+LENGTHS = (3, 6, 1, 6)  # with the end token
+_STARTS = (1, 0, 2, 0)  # padding before each prompt
+_DEEPEST = 120
+_SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())
+
+Steps = dict[int, int]  # turn of each loop, by the id of the Loop
+
+
+def completions(raw: bool, fill: int) -> Any:
+    """[rows, COMPLETION]; `raw`: words go on after the end, as a sampler that does not look draws them."""
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        row = [WORD + (number + at) % 5 for at in range(COMPLETION)]
+        if number != 1:
+            row[length - 1] = END
+        if not raw:
+            row[length:] = [fill] * (COMPLETION - length)
+        rows.append(row)
+    return np.array(rows)
+
+
+def prompts(pad: int) -> Any:
+    return np.array([[pad] * start + [WORD + 7] * (PROMPT - start) for start in _STARTS])
+
+
+class Worked:
+    """Evaluates values of a program on the example rows."""
+
+    def __init__(self, program: Program, endings: Endings, pad_is_end: bool) -> None:
+        self.program = program
+        self.endings = endings
+        self.pad = END if pad_is_end else PAD
+        self.fill = self.pad
+        self.assumed = False  # a parameter of which nothing is known was taken for tokens of completions
+        self._known: dict[tuple[int, tuple[tuple[int, int], ...]], Number] = {}
+        self._depth = 0
+
+    def of(self, value: Value, steps: Steps | None = None) -> Number:
+        """Raises Unclear."""
+        steps = dict(steps or {})
+        for loop in value.context.loops:
+            if id(loop) not in steps:  # seen after the loop has ended
+                steps[id(loop)] = self._turns(loop) - 1
+        inside = tuple(sorted((id(loop), steps[id(loop)]) for loop in value.context.loops))
+        if value.op in ("phi", "listing", "element", "index"):
+            inside = tuple(sorted(steps.items()))
+        key = (id(value), inside)
+        if key in self._known:
+            if self._known[key] is Unclear:
+                raise Unclear
+            return self._known[key]
+        if self._depth > _DEEPEST:
+            raise Unclear
+        self._depth += 1
+        self._known[key] = Unclear  # what needs itself is not known
+        try:
+            found = self._found(value, steps)
+        except (ValueError, IndexError, TypeError, KeyError, OverflowError, ArithmeticError, AttributeError):
+            raise Unclear from None
+        finally:
+            self._depth -= 1
+        self._known[key] = found
+        return found
+
+    # loops
+
+    def _turns(self, loop: Loop) -> int:
+        if self.endings.is_drawing(loop):
+            return COMPLETION
+        return ROWS if is_of_rows(loop) else 1
+
+    def _phi(self, value: Value, steps: Steps) -> Number:
+        if value.name == "turn":
+            loop = next((one for one in self.endings.loops if one.place == value.place), None)
+            turn = steps.get(id(loop), 0) if loop is not None else 0
+            if turn <= 0 or "1" not in value.arguments:
+                return self.of(value.arguments["0"], steps)
+            return self.of(value.arguments["1"], {**steps, id(loop): turn - 1})
+        found: list[Number] = []
+        for one in value.arguments.values():
+            if one.constant is None:
+                continue
+            found.append(self.of(one, steps))
+        if not found or any(not np.array_equal(found[0], other) for other in found[1:]):
+            raise Unclear
+        return found[0]
+
+    def _listing(self, value: Value, steps: Steps) -> Number:
+        thing = value.thing
+        if not isinstance(thing, Listing):
+            raise Unclear
+        if thing.exact:
+            return [self.of(one, steps) for one in thing.elements]
+        if len(thing.elements) != 1:
+            raise Unclear
+        element = thing.elements[0]
+        if self.program.kinds.is_a(element, Kind.SAMPLED) and self._row(steps) is not None:
+            return self._tokens_of_row(steps)
+        more = [loop for loop in element.context.loops if loop not in value.context.loops]
+        if len(more) != 1:
+            raise Unclear
+        return [self.of(element, {**steps, id(more[0]): turn}) for turn in range(self._turns(more[0]))]
+
+    def _row(self, steps: Steps) -> int | None:
+        rows = [loop for loop in self.endings.loops if id(loop) in steps and is_of_rows(loop)]
+        rows = [loop for loop in rows if not self.endings.is_drawing(loop)]
+        return steps[id(rows[-1])] if rows else None
+
+    def _tokens_of_row(self, steps: Steps) -> list[int]:
+        row = self._row(steps)
+        if row is None:
+            raise Unclear
+        tokens: list[int] = completions(False, self.fill)[row].tolist()
+        return tokens[: LENGTHS[row]]
+
+    # values
+
+    def _found(self, value: Value, steps: Steps) -> Number:
+        method = getattr(self, f"_{value.op}", None)
+        token = self._token_id(value)
+        if token is not None:
+            return token
+        if isinstance(value.constant, int | float | bool | str) or value.constant in (None, Ellipsis):
+            return value.constant
+        if method is not None:
+            return method(value, steps)
+        if value.op in _SAME:
+            inner = value.input or value.argument("data")
+            if inner is None:
+                raise Unclear
+            return cast(self._listed(self.of(inner, steps)), value.name)
+        if value.op in OPERATIONS:
+            if value.op in ("eq", "ne"):
+                return self._compared(value, steps)
+            settings = {
+                name: self.of(one, steps)
+                for name, one in value.arguments.items()
+                if name not in ("dtype", "device", "engine", "out")
+            }
+            return OPERATIONS[value.op](**settings)
+        raise Unclear
+
+    def _listed(self, value: Number) -> Number:
+        return as_array(value) if isinstance(value, list) else value
+
+    def _token_id(self, value: Value) -> int | None:
+        """The end or the padding token, where a name of an API or of the script says so."""
+        which = self.endings.which(value)
+        return END if which == "end" else self.pad if which == "pad" else None
+
+    def _compared(self, value: Value, steps: Steps) -> Number:
+        sides: list[Number] = []
+        inputs = [value.arguments["input"], value.arguments["other"]]
+        for one, other in (inputs, inputs[::-1]):
+            try:
+                sides.append(self.of(one, steps))
+            except Unclear:
+                opaque = ("parameter", "attribute", "index", "call", "method", "element")
+                if self._token_id(other) is None or one.op not in opaque or self._row(steps) is not None:
+                    raise
+                self.assumed = True
+                sides.append(completions(False, self.fill))
+        for at in (0, 1):
+            tokens = np.ndim(sides[1 - at]) and np.size(sides[1 - at]) and np.max(sides[1 - at]) >= PAD
+            if (tokens or np.max(sides[1 - at]) >= PAD) and isinstance(inputs[at].constant, int):
+                sides[at] = self._named_number(inputs[at].constant)
+        return OPERATIONS[value.op](sides[0], sides[1])
+
+    def _named_number(self, number: int) -> int:
+        """A bare number that is compared with tokens."""
+        if number < 0 or number >= PAD:
+            return number
+        which = self.endings.number(number)
+        if not which:
+            raise Unclear
+        return END if which == "end" else self.pad
+
+    def _generate(self, value: Value, steps: Steps) -> Number:
+        given = value.argument("pad_token_id")
+        fill = self._token_id(given) if given is not None else None
+        return np.concatenate([prompts(self.pad), completions(False, fill or self.fill)], axis=1)
+
+    def _multinomial(self, value: Value, steps: Steps) -> Number:
+        loop = self.endings.drawing_loop(value)
+        if loop is None:
+            raise Unclear
+        drawn = completions(True, self.fill)[:, steps[id(loop)]]
+        row = self._row(steps)
+        if row is not None:
+            return drawn[row]
+        return drawn[:, None] if value.op == "multinomial" else drawn
+
+    _sample = _multinomial
+
+    def _argmax(self, value: Value, steps: Steps) -> Number:
+        if self.program.kinds.is_a(value, Kind.SAMPLED):
+            return self._multinomial(value, steps)
+        settings = {name: self.of(one, steps) for name, one in value.arguments.items()}
+        return OPERATIONS["argmax"](**settings)
+
+    def _attribute(self, value: Value, steps: Steps) -> Number:
+        if value.name == "shape":
+            return self._shape(value, steps)
+        if value.name == "sequences" and value.input is not None:
+            return self.of(value.input, steps)
+        if value.name == "token_ids":
+            return self._tokens_of_row(steps)
+        if value.name == "T" and value.input is not None:
+            return np.asarray(self.of(value.input, steps)).T
+        raise Unclear
+
+    def _shape(self, value: Value, steps: Steps) -> Number:
+        inner = value.input
+        if inner is None:
+            raise Unclear
+        try:
+            return list(np.shape(self.of(inner, steps)))
+        except Unclear:
+            if self.program.kinds.of(inner) is not None:
+                raise
+            return [ROWS, PROMPT]  # neither sampled nor scored: what the model was given
+
+    def _method(self, value: Value, steps: Steps) -> Number:
+        inner = value.input
+        if inner is None:
+            raise Unclear
+        arguments = [one for name, one in value.arguments.items() if name.isdigit()]
+        if value.name == "size":
+            shape = self._shape(value, steps)
+            dim = value.argument("dim") or (arguments[0] if arguments else None)
+            return shape if dim is None else shape[self.of(dim, steps)]
+        if value.name in ("new_ones", "new_zeros", "new_full") and arguments:
+            sizes = self._sizes(value, steps)
+            return np.full(sizes, 1 if value.name == "new_ones" else 0)
+        if value.name in ("ndim", "dim", "numel"):
+            array = np.asarray(self.of(inner, steps))
+            return array.size if value.name == "numel" else array.ndim
+        raise Unclear
+
+    def _len(self, value: Value, steps: Steps) -> Number:
+        inner = value.arguments["input"]
+        try:
+            return len(self.of(inner, steps))
+        except Unclear:
+            if self.program.kinds.of(inner) is not None:
+                raise
+            row = self._row(steps)
+            return ROWS if row is None else PROMPT - _STARTS[row]
+
+    def _element(self, value: Value, steps: Steps) -> Number:
+        """What a loop over rows takes: their number, tokens that were sampled, or the prompt."""
+        row = self._row(steps)
+        if row is None:
+            raise Unclear
+        if value.name == "counter" or (value.input is not None and value.input.op == "range"):
+            return row
+        if self.program.kinds.is_a(value, Kind.SAMPLED):
+            return self._tokens_of_row(steps)
+        raise Unclear
+
+    def _index(self, value: Value, steps: Steps) -> Number:
+        inner = value.arguments["input"]
+        base = self.of(inner, steps)
+        keys: list[Any] = []
+        for name, key in value.arguments.items():
+            if name == "input":
+                continue
+            try:
+                keys.append(self._key(key, steps))
+            except Unclear:
+                # cut where the prompt ends, as far as a whole sequence goes
+                if key.op != "slice" or np.ndim(base) != 2 or np.shape(base)[1] != PROMPT + COMPLETION:
+                    raise
+                if "stop" in key.arguments or len(keys) != 1:
+                    raise
+                keys.append(slice(PROMPT, None))
+        if isinstance(base, list | tuple):
+            return base[keys[0]]
+        return base[tuple(keys)]
+
+    def _key(self, key: Value, steps: Steps) -> Any:
+        if key.op == "slice":
+            bounds = [self._bound(key.argument(name), steps) for name in ("start", "stop", "step")]
+            return slice(*bounds)
+        found = self.of(key, steps)
+        return np.asarray(found) if isinstance(found, list) else found
+
+    def _bound(self, bound: Value | None, steps: Steps) -> int | None:
+        found = None if bound is None else self.of(bound, steps)
+        return None if found is None else int(found)
+
+    def _setitem(self, value: Value, steps: Steps) -> Number:
+        array = np.array(self.of(value.arguments["input"], steps))
+        keys = tuple(self._key(key, steps) for name, key in value.arguments.items() if name not in ("input", "value"))
+        array[keys] = self.of(value.arguments["value"], steps)
+        return array
+
+    # making tensors
+
+    def _call(self, value: Value, steps: Steps) -> Number:
+        last = value.name.rpartition(".")[2]
+        if last in ("ones_like", "zeros_like", "full_like", "empty_like"):
+            shape = self._shape_like(value.arguments.get("0") or value.arguments["input"], steps)
+            if last == "full_like":
+                return np.full(shape, self.of(value.arguments.get("1") or value.arguments["fill_value"], steps))
+            return np.full(shape, 1 if last == "ones_like" else 0)
+        if last in ("ones", "zeros", "empty"):
+            return np.full(self._sizes(value, steps), 1 if last == "ones" else 0)
+        if last == "isin" and len(value.arguments) >= 2:
+            return np.isin(*[self.of(value.arguments[name], steps) for name in ("0", "1")])
+        raise Unclear
+
+    def _shape_like(self, like: Value, steps: Steps) -> Any:
+        try:
+            return np.shape(self.of(like, steps))
+        except Unclear:
+            if self.program.kinds.of(like) is not None:
+                raise
+            return (ROWS, PROMPT)
+
+    def _sizes(self, value: Value, steps: Steps) -> list[int]:
+        start = "size" if "size" in value.arguments else ""
+        given = [one for name, one in value.arguments.items() if name.isdigit() or name == start]
+        sizes = [self.of(one, steps) for one in given]
+        flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
+        return [int(one) for one in flat]
+
+    def _full(self, value: Value, steps: Steps) -> Number:
+        sizes = self.of(value.arguments["size"], steps)
+        return np.full([int(one) for one in sizes], self.of(value.arguments["fill_value"], steps))
+
+    def _arange(self, value: Value, steps: Steps) -> Number:
+        bounds = [self.of(one, steps) for name, one in value.arguments.items() if name in ("start", "end", "step")]
+        return np.arange(*[int(one) for one in bounds])
+
+    def _cat(self, value: Value, steps: Steps) -> Number:
+        parts = value.arguments.get("tensors")
+        if parts is None or not isinstance(parts.thing, Listing) or not parts.thing.exact:
+            raise Unclear
+        dim = int(value.setting("dim", 0))
+        found: list[Number] = []
+        for part in parts.thing.elements:
+            try:
+                found.append(self.of(part, steps))
+            except Unclear:
+                # what stands before sampled tokens, and is neither sampled nor scored, is the prompt
+                if found or dim not in (1, -1) or self.program.kinds.of(part) is not None:
+                    raise
+                found.append(prompts(self.pad))
+        return joined(found, dim)
+
+    def _stack(self, value: Value, steps: Steps) -> Number:
+        parts = self.of(value.arguments["tensors"], steps)
+        return np.stack([np.asarray(one) for one in parts], axis=int(value.setting("dim", 0)))
+
+    def _pad_sequence(self, value: Value, steps: Steps) -> Number:
+        rows = self.of(value.arguments["sequences"], steps)
+        fill = value.argument("padding_value")
+        if value.setting("batch_first", False) is not True:
+            raise Unclear
+        return padded([list(row) for row in rows], 0 if fill is None else self.of(fill, steps))
+
+    def _list_repeat(self, value: Value, steps: Steps) -> Number:
+        inner = value.arguments["input"]
+        return list(self.of(inner, steps)) * int(self.of(value.arguments["other"], steps))
+
+    def _view(self, value: Value, steps: Steps) -> Number:
+        return shaped(self.of(value.arguments["input"], steps), self._sizes(value, steps))
+
+    _reshape = _view
+
+    def _expand(self, value: Value, steps: Steps) -> Number:
+        return expanded(self.of(value.arguments["input"], steps), self._sizes(value, steps))
+
+    def _flatten(self, value: Value, steps: Steps) -> Number:
+        return np.ravel(self.of(value.arguments["input"], steps))
+
+    def _and(self, value: Value, steps: Steps) -> Number:
+        return all(bool(self.of(one, steps)) for one in value.arguments.values())
+
+    def _max(self, value: Value, steps: Steps) -> Number:
+        inner = value.input or value.argument("0")
+        if inner is None:
+            raise Unclear
+        found = self.of(inner, steps)
+        if isinstance(found, list):
+            return max(found)
+        settings = {name: self.of(one, steps) for name, one in value.arguments.items() if name in ("dim", "keepdim")}
+        return OPERATIONS["max"](found, **settings)
+
+
+def is_of_rows(loop: Loop) -> bool:
+    """`for i, (p, c) in enumerate(zip(prompts, completions))`, `for row in rows`; not `for step in range(100)`."""
+    source = loop.source
+    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
+        source = source.input
+    if source is None:
+        return False
+    if source.op == "range":
+        stop = source.argument("stop")
+        counted = stop is not None and stop.constant is UNKNOWN and stop.op in ("len", "method", "index")
+        return counted and "step" not in source.arguments
+    return source.op in ("zip", "listing", "leave", "element", "list_repeat")
