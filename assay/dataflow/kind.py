@@ -85,6 +85,11 @@ def _near_one(bound: Value, below: bool) -> bool:
     return False
 
 
+_SHAPED = frozenset(
+    "index div mul cast view reshape flatten squeeze transpose permute masked_fill phi topk".split()
+)  # between logits and their softmax
+
+
 def is_normalised(value: Value, depth: int = 6) -> bool:
     """Whether a softmax is taken of it, after slices and divisions."""
     for user in value.users:
@@ -92,8 +97,7 @@ def is_normalised(value: Value, depth: int = 6) -> bool:
             return True
         if user.op == "categorical" and user.argument("logits") is value:
             return True
-        passes = user.op in ("index", "div", "mul", "cast", "view", "reshape", "squeeze", "masked_fill", "phi", "topk")
-        passes = passes or (user.op == "setitem" and user.input is value)
+        passes = user.op in _SHAPED or (user.op == "setitem" and user.input is value)
         if depth and passes and is_normalised(user, depth - 1):
             return True
     return False

@@ -7,6 +7,7 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 from __future__ import annotations
 
 from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised, is_number
+from assay.dataflow.uses import used_as
 from assay.dataflow.value import UNKNOWN, Graph, Value, last_layer
 
 __all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known", "around_one"]
@@ -15,22 +16,49 @@ __all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known", "around_one"]
 _ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
 
 
+# of one question, which asks for what comes later only in the body of a loop
+DEEPEST = 120
+MOST_ASKED = 2_000
+
+
 class Kinds:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: dict[int, Known | None] = {}
         self._passing: set[int] = set()  # asked, and not known, within one question
+        self._depth = 0
 
     def of(self, value: Value | None) -> Known | None:
         if value is None:
             return None
         if id(value) in self._known:
             return self._known[id(value)]
-        if id(value) in self._passing:
+        if not self._passing:
+            self._answer_before(value)
+        return self._answer(value)
+
+    def _answer_before(self, value: Value) -> None:
+        """Answers all that the value is made of, in the order in which it was made: no question goes deep."""
+        seen: dict[int, Value] = {}
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            if id(current) not in seen and id(current) not in self._known:
+                seen[id(current)] = current
+                waiting += current.arguments.values()
+        for one in sorted(seen.values(), key=lambda one: one.order):
+            self._answer(one)
+
+    def _answer(self, value: Value) -> Known | None:
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if id(value) in self._passing or self._depth > DEEPEST or len(self._passing) > MOST_ASKED:
             return None  # in a loop a value may be made of itself: the other inputs tell
         self._passing.add(id(value))
         is_outermost = len(self._passing) == 1
-        known = self._made(value) or self._used(value)
+        self._depth += 1
+        known = self._made(value) or used_as(value, self)
+        self._depth -= 1
         if is_outermost:
             self._passing.clear()  # what was not found on the way may rest on a loop that was cut
         if known is not None or is_outermost:
@@ -217,6 +245,8 @@ class Kinds:
         last = value.name.rpartition(".")[2]
         if last in ("selective_log_softmax", "logprobs_from_logits", "get_per_token_logps"):
             return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
+        if last in ("ones_like", "zeros_like") and self.is_a(value.arguments.get("0"), Kind.MASK):
+            return Known(Kind.MASK, value, "of the form of a mask")
         if "callee" in value.arguments and is_normalised(value):
             return Known(Kind.OUTPUT, value, "a call whose result goes into a softmax")
         return None
@@ -372,21 +402,3 @@ class Kinds:
         if not found or len({known.kind for known in found}) > 1:
             return None
         return Known(found[0].kind, value, "where a condition holds", found[0])
-
-    # by what is made of it
-
-    def _used(self, value: Value) -> Known | None:
-        if value.op == "exp" and value.input is not None and value.input.op == "sub" and self._is_clipped(value):
-            return Known(Kind.RATIO, value, "exp of a difference that is clamped around 1")
-        if value.op == "div" and self._is_clipped(value) and value.argument("other") is not None:
-            return (
-                Known(Kind.RATIO, value, "a quotient that is clamped around 1")
-                if not is_number(value.argument("other"))
-                else None
-            )
-        if value.op == "sub" and any(user.op == "exp" and self._is_clipped(user) for user in value.users):
-            return Known(Kind.LOG_RATIO, value, "its exp is clamped around 1")
-        return None
-
-    def _is_clipped(self, value: Value) -> bool:
-        return any(user.op == "clamp" and user.input is value and around_one(user) for user in value.users)

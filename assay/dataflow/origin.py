@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from assay.dataflow.kinds import Kind, Kinds
@@ -13,6 +14,7 @@ _CUTS = frozenset(
     "detach leave tensor multinomial sample argmax generate eq ne lt le gt ge logical_and logical_or logical_not not "
     "one_hot arange constant library config string len range argsort randperm".split()
 )
+_PICKS = frozenset("gather take_along_dim index where masked_fill index_select".split())  # by ids or a mask
 _NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _SHELLS = frozenset({"wrapped", "prepared", "cast", "moved"})  # around a network
 
@@ -31,28 +33,46 @@ class Origins:
         self.graph = graph
         self.kinds = kinds
         self._gradient: dict[int, bool | None] = {}
-        self._passing: dict[int, bool | None] = {}  # answers within one question
         self._frozen = self._find_frozen()
 
     # gradients
 
     def gradient(self, value: Value) -> bool | None:
         """Whether the value depends on parameters through autograd; None where the text does not tell."""
-        if id(value) in self._gradient:
-            return self._gradient[id(value)]
-        if id(value) in self._passing:
-            return self._passing[id(value)]
-        self._passing[id(value)] = False  # in a loop a value may be made of itself: the other inputs tell
-        is_outermost = len(self._passing) == 1
-        answer = self._find_gradient(value)
-        if answer and value.context.grad_unknown and value.op not in _HOLDS:
-            answer = None
-        self._passing[id(value)] = answer
-        if is_outermost:
-            self._passing.clear()  # what was found on the way may rest on a loop that was cut
-        if is_outermost or answer is True:
-            self._gradient[id(value)] = answer
-        return answer
+        if id(value) not in self._gradient:
+            self._solve(value)
+        return self._gradient[id(value)]
+
+    def _solve(self, value: Value) -> None:
+        """Answers for all that the value is made of, until nothing changes: in a loop that may be the value itself."""
+        found: dict[int, Value] = {}
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            if id(current) not in found and id(current) not in self._gradient:
+                found[id(current)] = current
+                waiting += self._behind(current)
+        ordered = sorted(found.values(), key=lambda one: one.order)
+        for one in ordered:
+            self._gradient[id(one)] = False
+        changes = True
+        while changes:
+            changes = False
+            for one in ordered:
+                answer = self._find_gradient(one)
+                if answer and one.context.grad_unknown and one.op not in _HOLDS:
+                    answer = None
+                if answer is not self._gradient[id(one)]:
+                    self._gradient[id(one)] = answer
+                    changes = True
+
+    def _behind(self, value: Value) -> list[Value]:
+        """The values whose gradients decide about this one."""
+        if value.op in _CUTS or value.op in ("forward", "parameter"):
+            return []
+        if value.op in _PICKS:
+            return [one for name, one in value.arguments.items() if name in ("input", "other", "value")]
+        return value.inputs
 
     def _find_gradient(self, value: Value) -> bool | None:
         if value.op in _CUTS or (value.op == "attribute" and value.name in ("data", "shape", "device", "dtype")):
@@ -64,10 +84,7 @@ class Origins:
             return not any(same_network(model, one) for one in self._frozen)
         if value.op == "parameter" or (value.op in ("call", "method", "attribute") and "callee" in value.arguments):
             return None
-        inputs = value.inputs
-        if value.op in ("gather", "take_along_dim", "index", "where", "masked_fill", "index_select"):
-            inputs = [one for name, one in value.arguments.items() if name in ("input", "other", "value")]
-        answers = [self.gradient(one) for one in inputs]
+        answers = [self._gradient[id(one)] for one in self._behind(value)]
         if True in answers:
             return True
         return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
@@ -116,9 +133,9 @@ class Origins:
         """The calls of networks whose output the value is made of; what the ids or a mask came from is not followed."""
         found: list[Value] = []
         seen = {id(value)}
-        waiting = [value]
+        waiting = deque([value])
         while waiting:
-            current = waiting.pop(0)
+            current = waiting.popleft()
             if is_network_call(current, self.kinds):
                 found.append(current)
                 continue
@@ -237,8 +254,12 @@ def is_network_call(value: Value, kinds: Kinds) -> bool:
 
 
 def _parameters(value: Value | None, depth: int = 6) -> list[Value]:
-    if value is None or depth == 0:
-        return []
-    if value.op in ("parameters", "named_parameters"):
-        return [value]
-    return [found for one in value.arguments.values() for found in _parameters(one, depth - 1)]
+    found: list[Value] = []
+    seen: set[int] = set()
+    layer = [value] if value is not None else []
+    for _ in range(depth):
+        found += [one for one in layer if one.op in ("parameters", "named_parameters")]
+        seen |= {id(one) for one in layer}
+        behind = [one for one in layer if one.op not in ("parameters", "named_parameters")]
+        layer = list({id(one): one for value in behind for one in value.inputs if id(one) not in seen}.values())
+    return found

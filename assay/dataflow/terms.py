@@ -74,16 +74,21 @@ class Terms:
     def __init__(self, kinds: Kinds, origins: Origins) -> None:
         self.kinds = kinds
         self.origins = origins
+        self._products: dict[int, list[Product]] = {}
 
     def of(self, loss: Value) -> list[Term]:
         found: list[Term] = []
-        self._expand(loss, _Path(), found, set())
+        seen: set[tuple[int, int]] = set()
+        waiting = [(loss, _Path())]
+        while waiting and len(found) < MOST_TERMS:
+            value, path = waiting.pop()
+            if (id(value), path.sign) not in seen:
+                seen.add((id(value), path.sign))
+                waiting += reversed(self._expand(value, path, found))
         return found
 
-    def _expand(self, value: Value, path: _Path, found: list[Term], seen: set[tuple[int, int]]) -> None:
-        if (id(value), path.sign) in seen or len(found) >= MOST_TERMS:
-            return
-        seen.add((id(value), path.sign))
+    def _expand(self, value: Value, path: _Path, found: list[Term]) -> list[tuple[Value, _Path]]:
+        """The parts of which a value is the sum, in order; what is a term of its own is added to those found."""
         estimator = self.kl_estimator(value)
         inner, other = value.input, value.argument("other")
         if estimator:
@@ -92,45 +97,41 @@ class Terms:
             found.append(path.term(TermKind.SURROGATE, value))
         elif value.op in ("add", "sub") and inner is not None and other is not None and not self._is_whole(value):
             joined = replace(path, joined=value)
-            self._expand(inner, joined, found, seen)
-            self._expand(other, joined.turned() if value.op == "sub" else joined, found, seen)
+            return [(inner, joined), (other, joined.turned() if value.op == "sub" else joined)]
         elif value.op == "neg" and inner is not None and not self._is_leaf(value):
-            self._expand(inner, path.turned(), found, seen)
+            return [(inner, path.turned())]
         elif value.op == "mul" and inner is not None and other is not None:
-            self._product(value, path, found, seen)
+            return self._product(value, path, found)
         elif inner is not None and self._is_reduced(value):
-            self._expand(inner, replace(path, reductions=(*path.reductions, value)), found, seen)
+            return [(inner, replace(path, reductions=(*path.reductions, value)))]
         elif value.op in ("detach", "leave"):
             found.append(path.term(TermKind.DETACHED, value))
         elif value.op == "where":
-            for name in ("input", "other"):
-                if name in value.arguments:
-                    self._expand(value.arguments[name], path, found, seen)
+            return [(value.arguments[name], path) for name in ("input", "other") if name in value.arguments]
         elif (value.op in PASSES or value.op in ("index", "phi")) and not self._is_leaf(value):
-            for part in [inner] if inner is not None else value.inputs:
-                self._expand(part, path, found, seen)
+            return [(part, path) for part in ([inner] if inner is not None else value.inputs)]
         else:
             found.append(self._leaf(value, path))
+        return []
 
     def _is_reduced(self, value: Value) -> bool:
         if value.op == "div":
             return not self._is_leaf(value)
         return value.op in _REDUCTIONS and not self.kinds.is_a(value, Kind.ENTROPY)
 
-    def _product(self, value: Value, path: _Path, found: list[Term], seen: set[tuple[int, int]]) -> None:
+    def _product(self, value: Value, path: _Path, found: list[Term]) -> list[tuple[Value, _Path]]:
         left, right = value.arguments["input"], value.arguments["other"]
         for constant, rest in ((left, right), (right, left)):
             if isinstance(constant.constant, int | float) and constant.constant != 0:
                 scaled = replace(path, factors=(*path.factors, constant))
-                self._expand(rest, scaled.turned() if constant.constant < 0 else scaled, found, seen)
-                return
+                return [(rest, scaled.turned() if constant.constant < 0 else scaled)]
         ours, theirs = self.is_policy(left), self.is_policy(right)
         if ours and not theirs:
-            self._expand(left, path.times(right), found, seen)
-        elif theirs and not ours:
-            self._expand(right, path.times(left), found, seen)
-        else:
-            found.append(self._leaf(value, path))
+            return [(left, path.times(right))]
+        if theirs and not ours:
+            return [(right, path.times(left))]
+        found.append(self._leaf(value, path))
+        return []
 
     def is_policy(self, value: Value) -> bool:
         """Whether the value depends on the policy being trained, as far as can be seen."""
@@ -139,16 +140,22 @@ class Terms:
         gradient = self.origins.gradient(value)
         if gradient is not None:
             return gradient
-        return self._holds(value, set())
+        return self._holds(value)
 
-    def _holds(self, value: Value, seen: set[int]) -> bool:
+    def _holds(self, value: Value) -> bool:
         """Whether it is made of log-probs or ratios, where nothing is known of gradients."""
-        if id(value) in seen or value.op in ("detach", "leave"):
-            return False
-        seen.add(id(value))
-        if self.kinds.is_a(value, Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO):
-            return True
-        return any(self._holds(one, seen) for one in value.arguments.values())
+        kinds = (Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
+        seen: set[int] = set()
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            if id(current) in seen or current.op in ("detach", "leave"):
+                continue
+            seen.add(id(current))
+            if self.kinds.is_a(current, *kinds):
+                return True
+            waiting += current.arguments.values()
+        return False
 
     def _is_whole(self, value: Value) -> bool:
         """A difference that is one thing: new - ref, logits - logsumexp."""
@@ -192,9 +199,11 @@ class Terms:
 
     def products(self, extreme: Value) -> list[Product]:
         """The sides of min(ratio * A, clipped * A), in any spelling; empty if it is something else."""
-        sides = [extreme.input, extreme.argument("other")]
-        found = [product for side in sides if side is not None and (product := self._side(side)) is not None]
-        return found if len(found) == 2 else []
+        if id(extreme) not in self._products:
+            sides = [extreme.input, extreme.argument("other")]
+            found = [product for side in sides if side is not None and (product := self._side(side)) is not None]
+            self._products[id(extreme)] = found if len(found) == 2 else []
+        return self._products[id(extreme)]
 
     def _side(self, value: Value) -> Product | None:
         sign = 1

@@ -6,8 +6,10 @@ run knows the numbers too (`Value.thing`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from assay.verdict import Place
@@ -121,6 +123,7 @@ class Graph:
     """All values in the order in which they were made."""
 
     values: list[Value] = field(default_factory=list)
+    _made_by: dict[str, list[Value]] = field(default_factory=dict)
 
     def new(
         self,
@@ -137,18 +140,21 @@ class Graph:
         for argument in value.arguments.values():
             argument.users.append(value)
         self.values.append(value)
+        self._made_by.setdefault(op, []).append(value)
         return value
 
     def of(self, *ops: str) -> list[Value]:
-        return [value for value in self.values if value.op in ops]
+        """What these operations made, in order."""
+        found = [self._made_by[op] for op in dict.fromkeys(ops) if op in self._made_by]
+        return list(found[0]) if len(found) == 1 else sorted(chain(*found), key=lambda value: value.order)
 
 
 def ancestors(value: Value) -> Iterator[Value]:
     """The value and all it was made of, nearest first."""
     seen = {id(value)}
-    waiting = [value]
+    waiting = deque([value])
     while waiting:
-        current = waiting.pop(0)
+        current = waiting.popleft()
         yield current
         for argument in current.arguments.values():
             if id(argument) not in seen:
@@ -159,9 +165,9 @@ def ancestors(value: Value) -> Iterator[Value]:
 def descendants(value: Value) -> Iterator[Value]:
     """The value and all that was made of it, nearest first."""
     seen = {id(value)}
-    waiting = [value]
+    waiting = deque([value])
     while waiting:
-        current = waiting.pop(0)
+        current = waiting.popleft()
         yield current
         for user in current.users:
             if id(user) not in seen:

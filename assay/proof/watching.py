@@ -37,7 +37,12 @@ _LEAVE = os._exit  # a watched script's process has another one
 def watch_all(scripts: Sequence[str], *, jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
     """The result of each script, in the order in which they end."""
     command = [sys.executable, "-m", "assay.proof.watching", str(jobs), str(seconds)]
-    quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env={**os.environ, **quiet}, **pipes) as server:
         assert server.stdin is not None
@@ -57,7 +62,14 @@ class _Running:
     def result(self, code: int) -> dict[str, Any]:
         told = Path(self.folder.name) / "told.json"
         seconds = time.monotonic() - self.began
-        result: dict[str, Any] = {"path": self.path, "code": code, "seconds": seconds, "error": "", "run": [], "all": []}
+        result: dict[str, Any] = {
+            "path": self.path,
+            "code": code,
+            "seconds": seconds,
+            "error": "",
+            "run": [],
+            "all": [],
+        }
         if told.exists():
             result |= json.loads(told.read_text())
         else:
@@ -152,7 +164,9 @@ def _told(trace: Any, script: Path) -> dict[str, Any]:
         diagnosis = diagnose(evidence_of(trace, read=read))
         told[name] = [[word.code, word.confidence.value] for word in diagnosis.findings]
         told[f"{name}_messages"] = [word.verdict.message for word in diagnosis.findings]
-        crashed = [f"{word.code}: {word.verdict.message}" for word in diagnosis.words if word.verdict.state == "crashed"]
+        crashed = [
+            f"{word.code}: {word.verdict.message}" for word in diagnosis.words if word.verdict.state == "crashed"
+        ]
         told["crashed"] = crashed
     told["notes"] = list(trace.notes)
     return told

@@ -12,6 +12,7 @@ from assay.source.things import Bound, Class, Frame, Function, Instance, Library
 
 DEEPEST = 24  # calls within calls
 TIMES_ON_STACK = 1  # a function that calls itself is not followed
+MOST_OF_FUNCTION = 6_000  # values: a function whose walks have made more is not walked through again
 
 
 class Calls(Expressions):
@@ -119,13 +120,16 @@ class Calls(Expressions):
     ) -> Value:
         """Walks through the body of a function with these arguments."""
         body = id(function.node)
-        if self.running.count(body) >= TIMES_ON_STACK or len(self.running) >= DEEPEST:
+        spent = self.spent.get(body, 0)
+        on_stack = self.running.count(body) >= TIMES_ON_STACK or len(self.running) >= DEEPEST
+        if on_stack or spent > MOST_OF_FUNCTION:
             arguments = {str(number): one for number, one in enumerate([*positional, *keywords.values()])}
             return self.new("call", node, arguments, name=function.name)
         self.entered.add(body)
         calls = (*self.context.calls, self.place(node))
         frame = Frame(function.frame.module, outer=function.frame, owner=owner, defined_in=function.owner)
         before, self.frame = self.frame, frame
+        first = len(self.graph.values)
         self.running.append(body)
         try:
             self._bind(function, positional, keywords, node)
@@ -142,6 +146,7 @@ class Calls(Expressions):
                     self.run_body(function.node.body)
         finally:
             self.running.pop()
+            self.spent[body] = spent + len(self.graph.values) - first
             self.frame = before
         if frame.yielded:
             return self.listing(node, frame.yielded, exact=False)

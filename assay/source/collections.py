@@ -82,13 +82,11 @@ class Collections(Machine):
             self.put(table, self.evaluate(node.key), value)
             return value
 
-        inner = self._comprehension(node, node.generators, entry)
-        inner.thing = table
-        inner.op = "table"
-        return inner
+        made = self._comprehension(node, node.generators, entry)
+        return self.new("table", node, made.arguments, thing=table)
 
     def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], make: Callable[[], Value]) -> Value:
-        shadowed = dict(self.frame.variables)
+        self.frame.variables.mark()
         made: list[Value] = []
         sources: list[Value] = []
 
@@ -110,7 +108,7 @@ class Collections(Machine):
             return False
 
         turn(0)
-        self.frame.variables = shadowed
+        self.frame.variables.take_back()  # its names are its own
         listed = self.listing(node, made, exact=False)
         counted = [source.op == "range" for source in sources]
         if len(counted) == 2 and counted[0] != counted[1]:

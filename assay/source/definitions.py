@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from assay.dataflow.value import Value
 from assay.source.calls import Calls
-from assay.source.things import Class, Function, Instance, Module, Table
+from assay.source.machine import OUTSIDE
+from assay.source.things import Class, Function, Instance, Listing, Module, Pending, Table
 
 NO_GRAD = ("no_grad", "inference_mode")
 _RECORDS = ("dataclass", "NamedTuple", "BaseModel", "Struct", "define", "TypedDict")
+
+
+# methods of a subclass that return the loss, and what such a class is derived from
+_LOSSES = ("compute_loss", "_compute_loss", "training_step")
+_FRAMEWORKS = ("Trainer", "LightningModule")
 
 
 class Definitions(Calls):
@@ -75,30 +82,40 @@ class Definitions(Calls):
 
     def _run_import(self, node: ast.Import) -> None:
         for alias in node.names:
-            module = self._imported(alias.name)
-            if module is not None and (alias.asname or "." not in alias.name):
-                value = self.new("library", node, name=alias.name, thing=_as_table(module))
-            elif alias.asname:
-                value = self.library(node, alias.name)
-            else:
-                value = self.library(node, alias.name.partition(".")[0])
-            self.store(alias.asname or alias.name.partition(".")[0], value)
+            name = alias.asname or alias.name.partition(".")[0]
+            self.store(name, self._brought(node, partial(self._module_as, node, alias)))
+
+    def _brought(self, node: ast.stmt, bring: Callable[[], Value]) -> Value:
+        """The script's own imports are read at once, those of other files when their names are used."""
+        if self.frame.module.name == "__main__":
+            return bring()
+        return self.new("library", node, thing=Pending(bring, self.frame))
+
+    def _module_as(self, node: ast.Import, alias: ast.alias) -> Value:
+        module = self._imported(alias.name)
+        if module is not None and (alias.asname or "." not in alias.name):
+            return self.new("library", node, name=alias.name, thing=_as_table(module))
+        return self.library(node, alias.name if alias.asname else alias.name.partition(".")[0])
 
     def _run_importfrom(self, node: ast.ImportFrom) -> None:
         path = "." * node.level + (node.module or "")
-        module = self._imported(path)
         for alias in node.names:
-            if module is not None and alias.name == "*":
-                self.frame.variables |= module.frame.variables
-                continue
-            if module is not None and alias.name in module.frame.variables:
-                self.frame.variables[alias.asname or alias.name] = module.frame.variables[alias.name]
-                continue
-            inner = self._imported(f"{path.rstrip('.')}.{alias.name}" if node.module else f"{path}{alias.name}")
-            if inner is not None:
-                self.store(alias.asname or alias.name, self.new("library", node, thing=_as_table(inner)))
-                continue
-            self.store(alias.asname or alias.name, self.library(node, f"{path.lstrip('.')}.{alias.name}".lstrip(".")))
+            if alias.name == "*":
+                module = self._imported(path)
+                for name, value in list(module.frame.variables.items()) if module is not None else ():
+                    self.frame.variables[name] = value
+            else:
+                name = alias.asname or alias.name
+                self.frame.variables[name] = self._brought(node, partial(self._part_of, node, path, alias.name))
+
+    def _part_of(self, node: ast.ImportFrom, path: str, name: str) -> Value:
+        module = self._imported(path)
+        if module is not None and name in module.frame.variables:
+            return self.arrived(module.frame.variables[name], node)
+        inner = self._imported(f"{path.rstrip('.')}.{name}" if node.module else f"{path}{name}")
+        if inner is not None:
+            return self.new("library", node, thing=_as_table(inner))
+        return self.library(node, f"{path.lstrip('.')}.{name}".lstrip("."))
 
     def _imported(self, path: str) -> Module | None:
         """A file of the program next to this one, walked through once; None for a library."""
@@ -107,7 +124,7 @@ class Definitions(Calls):
             return None
         if module.file not in self.modules:
             self.modules[module.file] = module
-            with self.under(loops=(), branches=(), calls=(), functions=(), no_grad=False, autocast=False):
+            with self.under(**OUTSIDE):
                 self.run_module(module)
         return self.modules[module.file]
 
@@ -136,7 +153,7 @@ class Definitions(Calls):
             for member in one.members.values()
             if isinstance(member.thing, Function) and not self.was_entered(member.thing)
         ]
-        if not methods or (of.is_record and not methods):
+        if not methods:
             return
         made = next(
             (one for one in self.graph.of("instance") if isinstance(one.thing, Instance) and one.thing.of is of), None
@@ -148,7 +165,16 @@ class Definitions(Calls):
                 owner = (
                     [made] if function.kind in ("function", "property") else [value] if function.kind == "class" else []
                 )
-                self.enter(function, list(owner), {}, function.node, owner=made)
+                returned = self.enter(function, list(owner), {}, function.node, owner=made)
+                if function.name in _LOSSES and any(path.endswith(_FRAMEWORKS) for path in of.library_bases()):
+                    self._differentiated(returned, function.node)
+
+    def _differentiated(self, returned: Value, node: ast.AST) -> None:
+        """What a trainer of a library asks for as its loss: the library calls backward() on it."""
+        parts = returned.thing.elements if isinstance(returned.thing, Listing) else []
+        loss = parts[0] if parts else returned
+        if loss.constant is not None:
+            self.new("backward", node, {"input": loss}, name="framework")
 
 
 def _as_table(module: Module) -> Table:

@@ -98,7 +98,9 @@ class Expressions(Collections):
     def binary(self, op: str, left: Value, right: Value, node: ast.AST) -> Value:
         if op == "add" and isinstance(left.thing, Listing) and isinstance(right.thing, Listing):
             exact = left.thing.exact and right.thing.exact
-            return self.listing(node, [*left.thing.elements, *right.thing.elements], exact)
+            joined = self.listing(node, [*left.thing.elements, *right.thing.elements], exact)
+            joined.thing.parts = (left, right)
+            return joined
         if op == "mul" and isinstance(left.thing, Listing):
             return self.new(
                 "list_repeat", node, {"input": left, "other": right}, thing=Listing(left.thing.elements, False)
@@ -208,7 +210,7 @@ class Expressions(Collections):
                     return self.new("bound", node, thing=Bound(member.thing, base), name=name)
                 return member
         elif isinstance(thing, Table) and name in thing.entries and thing.is_namespace:
-            return thing.entries[name]
+            return self.arrived(thing.entries[name], node)
         owner = thing if isinstance(thing, Instance) else base
         key = (id(owner), name)
         if key not in self.heap:
@@ -257,7 +259,7 @@ class Expressions(Collections):
                     cut = self.listing(node, thing.elements, exact=False)
                     cut.arguments["slice"] = keys[0]
                     return cut
-                is_table = key is UNKNOWN and all(one.constant is not UNKNOWN for one in thing.elements)
+                is_table = key is UNKNOWN and all(_is_written(one) for one in thing.elements)
                 if thing.elements and keys[0].op != "slice" and is_table:  # which one, the key says
                     return self._unplaced(base, keys[0], thing.elements[:16], node)
                 if thing.elements and keys[0].op != "slice":
@@ -286,6 +288,12 @@ class Expressions(Collections):
         raise NotImplementedError
 
 
+def _is_written(value: Value) -> bool:
+    """A constant, or a letter of one."""
+    is_letter = value.op == "element" and value.input is not None and isinstance(value.input.constant, str)
+    return is_letter or value.constant is not UNKNOWN
+
+
 def folded(op: str, left: Value, right: Value) -> Any:
     """The constant of an operation on constants; only of numbers of a common size, and of comparisons."""
     one, two = left.constant, right.constant
@@ -303,6 +311,12 @@ def folded(op: str, left: Value, right: Value) -> Any:
 
 def configured(value: Value, depth: int = 6) -> bool:
     """Whether a constant is only the default of something that the user can set."""
-    if value.op == "config":
-        return True
-    return depth > 0 and any(configured(one, depth - 1) for one in value.arguments.values())
+    seen: set[int] = set()
+    layer = [value]
+    for _ in range(depth + 1):
+        if any(one.op == "config" for one in layer):
+            return True
+        seen |= {id(one) for one in layer}
+        behind = {id(one): one for value in layer for one in value.arguments.values() if id(one) not in seen}
+        layer = list(behind.values())
+    return False

@@ -279,7 +279,10 @@ def _builtin(machine: Calls, name: str, positional: Values, keywords: Keywords, 
             return machine.listing(node, [])
         if isinstance(first.thing, Listing):
             ordered = name in ("list", "tuple", "iter")
-            return machine.listing(node, first.thing.elements, first.thing.exact and ordered)
+            copied = machine.listing(node, first.thing.elements, first.thing.exact and ordered)
+            copied.name = "" if ordered else name
+            copied.thing.parts = (first,)
+            return copied
         return machine.listing(node, [machine.element(first, node)], exact=False)
     if name == "next" and first is not None:
         return machine.element(first, node)

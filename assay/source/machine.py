@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.dataflow.value import UNKNOWN, Branch, Context, Graph, Loop, Value
-from assay.source.things import Frame, Function, Library, Module
+from assay.source.state import Changes, Heap, State
+from assay.source.things import Frame, Function, Library, Module, Pending
 from assay.verdict import Place
 
 LONGEST_TEXT = 90
-MOST_VALUES = 150_000  # a program that makes more is read in part
+MOST_VALUES = 60_000  # a program that makes more is read in part
 MOST_NAMES = 6
+
+# of the statements of a module, whoever imports it
+OUTSIDE: dict[str, Any] = {
+    "loops": (), "branches": (), "calls": (), "functions": (), "no_grad": False, "autocast": False
+}  # fmt: skip
+K = TypeVar("K")
 
 
 class TooLarge(Exception):
@@ -25,16 +33,18 @@ class Machine:
     def __init__(self, find_module: Callable[[str, Module], Module | None]) -> None:
         self.graph = Graph()
         self.context = Context()
-        self.heap: dict[tuple[int, str], Value] = {}
+        self.heap = Heap()
         self.kept: list[Any] = []  # whose id() is a key of the heap must stay alive
         self.frame: Frame = None  # type: ignore[assignment]  # set before the first statement
         self.entered: set[int] = set()
         self.running: list[int] = []  # ids of the function bodies on the stack
+        self.spent: dict[int, int] = {}  # values made in a function's body, by its id
         self.find_module = find_module
         self.modules: dict[str, Module] = {}
         self.notes: list[str] = []
         self._places: dict[tuple[int, int], Place] = {}
         self._evaluated: dict[int, Value] = {}  # the last value of an argument's node
+        self._bound: dict[int, tuple[list[str], list[str]]] = {}  # by the id of a loop: what its body binds
 
     # places and values
 
@@ -49,11 +59,12 @@ class Machine:
         module = self.frame.module
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         end_line, end_column = getattr(node, "end_lineno", line) or line, getattr(node, "end_col_offset", 0) or 0
-        rows = module.lines[line - 1 : end_line]
+        rows = module.lines[line - 1 : min(end_line, line + LONGEST_TEXT)]
         text = ""
         if rows:
             encoded = [row.encode() for row in rows]
-            encoded[-1] = encoded[-1][:end_column]
+            if len(rows) == end_line - line + 1:
+                encoded[-1] = encoded[-1][:end_column]
             encoded[0] = encoded[0][column:]
             text = " ".join(b" ".join(encoded).decode(errors="replace").split())
         if len(text) > LONGEST_TEXT:
@@ -87,10 +98,7 @@ class Machine:
 
     def phi(self, node: ast.AST, values: Sequence[Value]) -> Value:
         """One of several values: which one, the text does not say."""
-        different: list[Value] = []
-        for value in values:
-            if not any(value is other for other in different):
-                different.append(value)
+        different = list({id(value): value for value in values}.values())
         if len(different) == 1:
             return different[0]
         if all(one.constant is not UNKNOWN for one in different):
@@ -111,12 +119,25 @@ class Machine:
         frame: Frame | None = self.frame
         while frame is not None:
             if name in frame.variables:
-                return frame.variables[name]
+                return self.arrived(frame.variables[name], node)
             frame = frame.outer
         variables = self.frame.module.frame.variables
         if name in variables:
-            return variables[name]
+            return self.arrived(variables[name], node)
         return self.library(node, f"builtins.{name}")
+
+    def arrived(self, value: Value, node: ast.AST) -> Value:
+        """What a name stands for, where a file next to the script imported it and nobody asked before."""
+        pending = value.thing
+        if not isinstance(pending, Pending):
+            return value
+        if pending.found is None:
+            pending.found = value  # two modules may import a name from each other
+            before, self.frame = self.frame, pending.frame
+            with self.under(**OUTSIDE):
+                pending.found = pending.bring()
+            self.frame = before
+        return pending.found
 
     def store(self, name: str, value: Value) -> None:
         frame = self.frame
@@ -144,66 +165,75 @@ class Machine:
 
     def alternatives(self, node: ast.AST, runs: Sequence[tuple[Branch | None, Callable[[], bool]]]) -> bool:
         """Runs each from the same state and joins what they leave. True if none of them goes on."""
-        frame = self.frame
-        variables, heap = frame.variables, self.heap
-        ends = []
+        variables, heap = self.frame.variables, self.heap
+        ends: list[tuple[Changes[str], Changes[tuple[int, str]]]] = []
         for branch, run in runs:
-            frame.variables, self.heap = dict(variables), dict(heap)
+            variables.mark()
+            heap.mark()
             branches = self.context.branches if branch is None else (*self.context.branches, branch)
             with self.under(branches=branches):
                 stopped = run()
+            end = variables.take_back(), heap.take_back()
             if not stopped:
-                ends.append((frame.variables, self.heap))
-        if not ends:
-            frame.variables, self.heap = variables, heap
-            return True
+                ends.append(end)
         self.join(node, ends)
-        return False
+        return not ends
 
-    def join(self, node: ast.AST, ends: Sequence[tuple[dict[str, Value], dict[tuple[int, str], Value]]]) -> None:
-        frame = self.frame
-        if len(ends) == 1:
-            frame.variables, self.heap = ends[0]
-            return
-        joined: dict[str, Value] = {}
-        for name in dict.fromkeys(name for variables, _ in ends for name in variables):
-            joined[name] = self.phi(node, [variables[name] for variables, _ in ends if name in variables])
-        heap: dict[tuple[int, str], Value] = dict(ends[0][1])
-        for _, other in ends[1:]:
-            for key, value in other.items():
-                mine = heap.get(key)
-                if mine is None:
-                    heap[key] = value
-                elif mine is not value:
-                    heap[key] = self.phi(node, [mine, value])
-        frame.variables, self.heap = joined, heap
+    def join(self, node: ast.AST, ends: Sequence[tuple[Changes[str], Changes[tuple[int, str]]]]) -> None:
+        """What holds after one of several ways was gone, each told by what it changes."""
+        self._meet(node, self.frame.variables, [variables for variables, _ in ends])
+        self._meet(node, self.heap, [heap for _, heap in ends])
+
+    def _meet(self, node: ast.AST, state: State[K], ends: Sequence[Changes[K]]) -> None:
+        for key in dict.fromkeys(key for end in ends for key in end):
+            values = [end[key] if key in end else state.get(key) for end in ends]
+            known = [value for value in values if value is not None]
+            if known:
+                state[key] = self.phi(node, known)
+            else:
+                state.forget(key)
 
     def repeated(self, node: ast.AST, source: Value | None, body: Sequence[ast.stmt], run: Callable[[], bool]) -> None:
         """A loop: the body is walked once; a variable that it changes may come from the turn before."""
         frame = self.frame
         carried: dict[str, Value] = {}
-        for name in assigned(body):
+        names, attributes = self._bound_in(body)
+        for name in names:
             if name in frame.variables:
                 carried[name] = self.new("phi", node, {"0": frame.variables[name]}, name="turn")
                 carried[name].thing = frame.variables[name].thing
                 carried[name].names = list(frame.variables[name].names)
                 frame.variables[name] = carried[name]
-        written = assigned_attributes(body)
         held: dict[tuple[int, str], Value] = {}
-        for key, value in list(self.heap.items()):
-            if key[1] in written:
-                held[key] = self.heap[key] = self.new("phi", node, {"0": value}, name="turn", thing=value.thing)
+        for key in [key for name in attributes for key in self.heap.named(name)]:
+            value = self.heap[key]
+            held[key] = self.heap[key] = self.new("phi", node, {"0": value}, name="turn", thing=value.thing)
         exits, frame.exits = frame.exits, []
+        start, frame.loop_start = frame.loop_start, (frame.variables.depth, self.heap.depth)
+        frame.variables.mark()
+        self.heap.mark()
         with self.under(loops=(*self.context.loops, Loop(self.place(node), source))):
             stopped = run()
-        ends = [*frame.exits] if stopped else [(frame.variables, self.heap), *frame.exits]
-        frame.exits = exits
-        if ends:
-            self.join(node, ends)
+        end = frame.variables.take_back(), self.heap.take_back()
+        ends = frame.exits if stopped else [end, *frame.exits]
+        frame.exits, frame.loop_start = exits, start
+        self.join(node, ends)
         for name, phi in carried.items():
             self._carry(phi, frame.variables.get(name))
         for key, phi in held.items():
             self._carry(phi, self.heap.get(key))
+
+    def _bound_in(self, body: Sequence[ast.stmt]) -> tuple[list[str], list[str]]:
+        if not body:
+            return [], []
+        if id(body[0]) not in self._bound:
+            self._bound[id(body[0])] = assigned(body), sorted(assigned_attributes(body))
+        return self._bound[id(body[0])]
+
+    def leave_loop(self) -> None:
+        """break or continue: what changed in this turn is one of the ways in which the loop ends."""
+        variables, heap = self.frame.loop_start
+        self.frame.exits.append((self.frame.variables.since(variables), self.heap.since(heap)))
 
     def _carry(self, phi: Value, last: Value | None) -> None:
         if last is not None and last is not phi:
@@ -223,9 +253,9 @@ class Machine:
 def assigned(body: Sequence[ast.stmt]) -> list[str]:
     """Names that the statements bind, in order; those of nested functions are their own."""
     names: dict[str, None] = {}
-    waiting: list[ast.AST] = list(body)
+    waiting: deque[ast.AST] = deque(body)
     while waiting:
-        node = waiting.pop(0)
+        node = waiting.popleft()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

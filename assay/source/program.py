@@ -22,6 +22,7 @@ from assay.verdict import Place
 
 MOST_FILES = 60  # of one program
 _DEEP = 20_000  # Python's own frames: a program calls its functions within ours
+_INSTALLED = ("site-packages", "dist-packages")
 _IGNORE = re.compile(r"#\s*assay:\s*ignore(?:\[([\w\s,*-]*)\])?\s*(.*)")
 
 
@@ -165,6 +166,8 @@ def _sibling(name: str, script: Path, importer: Path) -> Path | None:
         folder = script.parent
         folders = [folder, importer.parent, folder.parent, folder.parent.parent]
     for folder in dict.fromkeys(folders):
+        if folder.name in _INSTALLED and not level and not script.is_relative_to(folder / parts[0]):
+            continue  # a script within an installed package: the other packages are libraries
         target = folder.joinpath(*parts)
         for candidate in (target.with_name(target.name + ".py") if parts else None, target / "__init__.py"):
             if candidate is not None and candidate.is_file():

@@ -27,7 +27,11 @@ class Interpreter(Definitions):
     def run_body(self, body: Sequence[ast.stmt]) -> bool:
         before = self.context
         try:
-            return any(self.run_statement(statement) for statement in body)
+            # not any(): where elif follows elif, each generator would take room on the C stack
+            for statement in body:  # noqa: SIM110
+                if self.run_statement(statement):
+                    return True
+            return False
         finally:
             self.context = before  # an `if` that left early held for the rest of the body
 
@@ -39,7 +43,9 @@ class Interpreter(Definitions):
         value = self.evaluate(node.value)
         function = node.value.func if isinstance(node.value, ast.Call) else None
         if isinstance(function, ast.Attribute) and function.attr.endswith("_") and not function.attr.endswith("__"):
-            in_place = canonical(function.attr) not in (None, "cast", "clip_grad_norm")
+            if function.attr == "copy_" and isinstance(node.value, ast.Call) and node.value.args:
+                value = self.evaluate(node.value.args[0])  # its numbers are those of the other from here on
+            in_place = function.attr == "copy_" or canonical(function.attr) not in (None, "cast", "clip_grad_norm")
             if in_place and isinstance(function.value, ast.Name):
                 self.new("in_place", node, {"input": value}, name=function.attr)
                 self.store(function.value.id, value)
@@ -69,7 +75,7 @@ class Interpreter(Definitions):
     def _run_delete(self, node: ast.Delete) -> None:
         for target in node.targets:
             if isinstance(target, ast.Name):
-                self.frame.variables.pop(target.id, None)
+                self.frame.variables.forget(target.id)
 
     def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
         if isinstance(target, ast.Name):
@@ -149,13 +155,11 @@ class Interpreter(Definitions):
             self.evaluate(node.exc)
         return True
 
-    def _run_break(self, node: ast.Break) -> bool:
-        self.frame.exits.append((dict(self.frame.variables), dict(self.heap)))
+    def _run_break(self, node: ast.Break | ast.Continue) -> bool:
+        self.leave_loop()
         return True
 
-    def _run_continue(self, node: ast.Continue) -> bool:
-        self.frame.exits.append((dict(self.frame.variables), dict(self.heap)))
-        return True
+    _run_continue = _run_break
 
     def _run_assert(self, node: ast.Assert) -> None:
         self.new("assert", node, {"input": self.evaluate(node.test)})

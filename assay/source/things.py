@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.dataflow.value import Value
+from assay.source.state import Changes, State
 
 
 @dataclass(eq=False)
@@ -14,11 +16,12 @@ class Frame:
     """The variables of a module or of one call; `outer` is the frame in which the function was defined."""
 
     module: Module
-    variables: dict[str, Value] = field(default_factory=dict)
+    variables: State[str] = field(default_factory=State)
     outer: Frame | None = None
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
-    exits: list[tuple[dict[str, Value], dict[tuple[int, str], Value]]] = field(default_factory=list)  # break, continue
+    exits: list[tuple[Changes[str], Changes[tuple[int, str]]]] = field(default_factory=list)  # break, continue
+    loop_start: tuple[int, int] = (0, 0)  # how many marks the variables and the heap had there
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
     owner: Value | None = None  # `self` of a method, for super()
@@ -40,12 +43,12 @@ class Module:
         self.frame = Frame(self)
 
 
-Callable = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @dataclass(eq=False)
 class Function:
-    node: Callable
+    node: FunctionNode
     frame: Frame  # where it was defined
     owner: Class | None = None
     kind: str = "function"  # or static, class, property
@@ -119,10 +122,11 @@ class Instance:
 
 @dataclass(eq=False)
 class Listing:
-    """A list, tuple or set. `exact`: the elements are all of them, in order."""
+    """A list, tuple or set. `exact`: the elements are all of them, in order; `parts`: lists it was joined from."""
 
     elements: list[Value]
     exact: bool = True
+    parts: tuple[Value, ...] = ()
 
 
 @dataclass(eq=False)
@@ -133,6 +137,15 @@ class Table:
     rest: list[Value] = field(default_factory=list)
     factory: Value | None = None  # of a defaultdict
     is_namespace: bool = False
+
+
+@dataclass(eq=False)
+class Pending:
+    """A name that a file next to the script imports: what it stands for is read when the name is used."""
+
+    bring: Callable[[], Value]
+    frame: Frame
+    found: Value | None = None
 
 
 @dataclass(frozen=True)

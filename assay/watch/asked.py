@@ -14,7 +14,16 @@ from assay.record.batch import Array
 
 ROWS = 16  # in one pass; all of one length
 # what a model may raise that wants to be called in another way than ours
-FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,8 @@ def ask(module: nn.Module | None, rows: Sequence[Sequence[int]], temperature: fl
         return None
     empty = np.zeros(0)
     return Answer(
-        [scaled.get(number, empty) for number in range(len(rows))], [raw.get(number, empty) for number in range(len(rows))]
+        [scaled.get(number, empty) for number in range(len(rows))],
+        [raw.get(number, empty) for number in range(len(rows))],
     )
 
 

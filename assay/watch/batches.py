@@ -54,7 +54,9 @@ class Rows:
         if len(per_row) == len(arrays):
             return np.concatenate(per_row)
         wide = [
-            np.broadcast_to(array.reshape(shape[0], 1), shape) if array is not None and array.size == shape[0] else array
+            np.broadcast_to(array.reshape(shape[0], 1), shape)
+            if array is not None and array.size == shape[0]
+            else array
             for array, shape in zip(arrays, self.shapes, strict=True)
         ]
         return self.laid(wide)
@@ -71,6 +73,7 @@ def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
     if not pieces or any(backward.roles is None for backward in update.backwards):
         return None
     rows = Rows(pieces)
+    update.parts = tuple((shape[0], shape[1]) for shape in rows.shapes)
     if rows.count > MOST_ROWS or rows.count == 0 or rows.width == 0:
         return None
     fields: dict[str, Any] = {"mask": rows.laid([_mask(piece) for _, piece in pieces])}
@@ -89,6 +92,10 @@ def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
     fields["tokens"] = _tokens(rows, fields.get("input_ids"))
     rollouts = rollouts_of(trace)
     fields |= _sampled(trace, update, rows, rollouts, ask, fields)
+    if fields.get("attention_mask") is None and fields.get("update") == 0 and fields.get("plain_logprobs") is not None:
+        # a pass without a mask attends to everything; whether that moves log-probs, the model asked plainly tells
+        given_BS = fields.get("input_ids")
+        fields["attention_mask"] = None if given_BS is None else np.ones(given_BS.shape, dtype=bool)
     fields |= _penalty(trace, update, rows)
     fields |= _objective(trace, fields, [piece for _, piece in pieces])
     return {name: value for name, value in fields.items() if value is not None}
@@ -145,9 +152,9 @@ def _credit(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
     if all(piece.old is not None for piece in pieces):
         fields["ratio"] = rows.by_row(ratios)
     known: dict[int, Array | None] = {}
-    credits = [credit_of(piece.advantages, known) for piece in pieces if piece.advantages is not None]
-    rewards = rows.by_row([credit.rewards for credit in credits])
-    groups = rows.by_row([credit.groups for credit in credits])
+    credit = [credit_of(piece.advantages, known) for piece in pieces if piece.advantages is not None]
+    rewards = rows.by_row([one.rewards for one in credit])
+    groups = rows.by_row([one.groups for one in credit])
     if rewards is not None and rewards.ndim == 1:
         fields["rewards"] = rewards
         if groups is not None and groups.ndim == 1 and len(set(groups.tolist())) > 1:
@@ -204,7 +211,9 @@ def _objective(trace: Trace, fields: Mapping[str, Any], pieces: Sequence[Piece])
     known = trace.objectives.get(place)
     if known is None:
         return {}
-    return {"objective": known[0]} if known[1] else {"objective": known[0], "loss": None}  # a critic's loss is in it too
+    return (
+        {"objective": known[0]} if known[1] else {"objective": known[0], "loss": None}
+    )  # a critic's loss is in it too
 
 
 def _inputs(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -242,20 +251,24 @@ def _place(
 ) -> dict[str, Any]:
     """Step, update within the rollout batch, and the settings that all rows were sampled with."""
     of = {id(one.rollout): one.rollout for one in known}
-    used = list(of.values()) or [one for one in rollouts[-1:]]
-    trained = {piece.forward.model for backward in update.backwards if backward.roles for piece in backward.roles.pieces}
+    used = list(of.values()) or list(rollouts[-1:])
+    trained = {
+        piece.forward.model for backward in update.backwards if backward.roles for piece in backward.roles.pieces
+    }
     version = trace.models[min(trained)].version
+    update.samplers = frozenset(one.weights for one in used)
+    update.sampled_at = frozenset((one.value.place, one.value.context.calls) for one in used)
     if not used:
         return {"policy_version": version}
-    moments = sorted({moment(one.value, trace) for one in (*trace.generations, *trace.samplings)})
+    sampled = [one.value for one in trace.generations] + [one.value for one in trace.samplings]
+    moments = sorted({moment(value, trace) for value in sampled})
     newest = max(one.version for one in used)
     fields: dict[str, Any] = {"step": moments.index(max(one.moment for one in used)) + 1, "policy_version": version}
     # how often the policy was stepped since the rows were sampled, by whatever model
     latest = max(one.value.order for one in used)
     fields["update"] = sum(one.order > latest and bool(trained & {*one.models}) for one in trace.updates) - 1
-    if {one.model for one in used} <= trained and version >= newest:
-        if whole:
-            fields["sampler_versions"] = np.array([one.rollout.version for one in known])
+    if whole and {one.model for one in used} <= trained and version >= newest:
+        fields["sampler_versions"] = np.array([one.rollout.version for one in known])
     shared = dict(used[0].settings)
     for other in used[1:]:
         shared = {name: value for name, value in shared.items() if other.settings.get(name) == value}

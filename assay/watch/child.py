@@ -61,7 +61,11 @@ class Watch:
                 place = self.places.place(where)
             traceback = traceback.tb_next
         raised = self.trace.raised
-        is_it = raised is not None and place is not None and (raised.place.file, raised.place.line) == (place.file, place.line)
+        is_it = (
+            raised is not None
+            and place is not None
+            and (raised.place.file, raised.place.line) == (place.file, place.line)
+        )
         return Failure(type(error).__name__, str(error), place, raised if is_it else None)
 
     def write(self) -> None:

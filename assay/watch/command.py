@@ -60,7 +60,9 @@ def run(
             "colour": colour,
             "width": min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST),
         }
-        code = _wait([sys.executable, *_flags(), "-m", "assay.watch.child", json.dumps(settings), str(script), *arguments])
+        code = _wait(
+            [sys.executable, *_flags(), "-m", "assay.watch.child", json.dumps(settings), str(script), *arguments]
+        )
         told: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
     if told is None:
         print(f"assay watch: {escaped(str(script))} ended before anything could be said of it", file=sys.stderr)
@@ -95,8 +97,10 @@ def _wait(command: Sequence[str]) -> int:
             process.send_signal(number)
 
     # a terminal sends Ctrl-C to both of us
-    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN if sys.stdin is not None and sys.stdin.isatty() else pass_on}
-    handlers |= {number: pass_on for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers: dict[int, Any] = {
+        signal.SIGINT: signal.SIG_IGN if sys.stdin is not None and sys.stdin.isatty() else pass_on
+    }
+    handlers |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP), pass_on)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         code = process.wait()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from assay.dataflow.value import Value
 from assay.watch.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
 from assay.watch.trace import Sampling, numbers_of
 
 _PASSED = frozenset(
-    "softmax log_softmax cast index squeeze unsqueeze view reshape flatten clone detach contiguous element attribute exp changed "
+    "softmax log_softmax cast index squeeze unsqueeze view reshape flatten clone detach contiguous "
+    "element attribute exp changed "
     "categorical sample expand".split()
 )
 _CUTS = frozenset("topk sort masked_fill where scatter setitem gather cumsum".split())
@@ -28,13 +33,21 @@ def sampling_of(value: Value, origins: Origins) -> Sampling:
                 temperature = None
         elif current.op in _CUTS:
             cuts.append(current.op)
-        elif current.op not in _PASSED and origins.kind(current) not in (LOGITS, LOGPROBS, PROBABILITIES):
-            temperature = None
-        elif current.op not in _PASSED and current.op not in ("add", "clamp"):
-            temperature = None
+        elif current.op not in _PASSED:
+            is_known = origins.kind(current) in (LOGITS, LOGPROBS, PROBABILITIES)
+            temperature = temperature if is_known and current.op in ("add", "clamp") else None
         current = _before(current)
     forward = origins.forward_of(value)
     return Sampling(value, 0 if forward is None else forward.version, forward, temperature, tuple(cuts))
+
+
+def random_state(tensor: Any, generator: Any) -> int | None:
+    """A number for the state of the random numbers that a draw on the tensor's device will use."""
+    if generator is None and tensor is not None and tensor.is_cuda:
+        generator = torch.cuda.default_generators[tensor.device.index or 0]
+    generator = torch.default_generator if generator is None else generator
+    with torch._C.DisableTorchFunction():
+        return hash(generator.get_state().numpy().tobytes())
 
 
 def _before(value: Value) -> Value | None:

@@ -17,9 +17,10 @@ def first_not_finite(trace: Trace) -> Value | None:
     known: dict[int, bool | None] = {}
     for value in trace.graph.values:
         finite = known[id(value)] = _is_finite(value)
-        if finite is False and value.op not in _GIVEN:
-            if all(known.get(id(one), _is_finite(one)) is not False for one in _inputs(value)):
-                return value
+        if finite is not False or value.op in _GIVEN:
+            continue
+        if all(known.get(id(one), _is_finite(one)) is not False for one in _inputs(value)):
+            return value
     return None
 
 

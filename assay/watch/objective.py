@@ -52,9 +52,9 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
         numbers = numbers_of(value)
         if numbers is not None and numbers.shape == new.shape and requires_grad(value):
             for name, expected in estimators.items():
-                if np.abs(expected).max() > 0 and np.allclose(numbers, expected, rtol=1e-3, atol=1e-6):
-                    if name != "k1" or value.op != "sub":
-                        found = (name, numbers)
+                is_it = np.abs(expected).max() > 0 and np.allclose(numbers, expected, rtol=1e-3, atol=1e-6)
+                if is_it and (name != "k1" or value.op != "sub"):
+                    found = (name, numbers)
         if value.op == "mul" and (factor := _number(value)) is not None and 0 < factor < 100:
             coefficients.append(factor)
     coefficient = coefficients[0] if len(coefficients) == 1 else None
@@ -123,9 +123,7 @@ def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[st
     if len(set(lengths_B1.reshape(-1).tolist())) == 1:
         weights.pop("bnpo")  # the same number here: which it is would show later
     scale = float(np.abs(gradients_BT).max())
-    fits = [
-        name for name, weight in weights.items() if np.abs(pull_BT * weight - gradients_BT).max() <= FITS * scale
-    ]
+    fits = [name for name, weight in weights.items() if np.abs(pull_BT * weight - gradients_BT).max() <= FITS * scale]
     if len(fits) != 1 or scale == 0:
         return None
     sizes = {sight(piece.ratio).size == len(piece.ids) for piece in pieces if sight(piece.ratio) is not None}  # type: ignore[union-attr]

@@ -15,17 +15,30 @@ from torch import Tensor, nn
 from assay.dataflow.value import Value
 from assay.watch.asked import ask
 from assay.watch.batches import batch_of, fields_of
-from assay.watch.drawn import sampling_of
+from assay.watch.drawn import random_state, sampling_of
+from assay.watch.ledger import Ledger
+from assay.watch.modules import (
+    active_dropout,
+    adapter_is_off,
+    catch,
+    described,
+    ids_given,
+    is_finite,
+    is_plain,
+    looks_like_mask,
+    models_of,
+    stated_config,
+    tensors_of,
+)
+from assay.watch.origins import Origins
 from assay.watch.patches import Patches, patch_generate, patch_torch
 from assay.watch.places import Places
 from assay.watch.recorder import Recorder
-from assay.watch.origins import Origins
 from assay.watch.roles import find_roles
 from assay.watch.trace import Backward, Event, Forward, Generation, Model, Sight, Trace, Update
 from assay.watch.weights import Weights, sums_of
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
-_INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")
 
 
 class Enough(SystemExit):
@@ -40,7 +53,11 @@ class Observer:
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
-        self.origins = Origins(trace)
+        self.origins = trace.origins = Origins(trace)
+        self.ledger = Ledger(trace)
+        self.dropouts = 0  # in the pass under way
+        self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
+        self._state: int | None = None  # of the random numbers before the draw under way
         self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
         self._transparent: set[int] = set()
         self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
@@ -62,7 +79,7 @@ class Observer:
     def start(self) -> None:
         self.trace.torch_was_used = True
         patch_torch(self.patches, self)
-        self.recorder.__enter__()
+        self.recorder.__enter__()  # type: ignore[no-untyped-call]
 
     def watch_generate(self, module: Any) -> None:
         if self._live:
@@ -73,14 +90,13 @@ class Observer:
         if not self._live:
             return
         self._live = False
+        self.ledger.end()
         self.recorder.stopped = True
         self.patches.undo()
         if self.recorder.off == 0:
             self.recorder.remove()
         self.recorder.off += 1
         self._tensors.clear()
-
-    # -- models
 
     def model(self, module: nn.Module) -> Model:
         parameters = list(module.parameters())
@@ -89,18 +105,7 @@ class Observer:
         known = self._models.get(key)
         if known is not None and known[0]() is not None:
             return known[1]
-        config = getattr(module, "config", None)
-        model = Model(
-            number=len(self.trace.models),
-            name=type(module).__name__,
-            parameters=sum(one.numel() for one in parameters),
-            trainable=sum(one.requires_grad for one in parameters),
-            dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in parameters})),
-            has_adapter=hasattr(module, "disable_adapter"),
-            eos_ids=_ids(getattr(config, "eos_token_id", None)),
-            pad_id=next(iter(_ids(getattr(config, "pad_token_id", None))), None),
-            dropout=max((float(one.p) for one in module.modules() if isinstance(one, _DROPOUT)), default=0.0),
-        )
+        model = described(module, len(self.trace.models))
         self._models[key] = (weakref.ref(module), model)
         self.trace.models.append(model)
         return model
@@ -126,24 +131,23 @@ class Observer:
             return False
         if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
             return False
-        return _ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
+        return ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
 
-    def passed(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any
-    ) -> None:
+    def passed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any) -> None:
         where = self.recorder.here(frame)
-        found = _ids_given(args, kwargs)
+        found = ids_given(args, kwargs)
         given = {name: one for name, one in kwargs.items() if isinstance(one, Tensor)}
         given |= {f"{number}": one for number, one in enumerate(args) if isinstance(one, Tensor) and one is not found}
         arguments = {name: self.recorder.tensor(one, where) for name, one in given.items()}
         if found is not None:
             arguments["input_ids"] = self.recorder.tensor(found, where)
         model = self.model(module)
+        self.ledger.passed(module)
         value = self.recorder.event("forward", arguments, frame, name=model.name)
         logits = self._outputs(value, output, where, found)
         if logits is None:
             self._transparent.add(id(module))
-        if "attention_mask" not in arguments and "1" in arguments and _looks_like_mask(arguments["1"], found):
+        if "attention_mask" not in arguments and "1" in arguments and looks_like_mask(arguments["1"], found):
             arguments["attention_mask"] = arguments["1"]
         self.trace.forwards.append(
             Forward(
@@ -151,21 +155,21 @@ class Observer:
                 model=model.number,
                 version=model.version,
                 training=module.training,
-                dropout=_active_dropout(module) if module.training else 0,
+                dropout=max(self.dropouts, active_dropout(module) if module.training else 0),
                 input_ids=arguments.get("input_ids"),
                 attention_mask=arguments.get("attention_mask"),
                 position_ids=arguments.get("position_ids"),
                 caches=kwargs.get("past_key_values") is not None,
                 weights=self._sums(module),
-                adapter_off=_adapter_is_off(module) if model.has_adapter else False,
+                adapter_off=adapter_is_off(module) if model.has_adapter else False,
             )
         )
         self.origins.forwards[id(value)] = self.trace.forwards[-1]
 
     def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
-        """Every tensor of the output is known from now on; the first that has a dimension more than the ids are logits."""
+        """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
         logits: Value | None = None
-        for name, one in _tensors_of(output):
+        for name, one in tensors_of(output):
             looks = one.is_floating_point() and one.dim() == (ids.dim() + 1 if ids is not None else 3)
             is_logits = logits is None and looks and (name in ("", "0", "logits") or name.startswith("logit"))
             if one is output:
@@ -185,6 +189,8 @@ class Observer:
 
     def generating(self, model: Any, frame: Any) -> None:
         self._config = None
+        self._state = random_state(next(model.parameters(), None), None)
+        self.inside = (model, [])
 
     def generation_config(self, config: Any) -> None:
         self._config = config
@@ -201,6 +207,7 @@ class Observer:
             if name not in tensors and isinstance(one, (int, float, bool, str))
         }
         seen = self.model(model)
+        widths, self.inside = self.inside[1] if self.inside is not None else [], None
         value = self.recorder.event("generate", arguments, frame, name=seen.name)
         sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
         made: Value | None = None
@@ -216,13 +223,16 @@ class Observer:
                 model=seen.number,
                 version=seen.version,
                 training=bool(model.training),
-                dropout=_active_dropout(model) if model.training else 0,
-                config={name: one for name, one in config.items() if _is_plain(one)},
+                dropout=active_dropout(model) if model.training else 0,
+                config={name: one for name, one in config.items() if is_plain(one)},
                 given=given,
                 input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
                 attention_mask=arguments.get("attention_mask"),
                 sequences=made,
                 weights=self._sums(model),
+                stated=stated_config(model, kwargs),
+                widths=tuple(widths),
+                state=self._state,
             )
         )
         if config.get("do_sample"):
@@ -247,8 +257,14 @@ class Observer:
         if kind == "sample":
             self._drawn(value)
 
+    def drawing(self, kind: str) -> None:
+        if kind == "sample":
+            self._state = random_state(None, None)
+
     def _drawn(self, value: Value) -> None:
-        self.trace.samplings.append(sampling_of(value, self.origins))
+        told = sampling_of(value, self.origins)
+        told.state = self.recorder.state if value.op == "multinomial" else self._state
+        self.trace.samplings.append(told)
         self._sampled()
 
     def _sampled(self) -> None:
@@ -273,6 +289,7 @@ class Observer:
             number = float(seen.numbers.reshape(-1)[0])
         roles = find_roles(loss, self.origins)
         told = Backward(loss, number, self.recorder.version, roles)
+        self.ledger.backward(value.place)
         self.trace.backwards.append(told)
         self._pending.append(told)
         caught: dict[int, Tensor] = {}
@@ -282,13 +299,15 @@ class Observer:
                 tensor = self._tensors.get(id(piece.new))
                 if tensor is not None and tensor.requires_grad:
                     key = id(piece.new)
-                    handles.append(tensor.register_hook(lambda grad, key=key: _catch(caught, key, grad)))
+                    hook = tensor.register_hook(lambda grad, key=key: catch(caught, key, grad))  # type: ignore[no-untyped-call]
+                    handles.append(hook)
 
         def after() -> None:
             for handle in handles:
                 handle.remove()
             told.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
             self._tensors.clear()
+            self.ledger.after_backward()
 
         return after
 
@@ -303,8 +322,12 @@ class Observer:
             plain = self.model(subject).number if isinstance(subject, nn.Module) else None
         elif kind == "manual_seed":
             plain = subject if isinstance(subject, int) else kwargs.get("seed")
+        elif kind == "ddp":
+            self.ledger.wrapped(subject)
         self._since_zero.append(kind)
         place = self.recorder.here(frame)[0]
+        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(plain)):
+            self.ledger.happened(kind, place)
         self.trace.events.append(Event(kind, place, len(self.trace.graph.values), self.recorder.version, plain))
 
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
@@ -336,6 +359,8 @@ class Observer:
             dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
         )
         self.trace.updates.append(update)
+        modules = {id(one): one for number in models_of(update) if (one := self.module_of(number)) is not None}
+        self.ledger.stepping(optimizer, held, modules.values(), update.place)
         with self.recorder.suspended():
             self._fields = fields_of(
                 self.trace, update, lambda model, rows, temperature: ask(self.module_of(model), rows, temperature)
@@ -349,6 +374,7 @@ class Observer:
                 batch = batch_of(self._fields, update, self.trace.notes)
                 self.trace.batches += [batch] if batch is not None else []
                 self._fields = None
+        self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
         self._pending, self._since_zero, self._clip_norm = [], [], None
         self._sampled_since_step = False
         self.recorder.version += 1
@@ -371,58 +397,3 @@ class Observer:
     def _enough(self) -> None:
         self.stop()
         self._finished()
-
-
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-
-
-def _catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
-    copy = gradient.detach().double().cpu().clone()
-    caught[key] = caught[key] + copy if key in caught else copy
-
-
-def _active_dropout(module: nn.Module) -> int:
-    return sum(isinstance(one, _DROPOUT) and one.training and one.p > 0 for one in module.modules())
-
-
-def _adapter_is_off(module: nn.Module) -> bool:
-    return any(getattr(one, "disable_adapters", False) is True for one in module.modules())
-
-
-def _ids_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The integer tensor that a model is given: by the usual names, else the first."""
-    candidates = [kwargs.get(name) for name in _INPUTS] + list(args)
-    return next((one for one in candidates if isinstance(one, Tensor) and _are_ids(one)), None)
-
-
-def _are_ids(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2)
-
-
-def _looks_like_mask(value: Value, ids: Tensor | None) -> bool:
-    seen = value.thing
-    if not isinstance(seen, Sight) or ids is None or seen.shape != tuple(ids.shape) or seen.numbers is None:
-        return False
-    return bool(((seen.numbers == 0) | (seen.numbers == 1)).all())
-
-
-def _tensors_of(output: Any) -> list[tuple[str, Tensor]]:
-    if isinstance(output, Tensor):
-        return [("", output)]
-    if hasattr(output, "items"):
-        return [(str(name), one) for name, one in output.items() if isinstance(one, Tensor)]
-    if isinstance(output, (tuple, list)):
-        return [(str(number), one) for number, one in enumerate(output) if isinstance(one, Tensor)]
-    return [(name, one) for name, one in vars(output).items() if isinstance(one, Tensor)] if hasattr(output, "__dict__") else []
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, (list, tuple)) else ()
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (int, float, bool, str)) or (
-        isinstance(value, (list, tuple)) and all(isinstance(one, int) for one in value)
-    )

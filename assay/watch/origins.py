@@ -18,10 +18,19 @@ CHOSEN_NEGATIVE, CHOSEN_PROBABILITIES, CHOSEN_LOGITS = "chosen_negative", "chose
 LOG_SUM = "log_sum"  # logsumexp of logits
 
 KEEPS_NUMBERS = frozenset(
-    "cast view reshape flatten squeeze unsqueeze transpose permute clone detach index contiguous expand expand_as element "
+    "cast view reshape flatten squeeze unsqueeze transpose permute clone detach index contiguous "
+    "expand expand_as element "
     "attribute stack cat pad pad_sequence split chunk unbind index_select repeat".split()
 )
-_SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "nan_to_num", "index_select", "contiguous"}
+_SAME = KEEPS_NUMBERS | {
+    "output",
+    "changed",
+    "setitem",
+    "repeat_interleave",
+    "nan_to_num",
+    "index_select",
+    "contiguous",
+}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
 
@@ -98,8 +107,10 @@ class Origins:
         return kinds.pop() if len(kinds) == 1 else None
 
     def _is_masking(self, value: Value) -> bool:
-        masks = [one for name, one in value.arguments.items() if name in ("other", "mask", "condition")]
-        return any(is_mask(one) for one in masks)
+        """By truth values, or by 0 and 1 for each number: rewards of 0 and 1, one a row, are no mask."""
+        masks = [one for name, one in value.arguments.items() if name in ("other", "mask", "condition") and is_mask(one)]
+        shapes = [(seen, sight(value)) for one in masks if (seen := sight(one)) is not None]
+        return any(seen.dtype == "bool" or (whole is not None and seen.shape == whole.shape) for seen, whole in shapes)
 
     def forward_of(self, value: Value | None) -> Forward | None:
         """The nearest pass that the value was made of."""

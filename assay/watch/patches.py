@@ -21,6 +21,8 @@ class Watching(Protocol):
     """What an observer is told."""
 
     recorder: Recorder
+    dropouts: int
+    inside: tuple[Any, list[int]] | None
 
     def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
     def passed(
@@ -31,6 +33,7 @@ class Watching(Protocol):
     def generation_config(self, config: Any) -> None: ...
     def distributed(self, distribution: Any, kwargs: dict[str, Any], frame: Any) -> None: ...
     def asked(self, distribution: Any, kind: str, args: tuple[Any, ...], result: Any, frame: Any) -> None: ...
+    def drawing(self, kind: str) -> None: ...
     def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None: ...
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None: ...
     def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None: ...
@@ -73,15 +76,19 @@ def patch_torch(patches: Patches, observer: Watching) -> None:
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.replace(owner, name, functools.partial(_told, kind="clip_grad_norm", observer=observer))
-    for owner, name, kind in (
+    told: tuple[tuple[Any, str, str], ...] = (
         (torch.optim.Optimizer, "zero_grad", "zero_grad"),
         (nn.Module, "zero_grad", "zero_grad"),
         (nn.Module, "train", "train"),
         (nn.Module, "load_state_dict", "load_state_dict"),
         (torch, "manual_seed", "manual_seed"),
         (torch.optim.lr_scheduler.LRScheduler, "step", "scheduler"),
-    ):
+        (torch.nn.parallel.DistributedDataParallel, "__init__", "ddp"),
+    )
+    for owner, name, kind in told:
         patches.replace(owner, name, functools.partial(_told, kind=kind, observer=observer))
+    for name in ("dropout", "scaled_dot_product_attention"):
+        patches.replace(nn.functional, name, functools.partial(_dropping, name=name, observer=observer))
     steps: list[Any] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -121,8 +128,13 @@ def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any
     recorder = observer.recorder
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if recorder.off or not observer.is_a_pass(self, args, kwargs):
+        if recorder.off:
+            if observer.inside is not None and observer.inside[0] is self:
+                observer.inside[1].append(_width(args, kwargs))
             return original(self, *args, **kwargs)
+        if not observer.is_a_pass(self, args, kwargs):
+            return original(self, *args, **kwargs)
+        observer.dropouts = 0
         nn.Module.__call__ = original  # type: ignore[method-assign]
         try:
             with recorder.suspended():
@@ -134,6 +146,29 @@ def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any
         return output
 
     return __call__
+
+
+def _width(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    ids = next((one for one in (kwargs.get("input_ids"), *args) if isinstance(one, torch.Tensor)), None)
+    return 0 if ids is None or ids.dim() < 2 else int(ids.shape[1])
+
+
+def _dropping(original: Callable[..., Any], name: str, observer: Watching) -> Callable[..., Any]:
+    """Counts what really drops: a probability above 0, not switched off."""
+
+    @functools.wraps(original)
+    def dropping(*args: Any, **kwargs: Any) -> Any:
+        if name == "dropout":
+            p, on = (
+                kwargs.get("p", args[1] if len(args) > 1 else 0.5),
+                kwargs.get("training", args[2] if len(args) > 2 else True),
+            )
+        else:
+            p, on = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0), True
+        observer.dropouts += bool(on and p > 0)
+        return original(*args, **kwargs)
+
+    return dropping
 
 
 def _generate(original: Callable[..., Any], observer: Watching) -> Callable[..., Any]:
@@ -166,7 +201,9 @@ def _distribution(original: Callable[..., None], observer: Watching) -> Callable
         if observer.recorder.off:
             return original(self, *args, **kwargs)
         names = ("probs", "logits", "validate_args")
-        _tell(observer, observer.distributed, self, {**dict(zip(names, args, strict=False)), **kwargs}, sys._getframe(1))
+        _tell(
+            observer, observer.distributed, self, {**dict(zip(names, args, strict=False)), **kwargs}, sys._getframe(1)
+        )
         with observer.recorder.suspended():
             return original(self, *args, **kwargs)
 
@@ -178,6 +215,7 @@ def _asked(original: Callable[..., Any], kind: str, observer: Watching) -> Calla
     def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if observer.recorder.off:
             return original(self, *args, **kwargs)
+        observer.drawing(kind)
         with observer.recorder.suspended():
             result = original(self, *args, **kwargs)
         _tell(observer, observer.asked, self, kind, args or tuple(kwargs.values()), result, sys._getframe(1))

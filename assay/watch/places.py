@@ -48,9 +48,7 @@ class Places:
             below_root = path.startswith(f"{self.root}{os.sep}")
             installed = f"{os.sep}site-packages{os.sep}" in path[len(self.root) if below_root else 0 :]
             known = self._own[file] = (
-                not file.startswith("<")
-                and not installed
-                and (below_root or not path.startswith(self._libraries))
+                not file.startswith("<") and not installed and (below_root or not path.startswith(self._libraries))
             )
         return known
 
@@ -111,7 +109,9 @@ class Places:
         if path not in self._shown:
             script = next(iter(self._shown.values()))
             below = path.startswith(f"{self.root}{os.sep}")
-            self._shown[path] = os.path.join(os.path.dirname(script), os.path.relpath(path, self.root)) if below else file
+            self._shown[path] = (
+                os.path.join(os.path.dirname(script), os.path.relpath(path, self.root)) if below else file
+            )
         return self._shown[path]
 
 
@@ -127,4 +127,3 @@ def _expression(
     name = bound.group(1) if bound and not behind.split("#")[0].strip() else ""
     short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}.."
     return Place(file, line, column, end_line, end_column, short), name
-

@@ -76,7 +76,7 @@ def _before_exit(told: _Once) -> None:
         told(None)
         leave(status)
 
-    os._exit = _exit  # type: ignore[assignment]
+    os._exit = _exit
 
 
 def _flush() -> None:

@@ -53,7 +53,9 @@ def ratios_of(batches: Sequence[Batch]) -> list[Ratios]:
         low, high = batch.settings.get("clip_low"), batch.settings.get("clip_high")
         clipped = None
         if low is not None or high is not None:
-            outside_N = (ratio_N < 1 - low if low is not None else False) | (ratio_N > 1 + high if high is not None else False)
+            outside_N = (ratio_N < 1 - low if low is not None else False) | (
+                ratio_N > 1 + high if high is not None else False
+            )
             clipped = float(np.mean(outside_N))
         found.append(
             Ratios(
@@ -69,7 +71,10 @@ def ratio_lines(trace: Trace) -> list[str]:
     ratios = ratios_of(trace.batches)
     if not ratios:
         return ["ratio new / old: no old log-probs were recognised in the loss" if trace.batches else ""]
-    lines = ["ratio new / old, by rollout batch and update of it", "  batch update    mean     min     max  clipped  KL k1      KL k3"]
+    lines = [
+        "ratio new / old, by rollout batch and update of it",
+        "  batch update    mean     min     max  clipped  KL k1      KL k3",
+    ]
     for one in ratios[:MOST]:
         clipped = "      -" if one.clipped is None else f"{one.clipped:7.1%}"
         lines.append(
@@ -88,11 +93,13 @@ def sentence(ratios: Sequence[Ratios]) -> str:
     if off:
         worst = max(off, key=lambda one: max(abs(one.low - 1), abs(one.high - 1)))
         return (
-            f"not 1.0 on the first update of rollout batch {worst.step}, although no weight has changed yet: old and new "
-            "are not the same computation"
+            f"not 1.0 on the first update of rollout batch {worst.step}, although no weight has changed yet: old and "
+            "new are not the same computation"
         )
     if later and all(one.is_exactly_one for one in later):
-        return "exactly 1.0 on later updates too, although the weights were updated: old is computed anew in each update"
+        return (
+            "exactly 1.0 on later updates too, although the weights were updated: old is computed anew in each update"
+        )
     if first and later:
         return "1.0 on the first update of each rollout batch, drifting later: by design"
     if first:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from assay.dataflow.operations import bound, canonical
 from assay.dataflow.value import UNKNOWN, Context, Value
 from assay.verdict import Place
+from assay.watch.drawn import random_state
 from assay.watch.places import Places
 from assay.watch.trace import Sight, Trace
 
@@ -29,6 +30,7 @@ SMALL = 65_536
 OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
 FEW = 4096  # numbers that are always copied
 ROWS = 8  # of a tensor as wide as the vocabulary that are looked at
+SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
 MOST_VALUES = 400_000
 # what a bug of ours may raise
 FAULTS = (
@@ -38,21 +40,26 @@ FAULTS = (
 
 # what tells about a tensor and makes none
 _TELLS = frozenset(
-    "__get__ __set__ __delete__ size dim ndimension numel nelement stride __len__ __repr__ __format__ __str__ _set_grad_enabled "
+    "__get__ __set__ __delete__ size dim ndimension numel nelement stride __len__ __repr__ "
+    "__format__ __str__ _set_grad_enabled "
     "is_floating_point is_complex is_contiguous element_size data_ptr storage_offset untyped_storage get_device "
     "register_hook retain_grad __hash__ __reduce_ex__ __deepcopy__ is_same_size __dir__ has_names is_pinned "
     "register_post_accumulate_grad_hook is_shared share_memory_ requires_grad_ _is_view __array__ is_nonzero".split()
 )
 _OPS = {
-    "__getitem__": "index", "__setitem__": "setitem", "__rsub__": "sub", "rsub": "sub", "__rdiv__": "div", "__rtruediv__": "div",
+    "__getitem__": "index", "__setitem__": "setitem", "__rsub__": "sub", "rsub": "sub", "__rdiv__": "div",
+    "__rtruediv__": "div",
     "__rpow__": "pow", "__invert__": "logical_not", "__eq__": "eq", "__ne__": "ne", "__iadd__": "add",
-    "__radd__": "add", "__rmul__": "mul", "__or__": "logical_or", "__float__": "leave", "__int__": "leave", "__bool__": "leave",
-    "__index__": "leave", "__contains__": "leave", "__rmatmul__": "matmul", "__rfloordiv__": "floordiv", "__rmod__": "mod",
+    "__radd__": "add", "__rmul__": "mul", "__or__": "logical_or", "__float__": "leave", "__int__": "leave",
+    "__bool__": "leave",
+    "__index__": "leave", "__contains__": "leave", "__rmatmul__": "matmul", "__rfloordiv__": "floordiv",
+    "__rmod__": "mod",
     "floor_divide": "floordiv", "remainder": "mod", "fmod": "mod",
 }  # fmt: skip
 _REVERSED = frozenset(("__rsub__", "rsub", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__rmod__"))
 _WIDTH_KEPT = frozenset(
-    "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter setitem index view reshape "
+    "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter "
+    "setitem index view reshape "
     "squeeze unsqueeze contiguous clone detach contiguous element stack cat neg changed sort topk tanh".split()
 )
 _RANDOM_OR_EMPTY = frozenset("empty empty_like new_empty empty_strided".split())
@@ -67,6 +74,7 @@ class Recorder(TorchFunctionMode):
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
         self.version = 0
+        self.state: int | None = None  # of the random numbers before the last draw
         self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # told of every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
@@ -89,6 +97,8 @@ class Recorder(TorchFunctionMode):
         except FAULTS as error:
             self.broke(error)
             return func(*args, **kwargs)
+        if op == "multinomial":
+            self.state = random_state(args[0] if args else kwargs.get("input"), kwargs.get("generator"))
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
@@ -167,6 +177,7 @@ class Recorder(TorchFunctionMode):
         place, name, context = where
         with torch._C.DisableTorchFunction(), torch.no_grad():
             seen = Sight(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+            seen.overlaps = any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             value = self.trace.graph.new(op, arguments, place, context, thing=seen, **how)
             if name and op != "given":
                 value.names.append(name)
@@ -195,6 +206,8 @@ class Recorder(TorchFunctionMode):
         if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
             if visits <= OFTEN and seen.is_floating and seen.size:
                 seen.summary = _summary(tensor)
+                if visits <= SHOWN and seen.shape[-1] <= WIDEST:
+                    seen.rows = tensor.detach().reshape(-1, seen.shape[-1])[:SHOWN].double().cpu().numpy()
         elif visits <= OFTEN or seen.size <= FEW:
             seen.data = self._copy(tensor, seen)
 
@@ -282,13 +295,13 @@ class Recorder(TorchFunctionMode):
         popped = self.off == 0 and _is_on_top(self)
         self.off += 1
         if popped:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             self.off -= 1
             if popped and not self.stopped:
-                self.__enter__()
+                self.__enter__()  # type: ignore[no-untyped-call]
 
     def event(self, op: str, arguments: Mapping[str, Value], frame: Any, **how: Any) -> Value:
         place, name, context = self.here(frame)
@@ -308,7 +321,9 @@ def _is_on_top(mode: Recorder) -> bool:
 
 
 def _holds_tensor(part: Any) -> bool:
-    return isinstance(part, Tensor) or (isinstance(part, (list, tuple)) and any(isinstance(one, Tensor) for one in part))
+    return isinstance(part, Tensor) or (
+        isinstance(part, (list, tuple)) and any(isinstance(one, Tensor) for one in part)
+    )
 
 
 def _summary(tensor: Tensor) -> dict[str, float]:
@@ -323,4 +338,3 @@ def _summary(tensor: Tensor) -> dict[str, float]:
         "row_logsumexp": float(torch.logsumexp(rows, dim=-1).abs().max()),  # its distance from 0
         "finite": float(not bool((torch.isnan(rows) | (rows == torch.inf)).any())),
     }
-

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.doctor.command import exit_code
 from assay.doctor.catalogue import catalogue
+from assay.doctor.command import exit_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
 from assay.source.program import Program, read_program
 from assay.source.text import SourceError
+from assay.watch.marks import mark
 from assay.watch.not_finite import first_not_finite
 from assay.watch.ratios import ratio_lines
 from assay.watch.trace import Trace
@@ -34,6 +35,9 @@ def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
 def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
     """The run, its batches, and the script's text: what the run does not prove may still be read there."""
     trace.not_finite = trace.not_finite or first_not_finite(trace)
+    if not trace.is_marked:
+        trace.is_marked = True
+        mark(trace)
     notes = [*_sentences(trace), *trace.notes]
     programs: tuple[Program, ...] = ()
     if read:
@@ -54,15 +58,20 @@ def _sentences(trace: Trace) -> list[str]:
     lines = []
     if trace.failure is not None:
         where = f" at {trace.failure.place}" if trace.failure.place is not None else ""
-        lines.append(f"the script ended with {trace.failure.kind}{where}: {trace.failure.message.splitlines()[0][:200] if trace.failure.message else ''}")
+        lines.append(
+            f"the script ended with {trace.failure.kind}{where}: {trace.failure.message.partition(chr(10))[0][:200]}"
+        )
     first = trace.not_finite
     if first is not None:
         lines.append(
-            f"the first number that is not finite was made at {first.place}: {first.place.text} ({first.op}), of numbers that are"
+            f"the first number that is not finite was made at {first.place}: {first.place.text} ({first.op}), of "
+            "numbers that are"
         )
     if not trace.updates:
         lines.append("no optimizer step was observed")
     elif not trace.batches:
-        lines.append(f"{len(trace.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in a loss")
+        lines.append(
+            f"{len(trace.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in "
+            "a loss"
+        )
     return lines
-

@@ -34,7 +34,9 @@ def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
         if centred is None:
             return None
         if id(value) not in groups:
-            groups[id(value)] = _groups(value, centred, sum(known.size for known in groups.values() if known is not None))
+            groups[id(value)] = _groups(
+                value, centred, sum(known.size for known in groups.values() if known is not None)
+            )
         return groups[id(value)]
 
     rewards = _back(advantages, rewards_at)

@@ -126,9 +126,7 @@ def _find_product(piece: Piece, flow: Flow) -> None:
         return
     inner = {id(value) for value, _, _ in found}
     first = [
-        (value, pulled, weight)
-        for value, pulled, weight in found
-        if not any(id(one) in inner for one in above(pulled))
+        (value, pulled, weight) for value, pulled, weight in found if not any(id(one) in inner for one in above(pulled))
     ]
     if not first:
         return
@@ -191,8 +189,21 @@ def sight_of_new(piece: Piece) -> tuple[int, ...]:
 def _unwrapped(value: Value) -> tuple[Value, float]:
     """(what the weight was before it was only reshaped or negated, sign)."""
     sign = 1.0
-    while value.op in ("neg", "unsqueeze", "view", "reshape", "expand", "expand_as", "cast", "detach", "squeeze", "index"):
-        if value.op == "index" and any(sight(one) is not None for name, one in value.arguments.items() if name != "input"):
+    while value.op in (
+        "neg",
+        "unsqueeze",
+        "view",
+        "reshape",
+        "expand",
+        "expand_as",
+        "cast",
+        "detach",
+        "squeeze",
+        "index",
+    ):
+        if value.op == "index" and any(
+            sight(one) is not None for name, one in value.arguments.items() if name != "input"
+        ):
             break
         if value.op == "neg":
             sign = -sign
@@ -320,4 +331,3 @@ _MASKS = {
     ("mul", "input"), ("mul", "other"), ("masked_fill", "mask"), ("where", "condition"), ("masked_select", "mask"),
     ("dot", "input"), ("dot", "1"),
 }  # fmt: skip
-

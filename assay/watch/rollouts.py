@@ -41,9 +41,11 @@ class Rollout:
     value: Value
     moment: int  # optimizer steps of any kind before it
     settings: Mapping[str, Any] = field(default_factory=dict)  # as a Batch names them
+    weights: tuple[float, ...] = ()  # of the sampler, as sums
 
     def prompt(self, row: int) -> Array:
-        return self.prompts_BP[row][self.prompt_mask_BP[row]]
+        prompt: Array = self.prompts_BP[row][self.prompt_mask_BP[row]]
+        return prompt
 
     def completion(self, row: int) -> Array:
         return self.sampled_BT[row, : self.lengths_B[row]]
@@ -110,7 +112,7 @@ def _generated(call: Generation, trace: Trace) -> Rollout | None:
         settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
     return Rollout(
         *_weights(call, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
-        call.value, moment(call.value, trace), settings,
+        call.value, moment(call.value, trace), settings, call.weights,
     )  # fmt: skip
 
 
@@ -143,7 +145,7 @@ def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:
     is_end_BT = np.isin(sampled_BT, np.asarray(list(eos_ids), dtype=np.int64))
     finished_B = is_end_BT.any(axis=1) if sampled_BT.shape[1] else np.zeros(len(sampled_BT), dtype=bool)
     first_B = is_end_BT.argmax(axis=1) + 1 if sampled_BT.shape[1] else np.zeros(len(sampled_BT), dtype=np.int64)
-    return np.where(finished_B, first_B, sampled_BT.shape[1]), finished_B
+    return np.where(finished_B, first_B, sampled_BT.shape[1]), np.asarray(finished_B)
 
 
 def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
@@ -205,7 +207,7 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return Rollout(
         *_weights(first, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
-        part[-1].value, moment(part[-1].value, trace), settings,
+        part[-1].value, moment(part[-1].value, trace), settings, first.weights,
     )  # fmt: skip
 
 

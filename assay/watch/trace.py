@@ -6,7 +6,8 @@ later: `Sight.numbers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from assay.dataflow.value import Graph, Value
 from assay.record.batch import Array, Batch
-from assay.verdict import Place
+from assay.verdict import Place, Verdict, finding, healthy
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +28,8 @@ class Sight:
     data: Any = None
     # of a tensor as wide as the vocabulary, by a few of its rows: lowest, highest, row_sum, row_logsumexp, finite
     summary: Mapping[str, float] = field(default_factory=dict)
+    rows: Array | None = None  # a few of them
+    overlaps: bool = False  # several of its numbers are one place in memory: expand()
 
     @property
     def numbers(self) -> Array | None:
@@ -44,7 +47,7 @@ class Sight:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +65,8 @@ class Model:
     eos_ids: tuple[int, ...] = ()  # of its configuration
     pad_id: int | None = None
     dropout: float = 0.0  # the largest probability of a dropout module
+    vocabulary: int | None = None
+    can_cache: bool = False  # keys and values of what was read before: its configuration speaks of them
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +101,9 @@ class Generation:
     attention_mask: Value | None
     sequences: Value | None
     weights: tuple[float, ...] = ()
+    stated: Mapping[str, Any] = field(default_factory=dict)  # what the script asked for, by keyword or configuration
+    widths: tuple[int, ...] = ()  # tokens that the model was given in each pass inside
+    state: int | None = None  # of the random numbers before it
 
 
 @dataclass(eq=False, slots=True)
@@ -107,6 +115,7 @@ class Sampling:
     forward: Forward | None  # whose logits it drew from
     temperature: float | None  # None: not known
     cuts: tuple[str, ...] = ()  # operations between logits and draw that take tokens out: topk, sort, ...
+    state: int | None = None  # of the random numbers before it
 
 
 @dataclass(eq=False, slots=True)
@@ -143,11 +152,14 @@ class Update:
     dtypes: tuple[str, ...] = ()
     numbers: dict[str, float | int] = field(default_factory=dict)  # as a Batch names them
     skipped: bool = False
+    parts: tuple[tuple[int, int], ...] = ()  # (rows, columns) of the log-probs of each backward
+    samplers: frozenset[tuple[float, ...]] = frozenset()  # weights that sampled its rows
+    sampled_at: frozenset[tuple[Any, ...]] = frozenset()  # (place, calls) of what sampled its rows
 
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """Something that is no operation: zero_grad, train, eval, manual_seed, clip_grad_norm, scheduler, load_state_dict."""
+    """No operation: zero_grad, train, eval, manual_seed, clip_grad_norm, scheduler, load_state_dict."""
 
     kind: str
     place: Place
@@ -164,6 +176,14 @@ class Failure:
     message: str
     place: Place | None
     value: Value | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A verdict that follows from the run itself, for the illness with this code."""
+
+    code: str
+    verdict: Verdict
 
 
 @dataclass(repr=False)
@@ -187,6 +207,9 @@ class Trace:
     history: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
     # place of the surrogate --> (what it fits, whether the loss holds nothing else)
     objectives: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    is_marked: bool = False
+    origins: Any = None  # assay.watch.origins.Origins
     raised: Value | None = None  # the last call of torch that raised
     not_finite: Value | None = None  # first operation whose result is not finite while what it was given is
 
@@ -194,6 +217,19 @@ class Trace:
         """In words, as "looked at"."""
         steps, passes = len(self.updates), len(self.forwards) + len(self.generations)
         return f"a run of {steps} optimizer step{'s' * (steps != 1)} and {passes} pass{'es' * (passes != 1)}"
+
+    def found(self, code: str, message: str, *places: Place, **how: Any) -> None:
+        """Notes a finding, once for a place."""
+        known = {(mark.code, mark.verdict.places[:1]) for mark in self.marks}
+        if (code, places[:1]) not in known:
+            self.marks.append(Mark(code, finding(message, places=places, **how)))
+
+    def is_well(self, code: str, message: str) -> None:
+        if not any(mark.code == code for mark in self.marks):
+            self.marks.append(Mark(code, healthy(message)))
+
+    def verdicts(self, code: str) -> Iterator[Verdict]:
+        return (mark.verdict for mark in self.marks if mark.code == code)
 
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]

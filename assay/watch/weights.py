@@ -16,7 +16,9 @@ NUMBERS = 2_000_000  # weights that are compared before and after
 def sums_of(parameters: Sequence[Tensor]) -> tuple[float, ...]:
     """A few sums that are the same for the same weights, and for no others in practice."""
     with torch._C.DisableTorchFunction():
-        chosen = parameters if len(parameters) <= TENSORS else [*parameters[: TENSORS // 2], *parameters[-TENSORS // 2 :]]
+        chosen = (
+            parameters if len(parameters) <= TENSORS else [*parameters[: TENSORS // 2], *parameters[-TENSORS // 2 :]]
+        )
         return tuple(float(one.detach().reshape(-1)[:EACH].double().sum()) for one in chosen)
 
 
@@ -35,7 +37,11 @@ class Weights:
         each = max(1, NUMBERS // max(len(trainable), 1))
         with torch._C.DisableTorchFunction():
             gradients = [one.grad for one in trainable]
-            norms = [float(torch.linalg.vector_norm(one.float())) for one in gradients if one is not None and not one.is_sparse]
+            norms = [
+                float(torch.linalg.vector_norm(one.float()))
+                for one in gradients
+                if one is not None and not one.is_sparse
+            ]
             return cls(
                 trainable,
                 [one.detach().reshape(-1)[:each].clone() for one in trainable],

@@ -68,8 +68,10 @@ def test_a_signal_reaches_it(write):
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print('ready', flush=True)\ntime.sleep(60)\n"
     )
-    code = f"from pathlib import Path; from assay.watch.command import run; import sys; sys.exit(run(Path({str(script)!r})))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code = "from pathlib import Path; from assay.watch.command import run; import sys; sys.exit(run(Path(sys.argv[1])))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

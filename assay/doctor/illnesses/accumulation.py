@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import changed
 from assay.doctor.reading.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, parts, share_of
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
@@ -108,6 +109,7 @@ ILLNESS = Illness(
     summary="The gradients of the parts of a batch do not add up to that of the batch.",
     fix="Divide the mean loss of each part by the number of parts, once; accelerate's backward does it itself.",
     explanation=__doc__,
+    trace=seen_in_run("LOSS02"),
     source=check_source,
     scripts=Scripts(sick=SICK, well=WELL),
     explains=frozenset({"LOSS03", "LOSS05"}),

@@ -40,6 +40,7 @@ from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.precision import is_mixed, rounded
 from assay.doctor.reading.ratios import read_back
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
@@ -175,6 +176,7 @@ ILLNESS = Illness(
     summary="old, new, reference and sampler log-probs are not of the same precision",
     fix="Compute every log-softmax outside of autocast in float32, and keep log-probs in float32 buffers.",
     explanation=__doc__,
+    trace=seen_in_run("NUM02"),
     sick=sick,
     well=well,
     plant=Plant(

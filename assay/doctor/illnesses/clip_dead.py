@@ -40,6 +40,7 @@ from assay.doctor.reading.updates import are_several
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
@@ -184,6 +185,7 @@ ILLNESS = Illness(
     summary="the clip does not reach the loss: clipped tokens are pushed all the same",
     fix="Take the minimum of the clipped and the unclipped objective (the maximum of the losses) into the loss.",
     explanation=__doc__,
+    trace=seen_in_run("CLIP01"),
     sick=sick,
     well=well,
     plant=Plant(

@@ -29,6 +29,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import changed
 from assay.doctor.reading.ownership import differentiated, is_network
 from assay.doctor.reading.steps import optimizer_of, optimizers
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
@@ -117,6 +118,7 @@ ILLNESS = Illness(
     summary="The loss is computed with the network inside of its distributed wrapper.",
     fix="Call the wrapper in the pass that is differentiated; use the network inside for sampling only.",
     explanation=__doc__,
+    trace=seen_in_run("OPT03"),
     source=check_source,
     scripts=Scripts(sick=WELL.replace("new = score(wrapped, ids", "new = score(wrapped.module, ids"), well=WELL),
 )

@@ -26,14 +26,21 @@ differences of rounding size, which are within the limit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.terms import TermKind
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.modes import dropout_of, mode_at
+from assay.doctor.reading.samplers import is_trained
 from assay.doctor.rounding import SAME_PASS, dtype_of
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SHARE = 0.01  # of the loss tokens: fewer are outliers
 
@@ -79,6 +86,33 @@ def _repeats(batch: Batch, again_BT: Array, mask_BT: Array, limit: float) -> boo
     return bool(known) and all(np.mean(np.abs(other - again_BT)[mask_BT] > limit) <= SHARE for other in known)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """The passes behind a policy's loss: those of a network with dropout that is in train mode."""
+    told: set[Place] = set()
+    for loss, terms in program.losses:
+        if not any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in terms):
+            continue
+        for call in program.origins.forwards(loss):
+            model = call.arguments.get("model")
+            if call.op != "forward" or model is None or not is_trained(program, model):
+                continue
+            drops = list(dropout_of(program, model, call))
+            training, since = mode_at(program, model, call)
+            if not drops or training is None or drops[0][0].place in told:
+                continue
+            layer, chance = drops[0]
+            if not training:
+                yield healthy(f"{model.shown} has dropout, and is in eval mode", places=(call.place, layer.place))
+                continue
+            told.add(layer.place)
+            yield finding(
+                f"`{call.place.text}` scores the tokens with dropout of {chance:g} active (`{layer.place.text}`), in "
+                "train mode: another random network than the one that sampled",
+                confidence=Confidence.LIKELY,
+                places=((since or layer).place, call.place, layer.place),
+            )
+
+
 def sick() -> Evidence:
     return of_batch(_scored_again(0.05, modules=4))
 
@@ -119,6 +153,11 @@ ILLNESS = Illness(
         replaces={"assay.policy.causal.CausalPolicy.logprobs": _noise_in_every_pass},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        sick=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").train()'),
+        well=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").eval()'),
+    ),
     explains=frozenset(
         {"RAT01", "SAMP06", "NUM02", "KL05", "MASK04", "LOSS03", "MET02"}
         | {f"ALGN0{number}" for number in (1, 3, 4, 5, 9)}

@@ -22,11 +22,17 @@ deliberate choice. If every answer was cut off and left out on purpose, the batc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.counts import count_of, is_guarded
+from assay.doctor.reading.example import GRPO
+from assay.doctor.reading.masks import Applied, fillings
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division
@@ -125,6 +131,34 @@ def _example(loss: float | None) -> Evidence:
     return of_batch(edited(bare, **{**arrays, "mask": mask_BT, **left_out, **numbers}))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Divisions by sums of masks, where a mask can leave a row without a token."""
+    read = fillings(program)
+    for division in program.of("div"):
+        divisor = division.argument("other")
+        count = count_of(divisor) if divisor is not None else None
+        if count is None:
+            continue
+        filled = read.of(Applied(count.mask, division))
+        emptied = [one for one in filled if one.empty_rows]
+        if not filled:
+            continue
+        if not emptied or count.floored or is_guarded(program, division, count):
+            yield healthy("no mask that can be empty is divided by", places=(division.place,))
+        elif count.by_row or any(one.drops_truncated for one in emptied):
+            reason = "was cut off" if any(one.drops_truncated for one in emptied) else "ended at once"
+            yield finding(
+                f"`{division.place.text}` divides by `{count.total.place.text}`, which is 0 for a "
+                f"{'row' if count.by_row else 'batch of rows'} that {reason}: NaN",
+                confidence=Confidence.LIKELY if count.by_row else Confidence.POSSIBLE,
+                places=(division.place, count.total.place),
+                why=(
+                    f"line {count.total.place.line}: the mask is summed over {'a row' if count.by_row else 'a batch'}",
+                    f"line {count.mask.place.line}: of a row that {reason} it keeps no token",
+                ),
+            )
+
+
 def sick() -> Evidence:
     return _example(float("nan"))
 
@@ -146,6 +180,11 @@ def _rows_divided_by_their_counts(original):  # type: ignore[no-untyped-def]
     return policy_loss
 
 
+SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (ends").replace(
+    "loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)",
+    "loss = (((-gain + 0.04 * kl) * mask).sum(dim=1) / mask.sum(dim=1)).mean()",
+)
+
 ILLNESS = Illness(
     code="MASK06",
     name="empty_mask",
@@ -160,6 +199,8 @@ ILLNESS = Illness(
         replaces={"assay.train.learner.policy_loss": _rows_divided_by_their_counts},
     ),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, SICK.replace("mask.sum(dim=1))", "mask.sum(dim=1).clamp(min=1))")),
     explains=frozenset(
         {"LOSS03", "LOSS05", "LOSS06", "MASK04", "MASK07", "MASK08", "MET05", "MET06", "MET07", "NUM03", "OPT02"}
     ),

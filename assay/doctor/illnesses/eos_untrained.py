@@ -28,14 +28,19 @@ may be what the reward pays for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.prompt_in_loss import prompts_in_rows
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.masks import definition, fillings
 from assay.doctor.trend import quarter_medians
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
@@ -158,6 +163,36 @@ def _example(*, eos_trained: bool, truncated: float) -> Evidence:
     return Evidence((edited(batch, mask=mask_BT, **_loss(values)),), curves)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: does the token that ended a row count?"""
+    read = fillings(program)
+    told: set[int] = set()
+    for _, masks in read.losses:
+        for filled in masks:
+            made = definition(filled[0].mask.value)
+            if id(made) in told:
+                continue
+            told.add(id(made))
+            if not all(one.misses_ends for one in filled):
+                yield healthy("the token that ends a row is inside the mask", places=(made.place,))
+                continue
+            by_value = read.shared is not None and not any(
+                one.misses_ends for one in read.of(filled[0].mask, pad_is_end=False)
+            )
+            where = read.shared[0].place if by_value and read.shared is not None else None
+            certain = not by_value or (read.shared is not None and read.shared[1])
+            because = " where padding has the id of the end token" if by_value else ""
+            yield finding(
+                f"the mask `{made.place.text}` is 0 on the token that ends a row{because}: to stop is never trained",
+                confidence=Confidence.LIKELY if certain else Confidence.POSSIBLE,
+                places=(made.place,) if where is None else (made.place, where),
+                why=(
+                    f"line {made.place.line}: of a row `a b <end>` the mask keeps `a b`",
+                    f"line {filled[0].mask.at.place.line}: the loss of each token is multiplied by it",
+                ),
+            )
+
+
 def sick() -> Evidence:
     return _example(eos_trained=False, truncated=1.0)
 
@@ -194,6 +229,8 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _mask_by_value}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
     curves=check_curves,
-    explains=frozenset({"LOSS06", "MET03", "MET06"}),
+    explains=frozenset({"LOSS06", "MASK06", "MET03", "MET06"}),
 )

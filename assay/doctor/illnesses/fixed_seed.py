@@ -39,6 +39,7 @@ from assay.doctor.illnesses.no_diversity import certainty, gathered
 from assay.doctor.reading.sampling import draws, is_greedy, settings_of, trained_draws
 from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -229,6 +230,7 @@ ILLNESS = Illness(
     fix="Give every replica, step and request random numbers of its own: no seed in the sampling parameters, seed + "
     "rank in the engine.",
     explanation=__doc__,
+    trace=seen_in_run("SAMP05"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _same_seed_on_two_replicas}),

@@ -28,6 +28,7 @@ from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.sampling import OFF, Settings, settings_of, shown_number, trained_draws
 from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -98,6 +99,7 @@ ILLNESS = Illness(
     summary="generate() takes top_k, top_p or a penalty from the checkpoint's generation config",
     fix="Say at the call: top_k=0, top_p=1.0, repetition_penalty=1.0.",
     explanation=__doc__,
+    trace=seen_in_run("SAMP03"),
     source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP02", "SAMP06", "RAT01", "RAT07"}),

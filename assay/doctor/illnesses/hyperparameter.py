@@ -29,10 +29,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.settings import settings
 from assay.doctor.trend import is_solved, quarter_medians
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 HIGHEST_RATE = 1e-2  # of all weights; Adam moves each of them by about this much an update
@@ -139,6 +142,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Only values that no script is known to work with: what a text sets may be changed from outside."""
+    for one in settings(program):
+        if one.reason:
+            yield finding(f"{one.name} is {one.value:g}: {one.reason}", confidence=Confidence.LIKELY, places=one.places)
+        else:
+            yield healthy(f"{one.name} is {one.value:g}", places=one.places)
+
+
 def sick() -> Evidence:
     return of_curves(healthy_curves(settings={"learning_rate": 0.05}))
 
@@ -158,5 +170,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(settings=("optimizer.learning_rate=0.03",), steps=24),
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=changed("lr=1e-6", "lr=0.5"), well=GRPO),
     explains=frozenset({"MET01", "MET02", "MET05", "MET07", "ADV09", "RAT07", "LOSS05"}),
 )

@@ -81,7 +81,7 @@ def _by_gradient(batch: Batch) -> Verdict:
             kl_is_known = False
     pull_BT = np.where(mask_BT, gradients_BT - kl_BT, 0.0)
     judged_BT = mask_BT & np.isfinite(pull_BT) & np.isfinite(advantages_BT) & (gradients_BT != 0)
-    clipped_BT = batch.get("clipped")
+    clipped_BT = batch.get("clipped") if batch.get("clipped") is not None else _outside(batch, advantages_BT)
     if clipped_BT is not None:
         judged_BT &= ~clipped_BT  # what is left there is the KL's
     sizes_BT = np.where(judged_BT, np.abs(advantages_BT), 0.0)
@@ -104,6 +104,15 @@ def _by_gradient(batch: Batch) -> Verdict:
         Fact("gradient", float(pull_BT[row, token]), None, batch.step, row, token),
         **_certainty(batch, pull_BT[judged_BT], advantages_BT[judged_BT], kl_is_known=kl_is_known),
     )
+
+
+def _outside(batch: Batch, advantages_BT: Array) -> Array | None:
+    """Tokens whose ratio is beyond the bound on their side, by the settings; None where these are not known."""
+    ratio_BT, low, high = batch.get("ratio"), batch.settings.get("clip_low"), batch.settings.get("clip_high")
+    if ratio_BT is None or ratio_BT.shape != advantages_BT.shape or low is None or high is None:
+        return None
+    outside_BT: Array = np.where(advantages_BT > 0, ratio_BT >= 1 + high, ratio_BT <= 1 - low)
+    return outside_BT
 
 
 def _share_of(gradients_BT: Array, policy_BT: Array, kl_BT: Array, mask_BT: Array) -> float:

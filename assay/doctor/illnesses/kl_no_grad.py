@@ -38,6 +38,7 @@ from assay.doctor.reading.penalties import faces, is_a_penalty, penalties
 from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import loss_settings
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -82,7 +83,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if penalty.core.place in told or not is_a_penalty(program, penalty):
             continue
         told.add(penalty.core.place)
-        if penalty.has_gradient is False:
+        if penalty.has_gradient is False and program.origins.gradient(penalty.loss):
             sides = faces(program, penalty.difference) if penalty.difference is not None else None
             new = sides[0] if sides is not None else penalty.core
             yield finding(
@@ -131,6 +132,7 @@ ILLNESS = Illness(
     summary="the KL in the loss has no gradient, whatever its coefficient",
     fix="Compute the KL from the log-probs that carry the gradient, outside of no_grad; detach only the reference's.",
     explanation=__doc__,
+    trace=seen_in_run("KL02"),
     sick=sick,
     well=well,
     plant=Plant(

@@ -26,6 +26,7 @@ from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
@@ -34,6 +35,7 @@ NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
 
 def check_source(program: Program) -> Iterator[Verdict]:
     mixed = is_mixed(program)
+    cast = {one.place for one in program.of(*NORMALISERS) if one.context.autocast}  # in one of its calls
     told: set[Place] = set()
     for value in program.of(*NORMALISERS):
         scores = value.input or value.argument("logits") or value.argument("probs")
@@ -41,16 +43,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if value.op == "log_softmax" and dtype_of(value.argument("dtype")) == "float32":
             continue
-        cast = rounded(program, scores)
+        low = rounded(program, scores)
         verdict: Verdict | None = None
-        if cast is not None:
+        if low is not None:
             verdict = finding(
-                f"`{value.place.text}` is computed in 16 bits: `{cast.place.text}` rounds the logits before it",
+                f"`{value.place.text}` is computed in 16 bits: `{low.place.text}` rounds the logits before it",
                 confidence=Confidence.LIKELY,
-                places=(cast.place, value.place),
+                places=(low.place, value.place),
                 why=program.kinds.why(scores),
             )
-        elif not mixed and not value.context.autocast and not is_upcast(program, scores):
+        elif not mixed and value.place not in cast and not is_upcast(program, scores):
             verdict = _of_weights(program, value, scores)
         verdict = verdict or healthy("log-probs are computed in float32", places=(value.place,))
         if verdict.places[0] not in told:
@@ -106,6 +108,7 @@ ILLNESS = Illness(
     summary="Log-probs of the loss are computed in 16 bits.",
     fix="Cast the logits to float32 before the log-softmax.",
     explanation=__doc__,
+    trace=seen_in_run("NUM01"),
     source=check_source,
     scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),
     explains=frozenset({"NUM02", "RAT01", "SAMP06", "KL05"}),

@@ -29,6 +29,7 @@ from assay.dataflow.kinds import Kind
 from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -137,6 +138,7 @@ ILLNESS = Illness(
     summary="a mask is changed in place while it is in use under another name",
     fix="Copy the mask before changing it: mask.clone().",
     explanation=__doc__,
+    trace=seen_in_run("ALGN06"),
     source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ALGN05", "RAT01", "RAT07", "KL05", "SAMP06"}),

@@ -28,11 +28,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.metrics import mislabelled
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 CLOSE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # relative; a sum in another order leaves 1e-6
@@ -212,6 +215,15 @@ def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]
             yield f"{name} is negative{hint}", name, values_N, values_N < -SLACK
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """What is printed, logged or named as a KL, a share, a mean or a total, against how it is computed."""
+    for metric in mislabelled(program):
+        if metric.what:
+            yield finding(metric.what, confidence=Confidence.LIKELY, places=metric.places)
+        else:
+            yield healthy(f"{metric.label} is what its name says", places=metric.places)
+
+
 def sick() -> Evidence:
     batch = healthy_batch(update=1)
     padded = float(batch.arrays["kl"].mean())
@@ -234,6 +246,13 @@ def _counts_clipped(original):  # type: ignore[no-untyped-def]
     return metrics_row
 
 
+WELL_SCRIPT = changed(
+    "        optimizer.step()\n",
+    "        optimizer.step()\n        clipped_tokens = (((ratio - 1).abs() > 0.2) * mask).sum()\n"
+    '        print({"clip_fraction": (clipped_tokens / mask.sum()).item()})\n',
+)
+SICK_SCRIPT = WELL_SCRIPT.replace("(clipped_tokens / mask.sum()).item()", "clipped_tokens.item()")
+
 ILLNESS = Illness(
     code="MET06",
     name="metric_wrong",
@@ -246,4 +265,6 @@ ILLNESS = Illness(
     plant=Plant(settings=("optimizer.epochs=4",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=4),
     batch=check_batch,
     curves=check_curves,
+    source=check_source,
+    scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
 )

@@ -40,7 +40,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if role == "assistant" or (not is_prompt and (role != "user" or not prompts)):
             continue
-        if not role and not added and (_is_conversation(value) or _is_one_of_several(program, value)):
+        is_unsure = not role or not is_prompt
+        if not added and (_is_conversation(value) or (is_unsure and _is_one_of_several(program, value))):
             continue
         if added:
             yield healthy("the prompt ends with the words after which the assistant speaks", places=(value.place,))

@@ -35,6 +35,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.updated import unmoved
+from assay.doctor.running import seen_in_run
 from assay.doctor.trend import STEPS
 from assay.record.batch import Array
 from assay.source.program import Program
@@ -204,6 +205,7 @@ ILLNESS = Illness(
     summary="trainable tensors do not change when the optimizer steps",
     fix="Make the optimizer from the parameters of the model that computes the loss, after it has its final form.",
     explanation=__doc__,
+    trace=seen_in_run("OPT02"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.Learner._step": _half_forgotten}),
@@ -211,5 +213,5 @@ ILLNESS = Illness(
     curves=check_curves,
     source=check_source,
     scripts=Scripts(sick=changed("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO),
-    explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01"}),
+    explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01", "PERF02"}),
 )

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.ratios import Difference, differences, is_differentiated, same, uses
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -71,6 +72,7 @@ ILLNESS = Illness(
     summary="The old log-probs carry a gradient, so that the ratio's gradient cancels.",
     fix="Compute the old log-probs under torch.no_grad(), or detach them.",
     explanation=__doc__,
+    trace=seen_in_run("RAT03"),
     source=check_source,
     scripts=Scripts(
         sick=changed(

@@ -22,14 +22,22 @@ the batch. If a trainer takes that constant from the width of its tensors, the f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.terms import Term, TermKind
+from assay.dataflow.value import Value
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.counts import behind_tokens, masked_losses, width_of
+from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import loss_limit
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.doctor.running import seen_in_run
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -57,6 +65,46 @@ def _example(columns: int) -> Evidence:
     batch = healthy_batch(update=1)
     width = batch.arrays["tokens"].shape[1]
     return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """How the losses of tokens are summed up where a mask says that some of them are padding."""
+    masked = masked_losses(program)
+    for loss, terms in program.losses:
+        if not any(one.loss is loss for one in masked):
+            continue
+        for term in terms:
+            if term.kind not in (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL) or not term.reductions:
+                continue
+            if behind_tokens(program, term.core, masked=True) is None:
+                continue
+            found = _over_the_width(term)
+            if found is None:
+                yield healthy("the sum over tokens is divided by a count of them", places=(term.reductions[0].place,))
+                continue
+            yield finding(
+                f"`{found.place.text}` divides by the width of the batch: the loss of a row depends on how long the "
+                "longest one is",
+                confidence=Confidence.LIKELY,
+                places=(found.place,),
+                why=(
+                    f"line {term.core.place.line}: {term.core.shown} holds one number for each token, padding included",
+                    f"line {found.place.line}: it is averaged over all of them",
+                ),
+            )
+
+
+def _over_the_width(term: Term) -> Value | None:
+    """The reduction that counts padding."""
+    inner = [one for one in term.reductions if one.op in ("mean", "sum", "nanmean")]
+    if not inner:
+        return None
+    if inner[-1].op == "mean" and inner[-1].setting("dim", None) in (None, 1, -1):
+        return inner[-1]
+    for one in term.reductions:
+        if one.op == "div" and width_of(one.argument("other")) is not None:
+            return one
+    return None
 
 
 def sick() -> Evidence:
@@ -87,9 +135,12 @@ ILLNESS = Illness(
     summary="the loss changes when padding is added",
     fix="Divide the sum over loss tokens by a count of loss tokens or rows, never by the size of a tensor.",
     explanation=__doc__,
+    trace=seen_in_run("MASK04"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _divided_by_the_width}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),
     explains=frozenset({"LOSS03", "LOSS06", "MET06"}),
 )

@@ -25,14 +25,20 @@ tokens are asked for, and all of them must have mean 0 and std 1 to a thousandth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.reading.advantages import is_advantage, is_mean, scalings
+from assay.doctor.reading.counts import is_on_tokens
+from assay.doctor.reading.example import GRPO
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 MEAN = 1e-3  # of a whitened row: 0 but for rounding
@@ -84,6 +90,28 @@ def _by_position(batch: Batch) -> tuple[Array, Array]:
     return batch.arrays["advantages"][:, None] * np.where(mask_BT, 0.9 ** np.maximum(left_BT, 0), 0.0), mask_BT
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Numbers of tokens that are scaled by the spread of their own row."""
+    for scaling in scalings(program):
+        if not is_advantage(program, scaling.value) or not is_on_tokens(program, scaling.base):
+            continue
+        mean = is_mean(scaling.spread) or scaling.spread
+        dim = mean.setting("dim", None)
+        if dim not in (1, -1):
+            yield healthy("the tokens of all rows are whitened together", places=(scaling.value.place,))
+            continue
+        yield finding(
+            f"`{scaling.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
+            "the same advantages",
+            confidence=Confidence.LIKELY,
+            places=(scaling.value.place,),
+            why=(
+                f"line {scaling.base.place.line}: {scaling.base.shown} holds one number for each token",
+                f"line {mean.place.line}: its spread is taken along dimension {dim}, the tokens of one row",
+            ),
+        )
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     advantages_BT, mask_BT = _by_position(batch)
@@ -121,6 +149,13 @@ def _whitened_returns(original):  # type: ignore[no-untyped-def]
     return credit
 
 
+_WHITEN = (
+    "    mean = (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
+    "    spread = ((advantages - mean).square() * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
+    "    advantages = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n"
+)
+_ALL = _WHITEN.replace("1, keepdim=True", "")
+
 ILLNESS = Illness(
     code="ADV06",
     name="per_sequence_whiten",
@@ -132,5 +167,10 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.credit": _whitened_returns}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        GRPO.replace("advantages = advantages.view(-1, 1)\n", f"advantages = advantages.view(-1, 1) * mask\n{_WHITEN}"),
+        GRPO.replace("advantages = advantages.view(-1, 1)\n", f"advantages = advantages.view(-1, 1) * mask\n{_ALL}"),
+    ),
     explains=frozenset({"ADV01", "ADV03", "ADV05", "ADV12", "MET07"}),
 )

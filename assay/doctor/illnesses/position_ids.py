@@ -32,6 +32,7 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -186,6 +187,7 @@ ILLNESS = Illness(
     fix="Derive position_ids from the attention mask, (attention_mask.cumsum(1) - 1).clamp(min=0), in every forward "
     "pass.",
     explanation=__doc__,
+    trace=seen_in_run("ALGN04"),
     sick=sick,
     well=well,
     plant=Plant(

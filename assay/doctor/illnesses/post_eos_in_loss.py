@@ -23,14 +23,18 @@ turns, which is not trained or is marked in `forced`. With `lengths` the questio
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.masks import definition, fillings
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 
@@ -107,6 +111,28 @@ def _example(extra: int) -> Evidence:
     return of_batch(edited(batch, mask=mask_BT, **_loss({**batch.arrays, "mask": mask_BT})))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: does what follows the end of a row count?"""
+    read = fillings(program)
+    for masked, masks in read.losses:
+        ways = [one for filled in masks for one in filled]
+        if not ways:
+            continue
+        made = definition(masks[0][0].mask.value)
+        if not all(one.goes_on for one in ways) or any(one.assumed and one.misses_ends for one in ways):
+            yield healthy("the mask ends with the row", places=(made.place,))
+        elif read.endings.are_seen and not masked.selects and not read.is_masked_elsewhere(masked):
+            yield finding(
+                f"the mask `{made.place.text}` is 1 after the end of a row: padding is in the loss",
+                confidence=Confidence.LIKELY,
+                places=(made.place,),
+                why=(
+                    f"line {made.place.line}: of a row `a b <end> <pad>` the mask keeps all four",
+                    f"line {masks[0][0].mask.at.place.line}: the loss of each token is multiplied by it",
+                ),
+            )
+
+
 def sick() -> Evidence:
     return _example(extra=2)
 
@@ -138,5 +164,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _mask_of_ones}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),
     explains=frozenset({"ALGN02", "LOSS06", "MET06", "RAT01", "SAMP06"}),
 )

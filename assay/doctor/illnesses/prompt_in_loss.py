@@ -24,14 +24,17 @@ are told apart; without them the finding is only likely, and only made if nearly
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
+from assay.doctor.reading.example import WHOLE
+from assay.doctor.reading.masks import definition, fillings
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance
@@ -144,6 +147,27 @@ def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:
     return np.array([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: do the tokens of the prompt count?"""
+    for _, masks in fillings(program).losses:
+        ways = [one for filled in masks for one in filled if not one.assumed]
+        if not ways:
+            continue
+        made = definition(masks[0][0].mask.value)
+        if not all(one.offset and one.prompt[3].all() for one in ways):
+            yield healthy("the mask begins with the completion", places=(made.place,))
+            continue
+        yield finding(
+            f"the mask `{made.place.text}` is 1 on the tokens of the prompt, which the policy did not choose",
+            confidence=Confidence.LIKELY,
+            places=(made.place,),
+            why=(
+                f"line {made.place.line}: of a row `prompt completion` the mask keeps both",
+                f"line {masks[0][0].mask.at.place.line}: the loss of each token is multiplied by it",
+            ),
+        )
+
+
 def sick() -> Evidence:
     return _example(prompt_trained=True)
 
@@ -183,6 +207,8 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.cut": _whole_sequences}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(WHOLE.replace("torch.zeros_like(prompts)", "torch.ones_like(prompts)"), WHOLE),
     explains=frozenset(
         {
             "ALGN01", "ALGN02", "ALGN03", "LOSS06", "MASK01", "MASK02", "MET06", "RAT01", "SAMP01", "SAMP02", "SAMP04",

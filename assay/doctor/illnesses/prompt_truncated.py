@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import UNKNOWN, Value, ancestors
+from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
@@ -237,7 +237,8 @@ def _is_tokens(listing: Value) -> bool:
     """Whether a list holds numbers that were looked up in a vocabulary: the tokens of one text."""
     parts = [one for name, one in listing.arguments.items() if name != "slice"]
     looked_up = [one for one in parts if one.op == "element" and "key" in one.arguments and one.thing is None]
-    texts = any(isinstance(one.constant, str) for part in looked_up for one in ancestors(part.arguments["input"]))
+    held = [one for part in looked_up for one in (part.arguments["input"], *part.arguments["input"].inputs)]
+    texts = any(isinstance(one.constant, str) for one in held if one.op != "enumerate")
     return bool(looked_up) and not texts and all(one in looked_up or isinstance(one.constant, int) for one in parts)
 
 

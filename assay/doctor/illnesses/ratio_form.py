@@ -35,6 +35,7 @@ from assay.doctor.reading.direction import is_advantage
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.ratios import clamped_around_one, differences, same, surrogates
 from assay.doctor.reading.updates import epochs_over
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
@@ -211,6 +212,7 @@ ILLNESS = Illness(
     summary="What stands for the ratio is none: an exp is missing or there is one too many.",
     fix="Use ratio = exp(new - old): the difference of log-probs, and one exp.",
     explanation=__doc__,
+    trace=seen_in_run("RAT08"),
     source=check_source,
     scripts=Scripts(sick=changed("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),
     explains=frozenset({"RAT01", "RAT07", "CLIP01", "CLIP02"}),

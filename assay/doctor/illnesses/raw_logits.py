@@ -30,6 +30,7 @@ from assay.dataflow.kinds import PASSES, SCORES, Kind, Known
 from assay.dataflow.origin import network, same_network
 from assay.dataflow.value import Value, last_layer
 from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
@@ -252,6 +253,7 @@ ILLNESS = Illness(
     summary="The sampler draws from logits as if they were probabilities, or the other way round.",
     fix="Take the softmax of the logits, divided by the temperature, and draw from that.",
     explanation=__doc__,
+    trace=seen_in_run("SAMP07"),
     source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"SAMP06", "SAMP01", "RAT01"}),

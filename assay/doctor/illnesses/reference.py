@@ -36,6 +36,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.reference import Doubt, doubts
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
@@ -238,6 +239,7 @@ ILLNESS = Illness(
     summary="the reference is not the frozen policy of the start",
     fix="Copy the model before training, freeze the copy, keep it in eval mode; with adapters, switch them off for it.",
     explanation=__doc__,
+    trace=seen_in_run("KL05"),
     sick=sick,
     well=well,
     plant=Plant(

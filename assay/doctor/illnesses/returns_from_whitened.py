@@ -27,12 +27,19 @@ such a batch is left alone. GRPO has no critic.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.kinds import Kind
+from assay.dataflow.value import Value, descendants
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.reading.advantages import plain, scalings
+from assay.doctor.reading.example import GRPO
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer numbers are near any straight line
@@ -96,6 +103,64 @@ def _against_raw(batch: Batch, gained_N: Array, raw_N: Array, facts: tuple[Fact,
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Sums of advantages and values, where the advantages are whitened already."""
+    whitened = [scaling.value for scaling in scalings(program)]
+    for total in program.of("add"):
+        other = total.argument("other")
+        if total.input is None or other is None:
+            continue
+        for one, value in ((total.input, other), (other, total.input)):
+            if not _is_value(program, value) or not _is_target(program, total):
+                continue
+            source = _whitening(one, whitened)
+            if source is None:
+                yield healthy("the returns are formed from advantages as they are", places=(total.place,))
+                continue
+            yield finding(
+                f"`{total.place.text}` adds values to whitened advantages: these are no returns, and the critic learns "
+                "a target of another size",
+                confidence=Confidence.LIKELY,
+                places=(total.place, source.place),
+                why=(f"line {source.place.line}: {one.shown} is divided by its own spread",),
+            )
+
+
+def _whitening(value: Value, whitened: list[Value], depth: int = 12) -> Value | None:
+    """The whitening behind a value: through masks, forms and branches."""
+    if any(value is one for one in whitened):
+        return value
+    inner = plain(value)
+    if depth == 0:
+        return None
+    if inner is not value:
+        return _whitening(inner, whitened, depth - 1)
+    if value.op in ("mul", "phi", "setitem", "in_place"):
+        inputs = [one for name, one in value.arguments.items() if name not in ("value", "key")]
+        return next((found for one in inputs if (found := _whitening(one, whitened, depth - 1)) is not None), None)
+    return None
+
+
+def _is_value(program: Program, value: Value) -> bool:
+    """What a critic says of a state: the output of a network that no softmax is taken of, or what is called so."""
+    if program.kinds.is_a(value, Kind.OUTPUT):
+        return True
+    inner = plain(value)
+    named = any("value" in name.lower() for name in (*inner.names, inner.name))
+    return named and inner.op in ("parameter", "attribute", "index", "element", "phi", "stack", "cat")
+
+
+def _is_target(program: Program, total: Value) -> bool:
+    """Whether the sum is what a critic learns: it is compared with something and squared, or called a return."""
+    for number, value in enumerate(descendants(total)):
+        if any("return" in name.lower() for name in value.names):
+            return True
+        squared = value.op in ("mse_loss", "square") or (value.op == "pow" and value.setting("exponent") == 2)
+        if number > 60 or squared:
+            return squared
+    return False
+
+
 def sick() -> Evidence:
     return Evidence((_with_a_critic(healthy_batch(), whitened_first=True),))
 
@@ -122,6 +187,32 @@ def _plant(batch: Batch) -> Batch:
     return _with_a_critic(batch, whitened_first=True) if "mask" in batch.arrays else batch
 
 
+WELL = (
+    GRPO.replace(
+        "optimizer = torch",
+        "critic = torch.nn.Sequential(torch.nn.Embedding(64, 1), torch.nn.Flatten())\noptimizer = torch",
+    )
+    .replace("policy.parameters(),", "[*policy.parameters(), *critic.parameters()],")
+    .replace(
+        GRPO[GRPO.index("    rewards = ") : GRPO.index("    with torch.no_grad")],
+        "    values = critic(ids)[:, start - 1 : -1].detach()\n"
+        "    advantages = (rewards_of(ids[:, start:]).flip(1).cumsum(1).flip(1) - values) * mask\n"
+        "    returns = advantages + values\n"
+        "    mean = (advantages * mask).sum() / mask.sum().clamp(min=1)\n"
+        "    spread = ((advantages - mean) ** 2 * mask).sum() / mask.sum().clamp(min=1)\n"
+        "    whitened = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n",
+    )
+    .replace("ratio * advantages, clipped * advantages", "ratio * whitened, clipped * whitened")
+    .replace(
+        "        optimizer.zero",
+        "        error = (critic(ids)[:, start - 1 : -1] - returns) ** 2\n"
+        "        loss = loss + 0.5 * (error * mask).sum() / mask.sum().clamp(min=1)\n        optimizer.zero",
+    )
+)
+SICK = WELL.replace("    returns = advantages + values\n", "").replace(
+    "torch.rsqrt(spread + 1e-8)\n", "torch.rsqrt(spread + 1e-8)\n    returns = whitened + values\n"
+)
+
 ILLNESS = Illness(
     code="ADV07",
     name="returns_from_whitened",
@@ -133,5 +224,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(edits=_plant),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, WELL),
     explains=frozenset({"ADV03", "ADV05", "ADV06"}),
 )

@@ -36,6 +36,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.running import seen_in_run
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same
@@ -156,6 +157,7 @@ ILLNESS = Illness(
     summary="every answer gets the same reward",
     fix="Do not turn exceptions into rewards; try the reward on right and wrong answers (assay reward-check).",
     explanation=__doc__,
+    trace=seen_in_run("REW01"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.score": _swallowed_exception}),

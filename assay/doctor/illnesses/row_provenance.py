@@ -33,6 +33,7 @@ from assay.doctor.catalogue import Illness, Plant
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -220,6 +221,7 @@ ILLNESS = Illness(
     summary="log-probs or advantages of a row belong to another sample",
     fix="Shuffle, filter and gather all arrays of a batch together, by one index.",
     explanation=__doc__,
+    trace=seen_in_run("ALGN10"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.Learner.score": _old_of_the_row_before}),

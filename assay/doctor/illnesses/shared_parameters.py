@@ -31,6 +31,7 @@ from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.ownership import contains, is_network, owners
 from assay.doctor.reading.steps import Optimizer, optimizers
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -89,12 +90,14 @@ def _shared(program: Program, first: Optimizer, second: Optimizer) -> Value | No
             ends = [network(part.input), network(value.input)]
             if is_network(ends[1]) and (_hold(program, first, second, *ends) or _hold(program, second, first, *ends)):
                 return part
-        elif is_network(network(part)):
-            above = [one.value for one in owners(program, network(part))]
-            mine = [one for one in above if any(same_network(one, held) for held in first.networks or ())]
-            theirs = [one for one in above if any(same_network(one, held) for held in second.networks or ())]
-            if any(not same_network(one, other) for one in mine for other in theirs):
-                return network(part)
+    for part in program.of("module", "instance"):
+        if not is_network(part) or part.order > max(first.value.order, second.value.order):
+            continue
+        above = [one.value for one in owners(program, part)]
+        mine = [one for one in above if any(same_network(one, held) for held in first.networks or ())]
+        theirs = [one for one in above if any(same_network(one, held) for held in second.networks or ())]
+        if any(not same_network(one, other) for one in mine for other in theirs):
+            return part
     return None
 
 
@@ -132,6 +135,7 @@ ILLNESS = Illness(
     summary="Two optimizers step the same parameters.",
     fix="Give each parameter to one optimizer: separate backbones, or one optimizer with parameter groups.",
     explanation=__doc__,
+    trace=seen_in_run("OPT04"),
     source=check_source,
     scripts=Scripts(sick=SICK, well=SICK.replace("[*actor.parameters(), *critic.parameters()]", "critic.parameters()")),
 )

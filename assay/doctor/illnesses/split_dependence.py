@@ -39,6 +39,7 @@ from assay.doctor.reading.example import changed
 from assay.doctor.reading.parts import is_of_whole, parts, share_of, token_mean
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
@@ -203,6 +204,7 @@ ILLNESS = Illness(
     summary="loss and gradient depend on how the batch is cut into micro-batches",
     fix="Count the denominators over the whole update before its first part, and divide every part by them.",
     explanation=__doc__,
+    trace=seen_in_run("LOSS03"),
     sick=sick,
     well=well,
     plant=Plant(

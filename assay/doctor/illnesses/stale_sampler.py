@@ -44,6 +44,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.reading.example import changed
 from assay.doctor.reading.staleness import samplers
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import (
@@ -250,6 +251,7 @@ ILLNESS = Illness(
     summary="the sampler does not have the weights of the policy",
     fix="Check after every push that the weights arrived and reset the prefix cache, or correct by old / sampler.",
     explanation=__doc__,
+    trace=seen_in_run("SYNC01"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _sampled_by_the_first_weights}, steps=5),

@@ -24,15 +24,23 @@ the loss was given.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.dataflow.terms import TermKind
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.reading.advantages import is_advantage, is_mean, scalings
+from assay.doctor.reading.counts import behind_tokens, is_on_tokens, masked_losses
+from assay.doctor.reading.example import GRPO
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.record.batch import Array
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 WHITENED = 1e-3  # of the advantages' size 1: how near a whitening must come to be recognised
 
@@ -150,6 +158,53 @@ def _example(*, leak: float) -> Evidence:
     return of_batch(edited(batch, loss_perturbed=loss + leak))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Means over tokens that leave the mask out, where the loss has one."""
+    masked = masked_losses(program)
+    if not masked:
+        return
+    scored = {one.place for loss in masked for one in ancestors(loss.loss) if one.op in _SCORES}
+    of_loss = {
+        id(one)
+        for _, terms in program.losses
+        for term in terms
+        if term.kind in (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL)
+        for one in term.reductions
+    }  # see padding_dependence
+    for mean in program.of("mean", "median", "std", "var"):
+        if mean.input is None or mean.setting("dim", None) is not None or id(mean) in of_loss:
+            continue
+        tokens = behind_tokens(program, mean.input)
+        if tokens is not None and tokens.place in scored:
+            yield _unmasked(mean, tokens)
+    yield from _whitened(program)
+
+
+_SCORES = ("gather", "take_along_dim", "log_prob", "cross_entropy", "entropy")
+
+
+def _whitened(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not is_advantage(program, scaling.value) or not is_on_tokens(program, scaling.base):
+            continue
+        mean = is_mean(scaling.spread) or scaling.spread
+        if mean.op in ("mean", "std", "var") and mean.setting("dim", None) is None:
+            yield _unmasked(mean, scaling.base)
+        else:
+            yield healthy("the advantages are whitened under the mask", places=(scaling.value.place,))
+
+
+def _unmasked(mean: Value, tokens: Value) -> Verdict:
+    return finding(
+        f"`{mean.place.text}` is taken over all positions: the loss has a mask, but padding counts here",
+        confidence=Confidence.LIKELY,
+        places=(mean.place,),
+        why=(f"line {tokens.place.line}: {tokens.shown} holds one number for each token, padding included",),
+        fix=f"Sum it under the mask and divide by the number of its tokens: ({mean.place_of('input').text} * "
+        "mask).sum() / mask.sum().",
+    )
+
+
 def sick() -> Evidence:
     return _example(leak=0.01)
 
@@ -178,6 +233,11 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _centred_over_padding}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        GRPO + "    print(step, kl.mean().item())\n",
+        GRPO + "    print(step, ((kl * mask).sum() / mask.sum()).item())\n",
+    ),
     explains=frozenset(
         {"ADV05", "ADV06", "CLIP01", "CLIP02", "LOSS01", "LOSS03", "LOSS06", "MASK04", "MET06", "RAT01", "RAT04"}
     ),

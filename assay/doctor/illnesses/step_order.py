@@ -44,6 +44,7 @@ from assay.doctor.reading.steps import (
     optimizer_of,
     optimizers,
 )
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
@@ -143,8 +144,8 @@ def _is_cleared_in(program: Program, optimizer: Optimizer, loop: Loop, unknown: 
 
 def _of_clips(program: Program, optimizer: Optimizer, count: int) -> Iterator[Complaint]:
     for clip in program.of("clip_grad_norm"):
-        limit = clip.setting("max_norm")
-        if isinstance(limit, int | float) and limit > NO_CLIP:
+        limit = clip.argument("max_norm")
+        if limit is not None and ("inf" in limit.place.text or _is_large(limit.constant)):
             continue
         parameters = clip.argument("parameters")
         model = parameters.input if parameters is not None and parameters.op == "parameters" else None
@@ -160,6 +161,10 @@ def _of_clips(program: Program, optimizer: Optimizer, count: int) -> Iterator[Co
                 f"`{clip.place.text}` comes after `{nearest[0].place.text}`: it clips gradients that are never used",
                 (clip.place, nearest[0].place),
             )
+
+
+def _is_large(limit: object) -> bool:
+    return isinstance(limit, int | float) and limit > NO_CLIP
 
 
 def _is_held(optimizer: Optimizer, model: Value | None, count: int) -> bool:
@@ -220,6 +225,7 @@ ILLNESS = Illness(
     summary="Gradients are cleared, made, clipped and used in the wrong order.",
     fix="Clear, backward, clip, step, and then the scheduler: in this order, once for each update.",
     explanation=__doc__,
+    trace=seen_in_run("LOSS04"),
     source=check_source,
     scripts=Scripts(sick=SICK, well=GRPO),
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),

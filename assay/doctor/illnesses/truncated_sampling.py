@@ -40,9 +40,10 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
-from assay.doctor.reading.chosen import is_off
+from assay.doctor.reading.chosen import is_off, number_of
 from assay.doctor.reading.sampling import is_greedy, settings_of, shown_number, trained_draws, weights_of
 from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -185,12 +186,13 @@ def _cut(program: Program, value: Value | None) -> Value | None:
             continue
         inner = program.kinds.of(current.input)
         of_vocabulary = inner is not None and inner.kind in (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
-        if current.op == "topk" and of_vocabulary and not _takes_all(current):
+        if current.op == "topk" and of_vocabulary and _number(current.argument("k")) > 0:
             return current
-        if current.op == "cumsum" and inner is not None and inner.kind is Kind.PROBABILITIES:
+        if current.op == "cumsum" and inner is not None and inner.kind is Kind.PROBABILITIES and _has_bound(current):
             return current
-        if current.op in ("lt", "le", "gt", "ge") and (of_vocabulary or _is_of_vocabulary(program, current)):
-            return current  # a threshold
+        is_bound = current.op in ("lt", "le", "gt", "ge") and (of_vocabulary or _is_of_vocabulary(program, current))
+        if is_bound and not _is_of_topk(current):
+            return current
         for one in current.arguments.values():
             if id(one) not in seen and not program.kinds.is_a(one, Kind.SAMPLED):
                 seen.add(id(one))
@@ -202,9 +204,35 @@ def _is_of_vocabulary(program: Program, comparison: Value) -> bool:
     return program.kinds.is_a(comparison.argument("other"), *SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 
 
-def _takes_all(topk: Value) -> bool:
-    k = topk.argument("k")
-    return k is not None and k.constant in (0, None)
+def _is_of_topk(comparison: Value) -> bool:
+    """Whether the bound is one of the best values: then how many there are decides."""
+    for side in comparison.inputs:
+        while side is not None and side.op in ("index", "attribute", "unsqueeze", "cast", "expand"):
+            side = side.input  # type: ignore[assignment]
+        if side is not None and side.op in ("topk", "sort"):
+            return True
+    return False
+
+
+def _number(value: Value | None) -> float:
+    """A setting as a number; 0 where the text does not say one."""
+    if value is None:
+        return 0.0
+    if value.op == "minimum":  # min(top_k, vocabulary)
+        return max(_number(value.input), _number(value.argument("other")))
+    return number_of(value) or 0.0
+
+
+def _has_bound(running: Value, depth: int = 4) -> bool:
+    """Whether a running sum of probabilities is compared with a number below 1."""
+    for user in running.users:
+        if user.op in ("lt", "le", "gt", "ge"):
+            bounds = [number_of(one) for one in user.inputs if one is not running]
+            if any(bound is not None and 0 < bound < 1 for bound in bounds):
+                return True
+        elif depth and user.op in ("sub", "index", "cast", "phi", "roll", "pad") and _has_bound(user, depth - 1):
+            return True
+    return False
 
 
 ILLNESS = Illness(
@@ -215,6 +243,7 @@ ILLNESS = Illness(
     fix="Switch truncation off (top_k = 0, top_p = 1, min_p = 0), or renormalise the trainer's log-probs over the same "
     "tokens.",
     explanation=__doc__,
+    trace=seen_in_run("SAMP02"),
     sick=sick,
     well=well,
     plant=Plant(settings=("rollout.top_k=4",), replaces={"assay.train.verbs.generate": _with_support_lost}),

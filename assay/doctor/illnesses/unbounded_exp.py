@@ -172,6 +172,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
         for use in uses(program):
             if use.loss is not loss or use.is_surrogate or not program.kinds.is_a(use.ratio, Kind.RATIO):
                 continue
+            if any(user.op in ("clamp", "minimum", "gt", "lt", "where") for user in use.ratio.users):
+                continue  # there is a clip; whether it works is another question
             for one in differences(program, use.ratio):
                 ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
                 loops = [epochs_over(program, call) for call in program.origins.forwards(one.left)]

@@ -32,6 +32,7 @@ from assay.doctor.reading.direction import is_advantage
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.ratios import differences, uses
 from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, source_of
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -104,6 +105,7 @@ ILLNESS = Illness(
     summary="Another network than the trained one draws the tokens.",
     fix="Sample from the policy that is trained, or load its weights into the sampling copy before each rollout.",
     explanation=__doc__,
+    trace=seen_in_run("RAT05"),
     source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
     explains=frozenset({"RAT01", "SAMP06", "SYNC01"}),

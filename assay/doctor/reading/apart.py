@@ -23,7 +23,7 @@ def scored_apart(program: Program, one: Difference, loss: Value | None) -> tuple
     hot, cold = temperature(program, one.left), temperature(program, one.right)
     if hot is not None and cold is not None and hot != cold:
         return f"{one.left.shown} is scored at temperature {hot:g}, {one.right.shown} at {cold:g}", right[0]
-    if len(left) == 1 and len(right) == 1 and _is_blind(right[0]) != _is_blind(left[0]):
+    if len(left) == 1 and len(right) == 1 and {_is_blind(right[0]), _is_blind(left[0])} == {True, False}:
         blind = one.right if _is_blind(right[0]) else one.left
         return f"{blind.shown} is scored with a mask of ones, the other side with the mask of the padding", right[0]
     return None
@@ -61,12 +61,21 @@ def temperature(program: Program, value: Value) -> float | None:
             if by is UNKNOWN or not isinstance(by, int | float) or by == 0:
                 return None
             product *= by
-        for name, one in current.arguments.items():
-            followed = name not in ("index", "target", "other") or current.op == "sub"
-            if id(one) not in seen and followed and not program.kinds.is_a(one, Kind.SAMPLED, Kind.MASK, Kind.COUNT):
+        for one in _data(program, current):
+            if id(one) not in seen:
                 seen.add(id(one))
                 waiting.append(one)
     return product
+
+
+def _data(program: Program, value: Value) -> list[Value]:
+    """What the numbers of a value are made of: not what picks, masks or shapes them."""
+    if value.op in ("listing", "stack", "cat"):
+        return [one for name, one in value.arguments.items() if name != "dim"]
+    if value.op in ("sub", "mul"):
+        return [one for one in value.inputs if not program.kinds.is_a(one, Kind.MASK, Kind.COUNT, Kind.LOGSUMEXP)]
+    names = ("input", "data", "logits", "probs")
+    return [one for name, one in value.arguments.items() if name in names]
 
 
 def _is_score(program: Program, value: Value | None) -> bool:

@@ -155,7 +155,8 @@ def cast(value: Number, name: str) -> Number:
     array = np.asarray(value)
     if name == "bool":
         return _truth(value)
-    return array.astype(np.int64) if array.dtype == bool else value
+    is_number = name in ("float", "int", "long", "double", "half", "bfloat16", "type", "to", "astype")
+    return array.astype(np.int64) if array.dtype == bool and is_number else value
 
 
 def shaped(value: Number, sizes: list[int]) -> Number:

@@ -115,6 +115,8 @@ def data_of(value: Value) -> list[Value]:
         return []
     if value.op in _CHOOSES:
         inner = value.input
+        if value.op == "index" and inner is not None and isinstance(inner.constant, str):
+            return value.inputs  # a letter of an alphabet: the key is the data
         return [inner] if inner is not None else []
     if value.op == "where":
         return [one for name in ("input", "other") if (one := value.argument(name)) is not None]
@@ -192,7 +194,7 @@ def scale_of(program: Program, value: Value | None) -> Scale | None:
                 inner, factor = other, inner
             if program.kinds.is_a(factor, *SCORES, Kind.PROBABILITIES):
                 return None
-            if factor.op != "sum":  # probs / probs.sum()
+            if not _is_sum(factor):
                 factors.append((current.op, factor))
             current = inner
             continue
@@ -204,10 +206,21 @@ def scale_of(program: Program, value: Value | None) -> Scale | None:
             late, factors = factors + late, []
             current = current.argument("logits") or current.argument("probs")
             continue
+        if current.op == "scatter" and current.argument("src") is not None:
+            current = current.argument("src")  # sorted weights are put back where they were
+            continue
         if current.op not in PASSES and current.op not in _FOLLOWED:
             return None
         current = current.argument("data") or current.argument("tensors") or current.input or _first(current)
     return None
+
+
+def _is_sum(factor: Value) -> bool:
+    """probs / probs.sum().clamp(min=1e-9)"""
+    current: Value | None = factor
+    while current is not None and current.op in ("clamp", "add", "maximum", "unsqueeze", "where"):
+        current = current.input
+    return current is not None and current.op == "sum"
 
 
 def _first(value: Value) -> Value | None:

@@ -6,11 +6,13 @@ import re
 from functools import cached_property
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Loop, Value
+from assay.dataflow.value import UNKNOWN, Loop, Value
 from assay.source.program import Program
 
 _SUFFIX = r"(_?(token|tok))?(_?(ids?|idx|index|value))?$"
-_END = re.compile(rf"(^|_)(eos|eot|endoftext|im_end){_SUFFIX}|^END$|(^|_)(end|stop)_?(token|tok|id)(_?(id|idx))?$", re.I)
+_END = re.compile(
+    rf"(^|_)(eos|eot|endoftext|im_end){_SUFFIX}|^END$|(^|_)(end|stop)_?(token|tok|id)(_?(id|idx))?$", re.I
+)
 _PAD = re.compile(rf"(^|_)(pad|padding){_SUFFIX}", re.I)
 _SCALARS = frozenset("constant attribute index parameter method call config phi element cast leave".split())
 
@@ -20,7 +22,7 @@ class Endings:
         self.program = program
 
     def which(self, value: Value) -> str:
-        """"end" or "pad" where a name says that the value is that token; else ""."""
+        """ "end" or "pad" where a name says that the value is that token; else ""."""
         if value.op not in _SCALARS or isinstance(value.constant, str | bool | float) or value.constant is None:
             return ""
         names = [*value.names, value.name if value.op in ("attribute", "index", "parameter", "element") else ""]
@@ -78,6 +80,13 @@ class Endings:
         return list(found.values())
 
     @cached_property
+    def by_id(self) -> dict[int, Loop]:
+        return {id(loop): loop for loop in self.loops}
+
+    def is_row_loop(self, key: int) -> bool:
+        return key in self.by_id and not self.is_drawing(self.by_id[key]) and is_of_rows(self.by_id[key])
+
+    @cached_property
     def _drawing(self) -> set[int]:
         found: set[int] = set()
         for value in self.program.of("multinomial", "sample", "argmax"):
@@ -113,3 +122,19 @@ def _is_end(name: str) -> bool:
 
 def _named(value: Value, pattern: re.Pattern[str]) -> bool:
     return any(pattern.search(name) for name in value.names)
+
+
+def is_of_rows(loop: Loop) -> bool:
+    """`for i, (p, c) in enumerate(zip(prompts, completions))`, `for row in rows`; not `for step in range(100)`."""
+    source = loop.source
+    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
+        source = source.input
+    if source is None:
+        return False
+    if source.op == "range":
+        stop = source.argument("stop")
+        counted = stop is not None and stop.constant is UNKNOWN and stop.op in ("len", "method", "index")
+        return counted and "step" not in source.arguments
+    while source.op == "phi" and "0" in source.arguments and source.arguments["0"] is not source:
+        source = source.arguments["0"]
+    return source.op in ("zip", "listing", "leave", "element", "list_repeat")

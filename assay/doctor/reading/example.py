@@ -43,3 +43,15 @@ def changed(old: str, new: str) -> str:
     """The script with one text replaced."""
     assert GRPO.count(old) == 1, old
     return GRPO.replace(old, new)
+
+
+# the same with log-probs of the whole sequence, where the mask leaves the prompt out
+WHOLE = (
+    GRPO.replace("logits[:, start - 1 : -1]", "logits[:, :-1]")
+    .replace("ids[:, start:].unsqueeze(-1)", "ids[:, 1:].unsqueeze(-1)")
+    .replace(
+        "mask = (ends.cumsum(dim=1) - ends == 0).float()",
+        "sampled = (ends.cumsum(dim=1) - ends == 0).int()\n"
+        "    mask = torch.cat([torch.zeros_like(prompts), sampled], dim=1)[:, 1:].float()",
+    )
+)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.terms import Term, TermKind
-from assay.dataflow.value import Value
+from assay.dataflow.terms import TermKind
+from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.arrays import Unclear
 from assay.doctor.reading.endings import Endings
 from assay.doctor.reading.worked import COMPLETION, LENGTHS, PROMPT, ROWS, Worked
 from assay.source.program import Program
 
 _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)
+_ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())
+_SELECTS = frozenset({"masked_select", "scatter", "scatter_add", "einsum", "matmul"})
 _MOST = 400
 
 
@@ -58,14 +62,19 @@ class Filled:
     @property
     def misses_ends(self) -> bool:
         """A token counts, but the one that ended the row does not."""
-        rows = [row for row in range(ROWS) if row != 1]
-        ends = [self.completion[row, LENGTHS[row] - 1] for row in rows]
-        return bool(self.completion[1].all()) and not any(ends)
+        ends = [self.completion[row, LENGTHS[row] - 1] for row in (0, 2, 3)]
+        before = [self.completion[row, : LENGTHS[row] - 1].all() for row in (0, 3)]
+        return all(before) and not any(ends)
 
     @property
     def goes_on(self) -> bool:
         """What comes after the end counts."""
         return all(self.completion[row, LENGTHS[row] :].all() for row in (0, 2))
+
+    @property
+    def drops_truncated(self) -> bool:
+        """A row that was cut off does not count at all."""
+        return not self.numbers[1].any()
 
     @property
     def empty_rows(self) -> bool:
@@ -84,71 +93,38 @@ def _masked(program: Program, loss: Value) -> Masked:
     waiting = [loss]
     while waiting and len(seen) < _MOST:
         value = waiting.pop()
-        for mask, rest in _parts(program, value):
-            if mask is not None:
-                found.masks.append(mask)
-            if rest is not None and id(rest) not in seen:
-                seen.add(id(rest))
-                waiting.append(rest)
-        found.selects |= value.op in ("masked_select", "scatter", "scatter_add", "einsum", "matmul")
-        if value.op == "index" and _is_select(program, value):
-            found.selects = True
+        masks, rest = _parts(program, value)
+        found.masks += masks
+        for one in rest:
+            if id(one) not in seen and program.terms.is_policy(one):
+                seen.add(id(one))
+                waiting.append(one)
+        found.selects |= value.op in _SELECTS or (value.op == "index" and _is_select(program, value))
     return found
 
 
-def _parts(program: Program, value: Value) -> Iterator[tuple[Applied | None, Value | None]]:
-    """(mask, what it is applied to) of one operation on the way from a loss to log-probs."""
-    other = value.argument("other")
-    if program.kinds.is_a(value, *_LEAVES) and value.op in ("gather", "log_prob", "cross_entropy", "forward", "index"):
-        return
-    if value.op == "mul" and value.input is not None and other is not None:
-        for one, rest in ((value.input, other), (other, value.input)):
-            if is_mask(program, one):
-                yield Applied(one, value), rest
-                return
-        yield None, value.input
-        yield None, other
-        return
-    if value.op == "masked_fill" and value.input is not None:
+def _parts(program: Program, value: Value) -> tuple[list[Applied], list[Value]]:
+    """The masks of one operation on the way from a loss to log-probs, and where the way goes on."""
+    first, other = value.input, value.argument("other")
+    if value.op in _ENDS or (program.kinds.is_a(value, *_LEAVES) and value.op in ("gather", "index", "sub", "sum")):
+        return [], []
+    if value.op == "mul" and first is not None and other is not None:
+        policy = [one for one in (first, other) if program.terms.is_policy(one)]
+        masks = [Applied(one, value) for one in (first, other) if not any(one is mine for mine in policy)]
+        return masks, policy
+    if value.op == "masked_fill" and first is not None:
         mask = value.argument("mask")
-        yield (Applied(mask, value, kept=False) if mask is not None else None), value.input
-        return
+        return ([Applied(mask, value, kept=False)] if mask is not None else []), [first]
     if value.op == "where":
-        condition, first = value.argument("condition"), value.input
+        condition = value.argument("condition")
         kept = first is None or not isinstance(first.constant, int | float)
-        if condition is not None:
-            yield Applied(condition, value, kept), first if kept else other
-        return
-    for name, one in value.arguments.items():
-        if value.op in ("div",) and name == "other":
-            continue
-        if value.op in ("gather", "index", "index_select") and name != "input":
-            continue
-        if value.op in ("forward", "generate", "multinomial", "sample", "call", "function", "constant"):
-            return
-        yield None, one
-
-
-def is_mask(program: Program, value: Value) -> bool:
-    """By what was done to it; ones and zeros that are made as they are count too."""
-    if program.kinds.is_a(value, Kind.MASK):
-        return True
-    current: Value | None = value
-    for _ in range(8):
-        if current is None:
-            return False
-        if current.op == "call" and current.name.rpartition(".")[2] in ("ones_like", "ones", "zeros_like", "zeros"):
-            return True
-        if program.kinds.is_a(current, Kind.MASK):
-            return True
-        if current.op == "cat":
-            parts = current.argument("tensors")
-            elements = getattr(getattr(parts, "thing", None), "elements", [])
-            return any(is_mask(program, one) for one in elements[-2:] if one is not current)
-        if current.op not in ("cast", "index", "view", "clone", "detach", "setitem", "phi", "tensor", "reshape"):
-            return False
-        current = current.input or current.argument("data") or current.argument("0")
-    return False
+        sides = [one for one in (first, other) if one is not None]
+        return ([Applied(condition, value, kept)] if condition is not None else []), sides
+    if value.op == "div":
+        return [], [first] if first is not None else []
+    if value.op in ("index", "index_select"):
+        return [], [first] if first is not None else []
+    return [], list(value.arguments.values())
 
 
 def _is_select(program: Program, value: Value) -> bool:
@@ -158,19 +134,29 @@ def _is_select(program: Program, value: Value) -> bool:
 
 
 class Fillings:
-    """What masks of a program hold on the example rows; `pad_is_end` says under which reading."""
+    """What masks of a program hold on the example rows."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.endings = Endings(program)
-        shared = self.endings.shared
-        self.pad_is_end = shared is not None
-        self.is_certain = shared is None or shared[1]
-        self.where = shared[0] if shared is not None else None
+        self.shared = self.endings.shared  # where padding is made the end token
+        self._found: dict[tuple[int, bool, bool], list[Filled]] = {}
 
-    def of(self, mask: Applied) -> Filled | None:
-        """None where the text does not say."""
-        worked = Worked(self.program, self.endings, self.pad_is_end)
+    def of(self, mask: Applied, pad_is_end: bool | None = None) -> list[Filled]:
+        """One for each way that the branches of the script can go; nothing where the text does not say."""
+        pad_is_end = self.shared is not None if pad_is_end is None else pad_is_end
+        key = (id(mask.value), mask.kept, pad_is_end)
+        if key not in self._found:
+            found: list[Filled] = []
+            for choice in (0, -1):
+                filled = self._filled(mask, choice, pad_is_end)
+                if filled is not None and not any(np.array_equal(filled.numbers, one.numbers) for one in found):
+                    found.append(filled)
+            self._found[key] = found
+        return self._found[key]
+
+    def _filled(self, mask: Applied, choice: int, pad_is_end: bool) -> Filled | None:
+        worked = Worked(self.program, self.endings, pad_is_end, choice)
         try:
             numbers = np.asarray(worked.of(mask.value))
         except Unclear:
@@ -178,18 +164,59 @@ class Fillings:
         if numbers.ndim != 2 or numbers.shape[0] != ROWS or not np.isin(numbers, (0, 1)).all():
             return None
         offsets = {COMPLETION: 0, PROMPT + COMPLETION: PROMPT, PROMPT + COMPLETION - 1: PROMPT - 1}
-        width = numbers.shape[1]
-        if width not in offsets:
+        if (width := numbers.shape[1]) not in offsets:
             return None
         numbers = numbers.astype(bool)
         return Filled(mask, numbers if mask.kept else ~numbers, offsets[width], worked.assumed)
 
-    def under_other_reading(self, mask: Applied) -> Filled | None:
-        """The same with a padding token of its own."""
-        other = Fillings.__new__(Fillings)
-        other.program, other.endings, other.pad_is_end = self.program, self.endings, not self.pad_is_end
-        return other.of(mask)
+    @cached_property
+    def losses(self) -> list[tuple[Masked, list[list[Filled]]]]:
+        """Each loss, and what those of its masks hold of which the text says it."""
+        found = []
+        for masked in losses(self.program):
+            filled = [self.of(mask) for mask in masked.masks]
+            found.append((masked, [one for one in filled if one]))
+        return found
+
+    def is_masked_elsewhere(self, masked: Masked) -> bool:
+        """Whether a factor of which nothing is known may hold another mask: advantages that were masked before."""
+        for mask in masked.masks:
+            if self.of(mask) or isinstance(mask.value.constant, int | float):
+                continue
+            if self.program.kinds.is_a(mask.value, Kind.MASK):
+                return True
+            for value in islice(ancestors(mask.value), 80):
+                others = value.inputs if value.op == "mul" else []
+                if any(not one.goes_on for other in others for one in self.of(Applied(other, value))):
+                    return True
+        return False
 
 
-def token_terms(terms: list[Term]) -> list[Term]:
-    return [term for term in terms if term.kind in (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL)]
+_READ: list[Fillings] = []  # of the program that was read last: several checks ask in turn
+
+
+def fillings(program: Program) -> Fillings:
+    if not _READ or _READ[0].program is not program:
+        _READ[:] = [Fillings(program)]
+    return _READ[0]
+
+
+def definition(mask: Value) -> Value:
+    """Where a mask is made, behind the rows that are picked of it and its casts."""
+    seen: set[int] = set()
+    current = mask
+    while id(current) not in seen:
+        seen.add(id(current))
+        following = current.input
+        if current.op == "phi":
+            following = next((one for one in current.inputs if one.constant is not None), None)
+        if current.op not in ("index", "cast", "phi", "clone", "detach", "unsqueeze", "leave") or following is None:
+            return current
+        if following.op in ("parameter", "constant", "call", "method", "element", "generate"):
+            return current
+        if current.op == "cast" and following.op not in ("index", "phi", "cast"):
+            return current
+        if current.op == "index" and following.op in ("multinomial", "sample", "eq", "ne"):
+            return current
+        current = following
+    return current

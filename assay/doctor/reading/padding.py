@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from assay.dataflow.kinds import Kind
 from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.chosen import made_of, scorings
 from assay.doctor.reading.sampling import draws, weights_of
@@ -40,6 +41,8 @@ def unmasked(program: Program) -> Iterator[Pass]:
             if ids is None or id(call) in seen or any(name == "**" or name == "given_**" for name in call.arguments):
                 continue
             seen.add(id(call))
+            if not program.kinds.is_a(ids, Kind.SAMPLED):
+                continue  # hidden states, or text that was not drawn
             if any(id(call) == id(one) for calls in masked.values() for one in calls):
                 continue
             behind = {id(one) for one in made_of(ids)}

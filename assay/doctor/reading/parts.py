@@ -72,7 +72,8 @@ def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:
     loops = backward.context.loops
     if not loops or "engine" in backward.arguments:
         return None  # deepspeed and others divide as they are configured
-    steps = [one for one in optimizer.steps if one.order > backward.order]
+    called = backward.context.calls[:1]
+    steps = [one for one in optimizer.steps if one.order > backward.order and one.context.calls[:1] == called]
     inside = [one for one in steps if one.context.loops[: len(loops)] == loops]
     if inside:
         count = _every(inside[0], backward)

@@ -8,7 +8,7 @@ from assay.dataflow.kind import PASSES, Kind
 from assay.dataflow.terms import Term, TermKind
 from assay.dataflow.value import Value
 from assay.doctor.reading.direction import is_advantage
-from assay.doctor.reading.ratios import Difference, attached, differences, uses
+from assay.doctor.reading.ratios import Difference, attached, differences, is_differentiated, uses
 from assay.source.program import Program
 
 _ALGEBRA = (
@@ -119,7 +119,8 @@ def faces(program: Program, difference: Difference) -> tuple[Value, Value] | Non
     """(policy, reference) of a difference; None where it is not seen that one side is a reference."""
     for ours, theirs in ((difference.left, difference.right), (difference.right, difference.left)):
         if program.origins.is_reference(theirs) is True and program.origins.is_reference(ours) is not True:
-            return ours, theirs
+            backwards = program.origins.gradient(theirs) and program.origins.gradient(ours) is False
+            return None if backwards else (ours, theirs)  # the optimizer holds the wrong network: another illness
     return None
 
 
@@ -162,3 +163,13 @@ def penalty_sign(program: Program, penalty: Penalty) -> int:
             return 0
         return sign * (1 if sides[0] is penalty.linear.difference.left else -1)
     return 0
+
+
+def is_also_exponentiated(program: Program, difference: Difference) -> bool:
+    """Whether the loss has an exp or a square of the same log-probs too."""
+    ends = {id(attached(difference.left)), id(attached(difference.right))}
+    for value in program.of("exp", "expm1", "pow", "square"):
+        for one in differences(program, value):
+            if {id(attached(one.left)), id(attached(one.right))} == ends and is_differentiated(program, value):
+                return True
+    return False

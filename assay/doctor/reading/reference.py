@@ -55,7 +55,9 @@ def _itself(program: Program, penalty: Penalty) -> Doubt | None:
     if difference is None or penalty.estimator not in ("k3", "k2", "abs"):
         return None
     for ours, theirs in ((difference.left, difference.right), (difference.right, difference.left)):
-        if program.origins.gradient(ours) is not True or program.origins.is_reference(theirs) is not False:
+        if program.origins.gradient(ours) is not True:
+            continue
+        if program.origins.is_reference(theirs) is not False or program.origins.is_reference(ours) is not False:
             continue
         if attached(ours) is attached(theirs):
             what = f"the KL of {ours.shown} is measured to its own detached copy: it is always 0"

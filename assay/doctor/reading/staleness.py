@@ -109,11 +109,13 @@ def _is_corrected(program: Program, model: Value) -> bool:
         for one in differences(program, use.ratio):
             if any(same_network(model, other) for other in program.origins.networks(one.right)):
                 return True
+    behind = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
     for value in program.of("sub"):
         right = value.argument("other")
-        if right is None or not program.kinds.is_a(value, Kind.LOG_RATIO):
+        is_ratio = program.kinds.is_a(value, Kind.LOG_RATIO) or program.kinds.is_a(value.input, Kind.LOGPROBS)
+        if right is None or id(value) not in behind or not is_ratio:
             continue
-        if id(value) in program.weights and any(same_network(model, one) for one in program.origins.networks(right)):
+        if any(same_network(model, one) for one in program.origins.networks(right)):
             return True
     return False
 

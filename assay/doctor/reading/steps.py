@@ -131,7 +131,8 @@ def _clears(program: Program) -> Iterator[tuple[Value, Value | None]]:
 
 
 def clears_of_unknown(program: Program) -> list[Value]:
-    return [value for value, of in _clears(program) if of is None or of.op in _OPEN]
+    """Clears of which the text does not say whose gradients they clear: by hand, by an object of another class."""
+    return [value for value, of in _clears(program) if of is None or of.op in (*_OPEN, "phi", "instance", "library")]
 
 
 def _is_of(cleared: Value, networks: tuple[Value, ...] | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import UNKNOWN, Loop, Value
+from assay.dataflow.value import Loop, Value
 from assay.doctor.reading.arrays import (
     OPERATIONS,
     Number,
@@ -29,11 +29,15 @@ from assay.source.things import Listing
 
 PROMPT, COMPLETION = 4, 6  # tokens; the widths 10, 9 and 6 tell a whole sequence, a shifted one and a completion
 END, PAD, WORD = 1001, 1000, 1005
+_ASKED = WORD + 7  # a token of a prompt
 ROWS = 4
 LENGTHS = (3, 6, 1, 6)  # with the end token
 _STARTS = (1, 0, 2, 0)  # padding before each prompt
 _DEEPEST = 120
 _SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())
+
+# what numpy raises where shapes or types do not fit: the example is then no example of this
+_MISFITS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ArithmeticError, AttributeError)
 
 Steps = dict[int, int]  # turn of each loop, by the id of the Loop
 
@@ -52,27 +56,30 @@ def completions(raw: bool, fill: int) -> Any:
 
 
 def prompts(pad: int) -> Any:
-    return np.array([[pad] * start + [WORD + 7] * (PROMPT - start) for start in _STARTS])
+    return np.array([[pad] * start + [_ASKED] * (PROMPT - start) for start in _STARTS])
 
 
 class Worked:
     """Evaluates values of a program on the example rows."""
 
-    def __init__(self, program: Program, endings: Endings, pad_is_end: bool) -> None:
+    def __init__(self, program: Program, endings: Endings, pad_is_end: bool, choice: int = 0) -> None:
         self.program = program
         self.endings = endings
         self.pad = END if pad_is_end else PAD
         self.fill = self.pad
+        self.choice = choice  # which of two branches is taken, where the text does not decide: 0 the first, -1 the last
         self.assumed = False  # a parameter of which nothing is known was taken for tokens of completions
         self._known: dict[tuple[int, tuple[tuple[int, int], ...]], Number] = {}
+        self._token_loops: set[int] = set()
         self._depth = 0
 
     def of(self, value: Value, steps: Steps | None = None) -> Number:
         """Raises Unclear."""
         steps = dict(steps or {})
         for loop in value.context.loops:
-            if id(loop) not in steps:  # seen after the loop has ended
-                steps[id(loop)] = self._turns(loop) - 1
+            if id(loop) not in steps:  # seen after the loop has ended, or from another loop over the same rows
+                row = self._row(steps) if self._is_row_loop(id(loop)) else None
+                steps[id(loop)] = self._turns(loop) - 1 if row is None else row
         inside = tuple(sorted((id(loop), steps[id(loop)]) for loop in value.context.loops))
         if value.op in ("phi", "listing", "element", "index"):
             inside = tuple(sorted(steps.items()))
@@ -87,8 +94,12 @@ class Worked:
         self._known[key] = Unclear  # what needs itself is not known
         try:
             found = self._found(value, steps)
-        except (ValueError, IndexError, TypeError, KeyError, OverflowError, ArithmeticError, AttributeError):
-            raise Unclear from None
+        except (Unclear, *_MISFITS):
+            if value.op not in ("leave", "index", "listing", "tensor", "element") or self._row(steps) is None:
+                raise Unclear from None
+            if not self.program.kinds.is_a(value, Kind.SAMPLED):
+                raise Unclear from None
+            found = self._tokens_of_row(steps)  # one row of what was sampled, in whatever way it was cut out
         finally:
             self._depth -= 1
         self._known[key] = found
@@ -99,23 +110,31 @@ class Worked:
     def _turns(self, loop: Loop) -> int:
         if self.endings.is_drawing(loop):
             return COMPLETION
-        return ROWS if is_of_rows(loop) else 1
+        return ROWS if self._is_row_loop(id(loop)) else 1
 
     def _phi(self, value: Value, steps: Steps) -> Number:
         if value.name == "turn":
-            loop = next((one for one in self.endings.loops if one.place == value.place), None)
-            turn = steps.get(id(loop), 0) if loop is not None else 0
+            inside = [one for one in self.endings.loops if one.place == value.place and id(one) in steps]
+            turn = steps[id(inside[-1])] if inside else 0
             if turn <= 0 or "1" not in value.arguments:
-                return self.of(value.arguments["0"], steps)
-            return self.of(value.arguments["1"], {**steps, id(loop): turn - 1})
-        found: list[Number] = []
-        for one in value.arguments.values():
-            if one.constant is None:
-                continue
-            found.append(self.of(one, steps))
-        if not found or any(not np.array_equal(found[0], other) for other in found[1:]):
+                try:
+                    return self.of(value.arguments["0"], steps)
+                except Unclear:
+                    # what a loop starts from that draws tokens behind it is the prompt
+                    if not inside or not self.endings.is_drawing(inside[-1]) or not self._is_growing(value):
+                        raise
+                    return prompts(self.pad) if self._row(steps) is None else [_ASKED] * PROMPT
+            return self.of(value.arguments["1"], {**steps, id(inside[-1]): turn - 1})
+        options = [one for one in value.arguments.values() if one.constant is not None]
+        if not options:
             raise Unclear
-        return found[0]
+        return self.of(options[self.choice], steps)
+
+    def _is_growing(self, value: Value) -> bool:
+        last = value.arguments["1"]
+        while last.op == "phi" and "0" in last.arguments and last is not value:
+            last = last.arguments["0"]
+        return last.op == "cat" and self.program.kinds.is_a(last, Kind.SAMPLED)
 
     def _listing(self, value: Value, steps: Steps) -> Number:
         thing = value.thing
@@ -123,20 +142,56 @@ class Worked:
             raise Unclear
         if thing.exact:
             return [self.of(one, steps) for one in thing.elements]
+        joined_from = [part.thing for part in thing.parts if isinstance(part.thing, Listing)]
+        if joined_from and sum(len(one.elements) for one in joined_from) == len(thing.elements):
+            return [one for part in thing.parts for one in self._part(part, steps)]
         if len(thing.elements) != 1:
             raise Unclear
         element = thing.elements[0]
         if self.program.kinds.is_a(element, Kind.SAMPLED) and self._row(steps) is not None:
             return self._tokens_of_row(steps)
         more = [loop for loop in element.context.loops if loop not in value.context.loops]
+        if len(more) > 1 and value.place.line == element.place.line:
+            more = more[-1:]  # a comprehension over what a loop has made
         if len(more) != 1:
             raise Unclear
-        return [self.of(element, {**steps, id(more[0]): turn}) for turn in range(self._turns(more[0]))]
+        (loop,) = more
+        row = self._row(steps)
+        if row is not None and self._is_of_tokens(loop):
+            self._token_loops.add(id(loop))
+            drawing = {id(one): 0 for one in self.endings.loops if self.endings.is_drawing(one)}
+            return [
+                self.of(element, {**steps, **dict.fromkeys(drawing, turn), id(loop): turn})
+                for turn in range(LENGTHS[row])
+            ]
+        if not self.endings.is_drawing(loop):
+            steps = {key: turn for key, turn in steps.items() if not self._is_row_loop(key)}
+        return [self.of(element, {**steps, id(loop): turn}) for turn in range(self._turns(loop))]
+
+    def _part(self, part: Value, steps: Steps) -> Number:
+        """A list within a list; one that is neither sampled nor known, in a row of its own, is the prompt."""
+        try:
+            return self.of(part, steps)
+        except Unclear:
+            if self._row(steps) is None or self.program.kinds.of(part) is not None:
+                raise
+            return [_ASKED] * PROMPT
+
+    def _is_row_loop(self, key: int) -> bool:
+        return self.endings.is_row_loop(key) and key not in self._token_loops
+
+    def _is_of_tokens(self, loop: Loop) -> bool:
+        """Whether a loop within one row goes through its tokens."""
+        source = loop.source
+        if source is None or not self.program.kinds.is_a(source, Kind.SAMPLED):
+            return False
+        if isinstance(source.thing, Listing) and len(source.thing.elements) == 1:
+            return source.thing.elements[0].op not in ("listing", "leave", "tensor", "table")
+        return True
 
     def _row(self, steps: Steps) -> int | None:
-        rows = [loop for loop in self.endings.loops if id(loop) in steps and is_of_rows(loop)]
-        rows = [loop for loop in rows if not self.endings.is_drawing(loop)]
-        return steps[id(rows[-1])] if rows else None
+        rows = [turn for key, turn in steps.items() if self._is_row_loop(key)]
+        return rows[-1] if rows else None
 
     def _tokens_of_row(self, steps: Steps) -> list[int]:
         row = self._row(steps)
@@ -277,7 +332,7 @@ class Worked:
             if self.program.kinds.of(inner) is not None:
                 raise
             row = self._row(steps)
-            return ROWS if row is None else PROMPT - _STARTS[row]
+            return ROWS if row is None else PROMPT
 
     def _element(self, value: Value, steps: Steps) -> Number:
         """What a loop over rows takes: their number, tokens that were sampled, or the prompt."""
@@ -300,6 +355,8 @@ class Worked:
             try:
                 keys.append(self._key(key, steps))
             except Unclear:
+                if len(value.arguments) == 2 and key.op != "slice" and np.ndim(base) == 2 and self._row(steps) is None:
+                    return base  # some of the rows: each of them may be picked
                 # cut where the prompt ends, as far as a whole sequence goes
                 if key.op != "slice" or np.ndim(base) != 2 or np.shape(base)[1] != PROMPT + COMPLETION:
                     raise
@@ -318,13 +375,21 @@ class Worked:
         return np.asarray(found) if isinstance(found, list) else found
 
     def _bound(self, bound: Value | None, steps: Steps) -> int | None:
+        if bound is not None and bound.op == "len" and isinstance(bound.constant, int) and self._row(steps) is None:
+            return PROMPT  # the length of a prompt that the text spells out; ours is another
         found = None if bound is None else self.of(bound, steps)
         return None if found is None else int(found)
 
     def _setitem(self, value: Value, steps: Steps) -> Number:
         array = np.array(self.of(value.arguments["input"], steps))
         keys = tuple(self._key(key, steps) for name, key in value.arguments.items() if name not in ("input", "value"))
-        array[keys] = self.of(value.arguments["value"], steps)
+        given = value.arguments["value"]
+        try:
+            array[keys] = self.of(given, steps)
+        except Unclear:
+            if self._row(steps) is None or self.program.kinds.of(given) is not None:
+                raise
+            array[keys] = _ASKED
         return array
 
     # making tensors
@@ -337,7 +402,7 @@ class Worked:
                 return np.full(shape, self.of(value.arguments.get("1") or value.arguments["fill_value"], steps))
             return np.full(shape, 1 if last == "ones_like" else 0)
         if last in ("ones", "zeros", "empty"):
-            return np.full(self._sizes(value, steps), 1 if last == "ones" else 0)
+            return np.full(self._made_sizes(value, steps), 1 if last == "ones" else 0)
         if last == "isin" and len(value.arguments) >= 2:
             return np.isin(*[self.of(value.arguments[name], steps) for name in ("0", "1")])
         raise Unclear
@@ -357,9 +422,19 @@ class Worked:
         flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
         return [int(one) for one in flat]
 
+    def _made_sizes(self, value: Value, steps: Steps) -> list[int]:
+        """Of a new tensor. A size that the text spells out is the script's number of rows or of tokens: ours differ."""
+        given = [one for name, one in value.arguments.items() if name.isdigit() or name == "size"]
+        if len(given) == 1 and isinstance(given[0].thing, Listing):
+            given = given[0].thing.elements
+        sizes: list[int] = []
+        for at, one in enumerate(given):
+            spelt = isinstance(one.constant, int) and one.constant > 1 and at < 2
+            sizes.append((ROWS, COMPLETION)[at] if spelt else int(self.of(one, steps)))
+        return sizes
+
     def _full(self, value: Value, steps: Steps) -> Number:
-        sizes = self.of(value.arguments["size"], steps)
-        return np.full([int(one) for one in sizes], self.of(value.arguments["fill_value"], steps))
+        return np.full(self._made_sizes(value, steps), self.of(value.arguments["fill_value"], steps))
 
     def _arange(self, value: Value, steps: Steps) -> Number:
         bounds = [self.of(one, steps) for name, one in value.arguments.items() if name in ("start", "end", "step")]
@@ -419,17 +494,3 @@ class Worked:
             return max(found)
         settings = {name: self.of(one, steps) for name, one in value.arguments.items() if name in ("dim", "keepdim")}
         return OPERATIONS["max"](found, **settings)
-
-
-def is_of_rows(loop: Loop) -> bool:
-    """`for i, (p, c) in enumerate(zip(prompts, completions))`, `for row in rows`; not `for step in range(100)`."""
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
-    if source is None:
-        return False
-    if source.op == "range":
-        stop = source.argument("stop")
-        counted = stop is not None and stop.constant is UNKNOWN and stop.op in ("len", "method", "index")
-        return counted and "step" not in source.arguments
-    return source.op in ("zip", "listing", "leave", "element", "list_repeat")

@@ -55,6 +55,10 @@ def test_a_fault_of_the_kl_is_found_and_no_other(form, tmp_path):
 
 HEALTHY = {
     "the script itself": GRPO,
+    "k3 under a mask that is not known as one": changed(
+        KL, "weights = rewards_of(ids)\n        d = (ref - new) * weights\n        kl = d.exp() - d - 1"
+    ),
+    "an optimizer that holds the wrong network": changed("AdamW(policy.", "AdamW(reference."),
     "called k1": changed(KL, "k1 = torch.exp(ref - new) - (ref - new) - 1\n        kl = k1"),
     "written with new - ref": changed(KL, "d = new - ref\n        kl = torch.exp(-d) + d - 1"),
     "expm1": changed(KL, "d = ref - new\n        kl = torch.expm1(d) - d"),

@@ -202,6 +202,15 @@ def test_log_probs_of_the_reference_in_the_denominator_are_found(tmp_path):
     assert "RAT01" in found(both((SCORED, "        old = score(reference, ids, start)\n")), tmp_path)
 
 
+def test_a_temperature_on_one_side_of_the_ratio_is_found(tmp_path):
+    tempered = both(
+        ("def score(model, ids, start):", "def score(model, ids, start, temperature=1.0):"),
+        ("[:, start - 1 : -1].float()", "[:, start - 1 : -1].float() / temperature"),
+    )
+    assert "RAT01" not in found(tempered, tmp_path)
+    assert "RAT01" in found(tempered.replace(SCORED, "        old = score(policy, ids, start, 0.7)\n"), tmp_path)
+
+
 def test_a_reference_that_samples_is_found_but_not_where_its_log_probs_are_the_denominator(tmp_path):
     sampled = ("ids = policy.generate(", "ids = reference.generate(")
     assert "RAT05" in found(both(sampled), tmp_path)

@@ -1,0 +1,159 @@
+"""
+## What it checks
+Nothing keeps the graph of a pass after its update: no list or running sum of losses that still carry their gradient,
+and no pass of a frozen network outside of `no_grad`.
+
+## Why it hurts
+A tensor that was computed with gradients holds all that led to it. A list of losses holds the graphs of all steps, and
+memory grows until the run is killed. A reference that is scored with gradients costs its activations in every step.
+
+## How to fix it
+    # before
+    losses.append(loss)
+    # after
+    losses.append(loss.item())
+
+## When it is wrong
+Losses that are collected to be differentiated together are left alone. After `backward()` the largest part of a graph
+is freed already: what is kept is then small, but still grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.origin import network
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.example import changed
+from assay.doctor.reading.ownership import is_network
+from assay.doctor.reading.ratios import is_differentiated
+from assay.doctor.reading.samplers import is_trained
+from assay.doctor.reading.steps import optimizers
+from assay.doctor.running import seen_in_run
+from assay.source.program import Program
+from assay.source.things import Listing, Table
+from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
+
+HARMLESS = ("mean", "sum", "len", "leave", "string", "index", "element", "append", "tensor", "std", "max", "min")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    behind = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
+    told: set[Place] = set()
+    for append in program.of("append"):
+        kept = _kept(program, append, behind)
+        if kept is None or append.place in told:
+            continue
+        told.add(append.place)
+        if kept is append:
+            yield healthy("what is collected carries no graph", places=(append.place,))
+            continue
+        inside = append.place_of("value")
+        plain = inside is not append.place and kept is append.argument("value") and not inside.text.endswith("..")
+        yield finding(
+            f"`{append.place.text}` keeps {kept.shown} with its graph",
+            confidence=Confidence.LIKELY,
+            places=(append.place, kept.place),
+            edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
+        )
+    for value in program.of("in_place"):
+        added = _added(program, value, behind)
+        if added is not None and value.place not in told:
+            told.add(value.place)
+            yield finding(
+                f"`{value.place.text}` adds up {added.shown} with its graph",
+                confidence=Confidence.LIKELY,
+                places=(value.place, added.place),
+            )
+    yield from _passes(program, told)
+
+
+def _kept(program: Program, append: Value, behind: set[int]) -> Value | None:
+    """What is kept with a graph; the append itself if nothing is; None if that is not to be judged."""
+    listing, value = append.input, append.argument("value")
+    if listing is None or value is None or not append.context.loops:
+        return None
+    if id(listing) in behind or listing.context.loops == append.context.loops:
+        return None
+    parts = value.thing.elements if isinstance(value.thing, Listing) else [value]
+    for part in parts:
+        if isinstance(part.thing, Table | Listing) or program.origins.gradient(part) is not True:
+            continue
+        if not program.origins.forwards(part):
+            continue
+        is_metric = id(part) in behind and _is_stepped(program, append)
+        if is_metric or _is_only_read(listing):
+            return part
+        return None
+    judged = any(one.op == "leave" or one.op == "detach" for one in parts)
+    return append if judged else None
+
+
+def _is_stepped(program: Program, append: Value) -> bool:
+    """Whether the loop differentiates what it collects, turn by turn."""
+    return any(append.context.loops[-1] in one.context.loops for one in program.of("backward"))
+
+
+def _is_only_read(listing: Value) -> bool:
+    return all(user.op in HARMLESS or user.name.startswith("builtins.print") for user in listing.users)
+
+
+def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
+    """loss of `total += loss`, where each loss is differentiated in its turn and the total never is."""
+    total = change.input
+    if change.name != "augmented" or total is None or total.op != "add" or id(total) in behind:
+        return None
+    added, target = total.argument("other"), total.input
+    if added is None or target is None or not change.context.loops or id(added) not in behind:
+        return None
+    loop = change.context.loops[-1]
+    if not (target.op == "phi" and target.name == "turn"):
+        return None
+    losses = [one for one in program.of("backward") if loop in one.context.loops]
+    if not losses or program.origins.gradient(added) is not True or not program.origins.forwards(added):
+        return None
+    return added
+
+
+def _passes(program: Program, told: set[Place]) -> Iterator[Verdict]:
+    """A pass of a network that no optimizer holds, with gradients, in a loss."""
+    every = optimizers(program)
+    if not every or any(one.networks is None for one in every):
+        return
+    for loss, _ in program.losses:
+        if not any(is_trained(program, one) for one in program.origins.networks(loss)):
+            continue
+        for call in program.origins.forwards(loss):
+            model = call.arguments.get("model")
+            if call.op != "forward" or model is None or not is_network(network(model)) or call.place in told:
+                continue
+            if is_trained(program, model) or program.origins.gradient(call) is not True or call.context.adapter_off:
+                continue
+            if not is_differentiated(program, call):
+                continue
+            told.add(call.place)
+            first = call.context.calls[-1] if call.context.calls else call.place
+            yield finding(
+                f"`{first.text}` runs {network(model).shown} with gradients, though no optimizer holds it",
+                confidence=Confidence.LIKELY,
+                places=(first, call.place),
+                fix="Score with it under torch.no_grad(), and freeze it.",
+            )
+
+
+WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
+    "        optimizer.step()\n", "        optimizer.step()\n        losses.append(loss.item())\n"
+)
+
+ILLNESS = Illness(
+    code="PERF02",
+    name="graph_kept",
+    severity=Severity.WASTEFUL,
+    summary="Graphs of passes are kept after their update, or made for a network that is not trained.",
+    fix="Collect numbers (loss.item() or loss.detach()), and score with frozen networks under torch.no_grad().",
+    explanation=__doc__,
+    trace=seen_in_run("PERF02"),
+    source=check_source,
+    scripts=Scripts(sick=WELL.replace("append(loss.item())", "append(loss)"), well=WELL),
+)

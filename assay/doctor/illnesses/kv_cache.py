@@ -1,0 +1,124 @@
+"""
+## What it checks
+Generation keeps the keys and values of the tokens so far. The check looks for `use_cache=False` at `generate()` or in
+its config, for gradient checkpointing on a model that generates in train mode (transformers then drops the cache), and
+for a loop that runs the whole sequence of a Hugging Face model again for each token.
+
+## Why it hurts
+Without the cache each new token costs a pass over all tokens before it: an answer of 1,000 tokens costs some 500 times
+the attention and the layers. Rollouts are most of the time of a GRPO step; they become nearly all of it.
+
+## How to fix it
+    # before
+    model.gradient_checkpointing_enable()
+    model.train()
+    ids = model.generate(prompts, do_sample=True)
+    # after
+    model.eval()
+    ids = model.generate(prompts, do_sample=True, use_cache=True)
+    model.train()
+
+## When it is wrong
+Very short answers cost little either way. A pass that scores whole sequences needs no cache, and is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.kind import Kind
+from assay.dataflow.origin import network, same_network
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.modes import mode_at
+from assay.doctor.running import seen_in_run
+from assay.source.program import Program
+from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    told: set[Place] = set()
+    for value in program.of("generate"):
+        if value.place in told or value.input is None:
+            continue
+        told.add(value.place)
+        found = _switched_off(program, value) or _checkpointed(program, value)
+        if found is not None:
+            yield finding(found[0], confidence=Confidence.LIKELY, places=(found[1].place, value.place))
+        else:
+            yield healthy("generation may use its cache", places=(value.place,))
+    for value in program.of("forward"):
+        if value.setting("given_use_cache") is False and value.place not in told and _grows(program, value):
+            told.add(value.place)
+            yield finding(
+                f"`{value.place.text}` runs the whole sequence again for each token, with the cache off",
+                confidence=Confidence.LIKELY,
+                places=(value.place,),
+            )
+
+
+def _switched_off(program: Program, call: Value) -> tuple[str, Value] | None:
+    if call.setting("use_cache") is False:
+        return f"`{call.place.text}` generates with use_cache=False: each token runs all tokens before it again", call
+    config = call.argument("generation_config")
+    if config is not None and config.op == "call" and config.setting("use_cache") is False:
+        return f"`{call.place.text}` generates with a config that has use_cache=False", config
+    for value in program.of("setattr"):
+        owner = value.input
+        if (
+            value.name != "use_cache"
+            or value.setting("value") is not False
+            or owner is None
+            or "use_cache" in call.arguments
+        ):
+            continue
+        of_model = owner.op == "attribute" and owner.name == "generation_config" and owner.input is not None
+        if value.order < call.order and (owner is config or (of_model and _is_of(owner.input, call.input))):
+            later = [one for one in program.of("setattr") if one.name == "use_cache" and one.order > value.order]
+            return None if later else (f"`{value.place.text}` switches the cache of generate() off", value)
+    return None
+
+
+def _is_of(one: Value | None, other: Value | None) -> bool:
+    return one is not None and other is not None and same_network(one, other)
+
+
+def _checkpointed(program: Program, call: Value) -> tuple[str, Value] | None:
+    assert call.input is not None
+    on = [one for one in program.of("gradient_checkpointing_enable") if _is_of(one.input, call.input)]
+    off = [one for one in program.of("method") if one.name == "gradient_checkpointing_disable"]
+    if not on or off or on[0].order > call.order:
+        return None
+    training, since = mode_at(program, network(call.input), call)
+    if training is True and since is not None:
+        return f"`{call.place.text}` generates in train mode with gradient checkpointing: no cache is kept", since
+    return None
+
+
+def _grows(program: Program, call: Value) -> bool:
+    """Whether the tokens that go in are those of the turn before and the one that was drawn of them."""
+    if not call.context.loops:
+        return False
+    ids = call.argument("given_0") or call.argument("given_input_ids")
+    if ids is None or ids.op != "phi" or ids.name != "turn":
+        return False
+    for value in list(ancestors(ids))[:60]:
+        if value.op == "cat" and call.context.loops[-1] in value.context.loops:
+            drawn = [one for one in ancestors(value) if program.kinds.is_a(one, Kind.SAMPLED)]
+            if any(any(made is call for made in ancestors(one)) for one in drawn[:8]):
+                return True
+    return False
+
+
+ILLNESS = Illness(
+    code="PERF01",
+    name="kv_cache",
+    severity=Severity.WASTEFUL,
+    summary="Tokens are generated without a cache of keys and values.",
+    fix="Generate in eval mode with use_cache=True; gradient checkpointing and train mode are for the update only.",
+    explanation=__doc__,
+    trace=seen_in_run("PERF01"),
+    source=check_source,
+    scripts=Scripts(sick=changed("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),
+)

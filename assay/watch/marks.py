@@ -1,0 +1,23 @@
+"""Trace --> marks: verdicts that follow from what the script really did, each for one illness.
+
+A finding is proven where an invariant was computed anew on the run's own tensors and failed.
+"""
+
+from __future__ import annotations
+
+from assay.watch.mark_graph import mark_graph
+from assay.watch.mark_ratio import mark_ratio
+from assay.watch.mark_rows import mark_rows
+from assay.watch.mark_sampling import mark_sampling
+from assay.watch.mark_weights import mark_weights
+from assay.watch.trace import Trace
+
+
+def mark(trace: Trace) -> None:
+    if trace.origins is None:
+        return
+    mark_sampling(trace)
+    mark_ratio(trace)
+    mark_graph(trace)
+    mark_rows(trace)
+    mark_weights(trace)
