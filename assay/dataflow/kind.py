@@ -92,14 +92,21 @@ _SHAPED = frozenset(
 
 def is_normalised(value: Value, depth: int = 6) -> bool:
     """Whether a softmax is taken of it, after slices and divisions."""
-    for user in value.users:
-        if user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy"):
-            return True
-        if user.op == "categorical" and user.argument("logits") is value:
-            return True
-        passes = user.op in _SHAPED or (user.op == "setitem" and user.input is value)
-        if depth and passes and is_normalised(user, depth - 1):
-            return True
+    seen: set[int] = set()
+    layer = [value]
+    for _ in range(depth + 1):
+        following: dict[int, Value] = {}
+        for one in layer:
+            for user in one.users:
+                if user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy"):
+                    return True
+                if user.op == "categorical" and user.argument("logits") is one:
+                    return True
+                passes = user.op in _SHAPED or (user.op == "setitem" and user.input is one)
+                if passes and id(user) not in seen:
+                    following[id(user)] = user
+        seen |= following.keys()
+        layer = list(following.values())
     return False
 
 

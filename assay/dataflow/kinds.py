@@ -302,7 +302,8 @@ class Kinds:
             return Known(kind, value, "minus their logsumexp", left)
         if kinds == (Kind.LOGPROBS, Kind.LOGPROBS) or kinds == (Kind.NEGATIVE_LOGPROBS, Kind.NEGATIVE_LOGPROBS):
             return Known(Kind.LOG_RATIO, value, "a difference of log-probs", left)
-        if Kind.MASK in kinds or Kind.COUNT in kinds:
+        numeric = is_number(value.input) or is_number(value.argument("other")) or None not in kinds
+        if (Kind.MASK in kinds or Kind.COUNT in kinds) and numeric:  # not rewards of 0 and 1 minus their mean
             return Known(Kind.COUNT if Kind.COUNT in kinds else Kind.MASK, value, "arithmetic of masks", left or right)
         if left is not None and right is None and left.kind in SCORES:
             return Known(left.kind, value, "shifted", left)  # minus its maximum, a penalty
@@ -378,6 +379,11 @@ class Kinds:
         known = self.of(value.input)
         keeps = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
         return Known(known.kind, value, "averaged", known) if known is not None and known.kind in keeps else None
+
+    def _leave(self, value: Value) -> Known | None:
+        known = self._passed(value)
+        is_score = known is not None and known.kind is Kind.MASK and value.name in ("float", "int", "item")
+        return None if is_score else known  # float(answer == truth) is a number, no mask
 
     def _cumsum(self, value: Value) -> Known | None:
         known = self.of(value.input)

@@ -75,6 +75,10 @@ class Origins:
         return value.inputs
 
     def _find_gradient(self, value: Value) -> bool | None:
+        if value.op == "module" and value.name == "Parameter":
+            return True
+        if value.setting("requires_grad", False) is True and value.op in ("call", "tensor", "full"):
+            return not self.forwards(value)  # a leaf; a copy of a loss is none
         if value.op in _CUTS or (value.op == "attribute" and value.name in ("data", "shape", "device", "dtype")):
             return False
         if value.op not in _HOLDS and value.context.no_grad:

@@ -78,12 +78,13 @@ class Terms:
 
     def of(self, loss: Value) -> list[Term]:
         found: list[Term] = []
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[int, int, frozenset[int]]] = set()
         waiting = [(loss, _Path())]
         while waiting and len(found) < MOST_TERMS:
             value, path = waiting.pop()
-            if (id(value), path.sign) not in seen:
-                seen.add((id(value), path.sign))
+            way = id(value), path.sign, frozenset(map(id, path.factors))  # in a loop it comes back to the same
+            if way not in seen:
+                seen.add(way)
                 waiting += reversed(self._expand(value, path, found))
         return found
 

@@ -111,7 +111,8 @@ class Value:
     @property
     def shown(self) -> str:
         """How a sentence calls it: by its name, else by its text."""
-        return f"`{self.names[0]}`" if self.names else f"`{self.place.text}`"
+        names = [name for name in self.names if name != "self"]
+        return f"`{names[0]}`" if names else f"`{self.place.text}`"
 
     def __repr__(self) -> str:
         constant = "" if self.constant is UNKNOWN else f"={self.constant!r}"

@@ -27,8 +27,8 @@ from typing import Any
 LIBRARIES = (
     "numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch.distributions",
     "transformers", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers", "accelerate", "tokenizers",
-    "assay.watch.observer", "assay.watch.report",
+    "transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers", "accelerate",
+    "tokenizers", "assay.watch.observer", "assay.watch.report",
 )  # fmt: skip
 PAUSE = 0.02
 _LEAVE = os._exit  # a watched script's process has another one
@@ -43,8 +43,8 @@ def watch_all(scripts: Sequence[str], *, jobs: int, seconds: float) -> Iterator[
         "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env={**os.environ, **quiet}, **pipes) as server:
+    pipe, surroundings = subprocess.PIPE, {**os.environ, **quiet}
+    with subprocess.Popen(command, text=True, env=surroundings, stdin=pipe, stdout=pipe) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.write("".join(f"{script}\n" for script in scripts))

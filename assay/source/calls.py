@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from assay.dataflow.value import UNKNOWN, Value
+from assay.dataflow.value import UNKNOWN, Value, ancestors
 from assay.source import library
 from assay.source.expressions import Expressions
 from assay.source.things import Bound, Class, Frame, Function, Instance, Library, Listing, Partial, Table
@@ -108,6 +108,9 @@ class Calls(Expressions):
             return self._call_instance(callee, thing, positional, keywords, node)
         if isinstance(thing, Library):
             return library.call(self, thing, positional, keywords, node)
+        if callee.op == "attribute" and callee.input is not None and library.is_known_method(callee.name):
+            # clear = optimizer.zero_grad; clear()
+            return library.method(self, callee.input, callee.name, positional, keywords, node)
         return library.unknown_call(self, callee, positional, keywords, node)
 
     def enter(
@@ -133,6 +136,7 @@ class Calls(Expressions):
         self.running.append(body)
         try:
             self._bind(function, positional, keywords, node)
+            template = self._asked_of_template(function)
             context = self.context
             with self.under(
                 no_grad=context.no_grad or function.no_grad,
@@ -152,7 +156,22 @@ class Calls(Expressions):
             return self.listing(node, frame.yielded, exact=False)
         if not frame.returned:
             return self.constant(node, None)
-        return self._joined(node, frame.returned)
+        output = self._joined(node, frame.returned)
+        if not template or any(one.op == "apply_chat_template" for one in ancestors(output)):
+            return output
+        arguments = {**template, "output": output}
+        made = self.new("apply_chat_template", node, arguments, name=function.name, constant=output.constant)
+        made.thing = output.thing
+        return made
+
+    def _asked_of_template(self, function: Function) -> dict[str, Value]:
+        """What a chat template of the program is given, if the function is one in the manner of transformers."""
+        arguments = function.node.args
+        names = [one.arg for one in (*arguments.args, *arguments.kwonlyargs) if one.arg != "self"]
+        if "add_generation_prompt" not in names:
+            return {}
+        asked = self.frame.variables
+        return {"1": asked[names[0]], "add_generation_prompt": asked["add_generation_prompt"]}
 
     def _joined(self, node: ast.AST, returned: list[Value]) -> Value:
         """What a function with several returns gives back: tuples of one length meet part by part."""

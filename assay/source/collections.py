@@ -45,6 +45,15 @@ class Collections(Machine):
         arguments = {str(number): one for number, one in enumerate(elements[:64])}
         return self.new("listing", node, arguments, thing=Listing(list(elements), exact))
 
+    def extend(self, base: Value, listing: Listing, other: Value, added: list[Value]) -> None:
+        """base += other: the elements that are `added` stand in the list from now on."""
+        listing.elements += added
+        listing.exact = False
+        listing.parts = (*listing.parts, other)
+        for one in added:
+            base.arguments[f"+{len(base.arguments)}"] = one
+            one.users.append(base)
+
     def _dict(self, node: ast.Dict) -> Value:
         table = Table()
         for key, part in zip(node.keys, node.values, strict=True):
@@ -130,7 +139,7 @@ class Collections(Machine):
             return self.new("element", node, {"input": container}, name="key")
         if container.op == "zip":
             return self.listing(node, [self.element(one, node) for one in container.arguments.values()])
-        if container.op == "enumerate":
+        if container.op == "enumerate" and "input" in container.arguments:
             counter = self.new("element", node, {"input": container}, name="counter")
             return self.listing(node, [counter, self.element(container.arguments["input"], node)])
         if container.op == "items" and isinstance(container.arguments["input"].thing, Table):
@@ -150,6 +159,24 @@ class Collections(Machine):
             ]
             return self.listing(node, parts)
         return self.new("element", node, {"input": container})
+
+    def first(self, container: Value, node: ast.AST) -> Value:
+        """The first or last element: of a dictionary's values one of many, whatever its key."""
+        inner = self.element(container, node)
+        if table_of_values(container) is None:
+            return inner
+        return self.new("element", node, {"input": container}, name="first", thing=inner.thing)
+
+
+def table_of_values(listing: Value) -> Value | None:
+    """The dictionary whose values() a list is, or is a copy of."""
+    for _ in range(4):
+        if not isinstance(listing.thing, Listing) or not listing.thing.parts:
+            return None
+        if listing.name == "values":
+            return listing.thing.parts[0]
+        listing = listing.thing.parts[0]
+    return None
 
 
 def numbered(values: list[Value]) -> list[tuple[str, Value]]:

@@ -27,11 +27,7 @@ def of_listing(
     if name in ("extend", "update") and positional:
         other = positional[0]
         added = other.thing.elements if isinstance(other.thing, Listing) else [machine.element(other, node)]
-        listing.elements += added
-        listing.exact = False
-        for one in added:
-            base.arguments[f"+{len(base.arguments)}"] = one
-            one.users.append(base)
+        machine.extend(base, listing, other, added)
         return machine.constant(node, None)
     if name in ("pop", "popleft"):
         return machine.element(base, node)
@@ -61,7 +57,9 @@ def of_table(
     if name in ("values", "keys"):
         values = [*table.entries.values(), *table.rest]
         if name == "values" and values:
-            return machine.listing(node, values, exact=False)
+            listed = machine.listing(node, values, exact=False)
+            listed.name, listed.thing.parts = "values", (base,)
+            return listed
         return machine.new(name, node, {"input": base})
     if name == "update":
         for one in positional:

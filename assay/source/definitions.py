@@ -42,13 +42,7 @@ class Definitions(Calls):
                 function.kind = last.removesuffix("method")
             elif last in ("property", "cached_property"):
                 function.kind = "property"
-        arguments = node.args
-        named = [*arguments.posonlyargs, *arguments.args]
-        for argument, default in zip(named[len(named) - len(arguments.defaults) :], arguments.defaults, strict=True):
-            function.defaults[argument.arg] = self.evaluate(default)
-        for argument, keyword in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            if keyword is not None:
-                function.defaults[argument.arg] = self.evaluate(keyword)
+        function.defaults = self.defaults_of(node.args)
         return self.new("function", node, name=node.name, thing=function)
 
     def _run_classdef(self, node: ast.ClassDef) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "eq": operator.eq, "ne": operator.ne,
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+_BUILT_IN = frozenset(dir(builtins))
 _LARGEST = 1e9  # of a number that is computed here: the text may hold 9 ** 9 ** 9
 
 
@@ -78,7 +80,17 @@ class Expressions(Collections):
         return value
 
     def _lambda(self, node: ast.Lambda) -> Value:
-        return self.new("function", node, name="lambda", thing=Function(node, self.frame))
+        function = Function(node, self.frame, defaults=self.defaults_of(node.args))
+        return self.new("function", node, name="lambda", thing=function)
+
+    def defaults_of(self, arguments: ast.arguments) -> dict[str, Value]:
+        named = [*arguments.posonlyargs, *arguments.args]
+        last = named[len(named) - len(arguments.defaults) :]
+        found = {one.arg: self.evaluate(default) for one, default in zip(last, arguments.defaults, strict=True)}
+        for one, keyword in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            if keyword is not None:
+                found[one.arg] = self.evaluate(keyword)
+        return found
 
     def _joinedstr(self, node: ast.JoinedStr) -> Value:
         parts = [self.evaluate(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
@@ -153,6 +165,8 @@ class Expressions(Collections):
     def is_none(self, value: Value) -> bool | None:
         if value.constant is not UNKNOWN:
             return value.constant is None
+        if isinstance(value.thing, Library) and not is_certain(value.thing):
+            return None
         if value.thing is not None and value.op != "phi":
             return False
         if value.op in ("parameter", "phi", "attribute", "method", "call", "element", "config", "index", "unknown"):
@@ -179,7 +193,7 @@ class Expressions(Collections):
         if value.constant is not UNKNOWN:
             return None if configured(value) else bool(value.constant)
         if isinstance(value.thing, Function | Class | Instance | Library) and value.op != "phi":
-            return True
+            return None if isinstance(value.thing, Library) and not is_certain(value.thing) else True
         return None
 
     # attributes and subscripts
@@ -258,12 +272,13 @@ class Expressions(Collections):
                 if keys[0].op == "slice" and thing.elements:
                     cut = self.listing(node, thing.elements, exact=False)
                     cut.arguments["slice"] = keys[0]
+                    cut.thing.cut_from = base
                     return cut
                 is_table = key is UNKNOWN and all(_is_written(one) for one in thing.elements)
                 if thing.elements and keys[0].op != "slice" and is_table:  # which one, the key says
                     return self._unplaced(base, keys[0], thing.elements[:16], node)
                 if thing.elements and keys[0].op != "slice":
-                    return self.element(base, node)
+                    return self.first(base, node) if key in (0, -1) else self.element(base, node)
             if isinstance(key, str):
                 memo = (id(base), f"[{key}]")
                 if memo not in self.heap:
@@ -289,9 +304,13 @@ class Expressions(Collections):
 
 
 def _is_written(value: Value) -> bool:
-    """A constant, or a letter of one."""
-    is_letter = value.op == "element" and value.input is not None and isinstance(value.input.constant, str)
-    return is_letter or value.constant is not UNKNOWN
+    """A constant, a letter of one or of a library's, or a counted number as text."""
+    if value.op == "call" and value.name in ("builtins.str", "builtins.chr"):
+        return all(_is_written(one) for one in value.inputs)
+    source = value.input if value.op == "element" else None
+    if source is not None and (source.op in ("range", "library") or isinstance(source.constant, str)):
+        return True
+    return value.constant is not UNKNOWN
 
 
 def folded(op: str, left: Value, right: Value) -> Any:
@@ -307,6 +326,11 @@ def folded(op: str, left: Value, right: Value) -> Any:
     if op == "pow" and one == 0 and two < 0:
         return UNKNOWN
     return _FOLD[op](one, two)
+
+
+def is_certain(library: Library) -> bool:
+    """Whether a name is a module or one of Python's own; any other may be a setting that is imported, or unbound."""
+    return library.last in _BUILT_IN if library.root == "builtins" else library.path == library.root
 
 
 def configured(value: Value, depth: int = 6) -> bool:

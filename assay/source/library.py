@@ -21,6 +21,7 @@ OPTIMIZERS = frozenset(
     "Adam AdamW SGD RMSprop Adafactor Adagrad Lion AdamW8bit Adam8bit PagedAdamW8bit Muon NAdam RAdam Adamax "
     "PagedAdamW32bit ZeroRedundancyOptimizer DeepSpeedCPUAdam FusedAdam".split()
 )
+_OTHER_FRAMEWORKS = ("warp", "warp_nn", "jax", "flax", "optax", "tensorflow", "keras", "mlx", "paddle")
 WRAPPERS = frozenset(
     "compile DistributedDataParallel DataParallel DDP FSDP FullyShardedDataParallel get_peft_model PeftModel "
     "prepare_model_for_kbit_training fully_shard checkpoint_wrapper".split()
@@ -45,13 +46,18 @@ def is_model(value: Value) -> bool:
     return value.op in _MODELS
 
 
+def is_known_method(name: str) -> bool:
+    return name in KNOWN_METHODS or canonical(name) is not None
+
+
 def call(machine: Calls, function: Library, positional: Values, keywords: Keywords, node: ast.AST) -> Value:
     path, last = function.path, function.last
     if function.root == "builtins":
         return _builtin(machine, last, positional, keywords, node)
     if path.endswith("copy.deepcopy") or path in ("copy.copy", "deepcopy"):
         return _copied(machine, positional, node, "copy" if path == "copy.copy" else "")
-    if last in OPTIMIZERS or (".optim." in path and last[:1].isupper() and "lr_scheduler" not in path):
+    is_optimizer = last in OPTIMIZERS or (".optim." in path and last[:1].isupper() and "lr_scheduler" not in path)
+    if is_optimizer and not any(part in _OTHER_FRAMEWORKS for part in path.split(".")):
         arguments = bound("optimizer", last, positional, keywords)
         arguments = {("parameters" if name in ("input", "params") else name): one for name, one in arguments.items()}
         if "1" in arguments:
@@ -283,9 +289,12 @@ def _builtin(machine: Calls, name: str, positional: Values, keywords: Keywords, 
             copied.name = "" if ordered else name
             copied.thing.parts = (first,)
             return copied
-        return machine.listing(node, [machine.element(first, node)], exact=False)
+        copied = machine.listing(node, [machine.element(first, node)], exact=False)
+        copied.name = name if name in ("set", "sorted", "frozenset") else ""
+        copied.thing.parts = (first,)
+        return copied
     if name == "next" and first is not None:
-        return machine.element(first, node)
+        return machine.first(first, node)
     if name == "map" and len(positional) > 1:
         parts = [machine.element(one, node) for one in positional[1:]]
         return machine.listing(node, [machine.invoke(positional[0], parts, {}, node)], exact=False)
@@ -297,7 +306,8 @@ def _builtin(machine: Calls, name: str, positional: Values, keywords: Keywords, 
             table.entries = {**first.thing.entries, **table.entries}
         return machine.new("table", node, keywords, thing=table)
     if name in ("float", "int", "bool", "round") and first is not None:
-        return machine.new("cast", node, {"input": first}, name=name, constant=_number(name, first))
+        op = "leave" if name == "float" and first.constant is UNKNOWN else "cast"
+        return machine.new(op, node, {"input": first}, name=name, constant=_number(name, first))
     if name in ("sum", "abs") and first is not None:
         return machine.new(name, node, {"input": first}, name=f"builtins.{name}")
     if name in ("min", "max"):

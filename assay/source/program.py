@@ -21,6 +21,7 @@ from assay.source.things import Module
 from assay.verdict import Place
 
 MOST_FILES = 60  # of one program
+MOST_LINES = 20_000  # of the files next to a script; what comes after is taken for a library
 _DEEP = 20_000  # Python's own frames: a program calls its functions within ours
 _INSTALLED = ("site-packages", "dist-packages")
 _IGNORE = re.compile(r"#\s*assay:\s*ignore(?:\[([\w\s,*-]*)\])?\s*(.*)")
@@ -110,11 +111,13 @@ def read_program(path: Path) -> Program:
     """Raises SourceError with one sentence where the script itself is not Python; siblings that are not are noted."""
     found: dict[Path, Module | None] = {}
     notes: list[str] = []
+    read = 0
     main = read_module(path, "__main__")
     found[path.resolve()] = main
 
     def find(name: str, importer: Module) -> Module | None:
-        if len(found) > MOST_FILES:
+        nonlocal read
+        if len(found) > MOST_FILES or read > MOST_LINES:
             return None
         file = _sibling(name, path, Path(importer.file))
         if file is None:
@@ -122,7 +125,8 @@ def read_program(path: Path) -> Program:
         known = file.resolve()
         if known not in found:
             try:
-                found[known] = read_module(file, name.lstrip(".") or file.stem, str(file))
+                found[known] = module = read_module(file, name.lstrip(".") or file.stem, str(file))
+                read += len(module.lines)
             except SourceError as error:
                 notes.append(str(error))
                 found[known] = None

@@ -63,10 +63,8 @@ class Interpreter(Definitions):
         loaded = self.evaluate(_as_load(node.target))
         right = self.evaluate(node.value)
         if isinstance(loaded.thing, Listing) and isinstance(node.op, ast.Add):
-            loaded.thing.elements += (
-                right.thing.elements if isinstance(right.thing, Listing) else [self.element(right, node)]
-            )
-            loaded.thing.exact = False
+            added = right.thing.elements if isinstance(right.thing, Listing) else [self.element(right, node)]
+            self.extend(loaded, loaded.thing, right, added)
             return
         value = self.binary(_BINARY[type(node.op)], loaded, right, node)
         self.new("in_place", node, {"input": value, "target": loaded}, name="augmented")

@@ -48,7 +48,7 @@ def read_module(path: Path, name: str, shown_as: str | None = None) -> Module:
     if path.suffix == ".ipynb":
         return _notebook(raw, name, shown)
     text = _decoded(raw)
-    return Module(name, shown, text.splitlines(), _parsed(text, shown))
+    return Module(name, shown, text.split("\n"), _parsed(text, shown))
 
 
 def _decoded(raw: bytes) -> str:

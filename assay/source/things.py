@@ -127,6 +127,7 @@ class Listing:
     elements: list[Value]
     exact: bool = True
     parts: tuple[Value, ...] = ()
+    cut_from: Value | None = None  # the list of which it is a slice
 
 
 @dataclass(eq=False)

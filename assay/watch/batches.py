@@ -14,7 +14,7 @@ from assay.record.batch import Array, Batch, BatchError
 from assay.watch.asked import Answer
 from assay.watch.objective import objective_of, penalty_of
 from assay.watch.rewards import credit_of
-from assay.watch.roles import Piece
+from assay.watch.roles import Piece, is_corrected
 from assay.watch.rollouts import Found, Rollout, locate, moment, rollouts_of
 from assay.watch.trace import Backward, Trace, Update, numbers_of
 
@@ -176,7 +176,7 @@ def _settings(trace: Trace, update: Update, pieces: Sequence[Piece]) -> dict[str
     }
     if dtype in ("float32", "bfloat16", "float16"):
         settings["dtype"] = dtype
-    if all(piece.correction is not None for piece in pieces):
+    if is_corrected(update.backwards):
         settings["correction"] = "token"
     clips = {piece.clip for piece in pieces}
     if len(clips) == 1 and (clip := clips.pop()) is not None:
@@ -257,6 +257,8 @@ def _place(
     }
     version = trace.models[min(trained)].version
     update.samplers = frozenset(one.weights for one in used)
+    update.sampler_models = frozenset(one.sampler for one in used)
+    update.is_first = bool(used) and max(one.moment for one in used) == trace.updates.index(update)
     update.sampled_at = frozenset((one.value.place, one.value.context.calls) for one in used)
     if not used:
         return {"policy_version": version}

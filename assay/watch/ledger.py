@@ -45,6 +45,7 @@ class Ledger:
         self._scheduled: Place | None = None
         self._left_out: tuple[int, int, Place] | None = None
         self._late_clips = 0
+        self._lost = 0  # steps before which gradients were lost
 
     # -- what happens
 
@@ -137,17 +138,19 @@ class Ledger:
             return
         if known is None:
             return
-        if known.lost:
+        self._lost += bool(known.lost)
+        if known.lost and self._lost > 1:  # a step that a scaler skips once is no fault
             count = kinds.count("backward")
             zeros = [spot for kind, spot in since if kind == "zero_grad"]
             self.trace.found(
                 "LOSS04",
-                f"gradients of {len(known.lost)} of {count} backward passes are cleared before the step that should use "
+                f"gradients of {len(known.lost)} of {count} backward passes are cleared before the step that should "
+                "use "
                 "them",
                 *(zeros[-1:] or [known.lost[0]]),
                 place,
             )
-        elif not known.clean and known.reached:
+        elif not known.lost and not known.clean and known.reached:
             self.trace.found(
                 "LOSS04",
                 "gradients of the last step are still there when the next backward adds its own: nothing cleared them",
@@ -183,6 +186,8 @@ class Ledger:
                 )
 
     def _bypassed(self, place: Place) -> None:
+        if self._moves and self._moves[-1][0].startswith("step "):
+            return  # another optimizer has just used the same gradients
         for key, (ref, passes) in list(self._wrappers.items()):
             wrapper = ref()
             if wrapper is None:
@@ -203,6 +208,8 @@ class Ledger:
     def _foreign(self, trained: Iterable[nn.Module], place: Place) -> None:
         held = frozenset().union(*(one.ids for one in self._optimizers.values()))
         trainable = {id(one): one for module in trained for one in module.parameters() if one.requires_grad}
+        if not trainable:
+            return
         pulled = [one for one in trainable.values() if one.grad is not None]
         missing = [one for one in pulled if id(one) not in held]
         self._left_out = (len(missing), len(trainable), place) if missing else None

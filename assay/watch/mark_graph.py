@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.dataflow.value import Value
-from assay.verdict import Confidence
-from assay.watch.mark_ratio import _differences, _pass_of
-from assay.watch.origins import above, chosen_ids, is_mask, requires_grad
+from assay.watch.origins import CHOSEN, above, is_mask, requires_grad
 from assay.watch.trace import Backward, Forward, Trace, numbers_of, sight
 
 MOST = 8  # backwards that are looked at
@@ -27,11 +25,14 @@ def mark_graph(trace: Trace) -> None:
     _aliases(trace)
     _sums(trace)
     _nothing_to_train(trace)
-    _zero_kl(trace)
 
 
 def _outer(trace: Trace, backward: Backward) -> None:
     """[B, 1] with [B]: every row meets every other."""
+    chosen = [sight(one) for one in above(backward.loss) if trace.origins.kind(one) == CHOSEN]
+    rows = {seen.shape[0] for seen in chosen if seen is not None and len(seen.shape) == 2}
+    if not rows:
+        return
     for value in above(backward.loss):
         seen = sight(value)
         if value.op not in _ARITHMETIC or seen is None or not seen.requires_grad or len(seen.shape) < 2:
@@ -41,17 +42,18 @@ def _outer(trace: Trace, backward: Backward) -> None:
         ]
         if len(shapes) != 2 or any(len(shape) == 0 for shape in shapes):
             continue
-        one, other = (np.array((1,) * (len(seen.shape) - len(shape)) + shape) for shape in shapes)
         whole = np.array(seen.shape)
-        grown_one, grown_other = (one == 1) & (whole > 1), (other == 1) & (whole > 1)
+        sides = [np.array((1,) * (len(seen.shape) - len(shape)) + shape) for shape in shapes]
+        grown_one, grown_other = ((side == 1) & (whole > 1) for side in sides)
         if not grown_one.any() or not grown_other.any():
             continue
         sizes = set(whole[grown_one].tolist()) & set(whole[grown_other].tolist())
-        if sizes:
-            rows = max(sizes)
+        if sizes & rows:
+            count = max(sizes & rows)
             trace.found(
                 "ADV08",
-                f"`{value.place.text}` of shapes {list(shapes[0])} and {list(shapes[1])} is {list(seen.shape)}: each of the {rows} "
+                f"`{value.place.text}` of shapes {list(shapes[0])} and {list(shapes[1])} is {list(seen.shape)}: each "
+                f"of the {count} "
                 "rows is combined with every other",
                 value.place,
                 value.arguments["other" if "other" in value.arguments else "target"].place,
@@ -62,7 +64,7 @@ def _outer(trace: Trace, backward: Backward) -> None:
 def _precision(trace: Trace, backward: Backward) -> None:
     """The softmax behind log-probs in the loss, computed in 16 bits."""
     for value in _chosen(trace, backward):
-        for one in above(value):
+        for one in _behind_logprobs(value):
             seen, given = sight(one), one
             if one.op == "log_prob":
                 given = one.arguments["input"]
@@ -80,6 +82,19 @@ def _precision(trace: Trace, backward: Backward) -> None:
                 trace.is_well("NUM01", f"the softmax behind the log-probs in the loss is computed in {seen.dtype}")
 
 
+def _behind_logprobs(value: Value) -> Iterator[Value]:
+    """What the numbers are made of; not how the tokens were chosen."""
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        names = ("input", "other") if current.op == "sub" else ("input", "tensors")
+        for name in names if current.op not in ("forward", "log_prob") else ():
+            one = current.arguments.get(name)
+            if one is not None:
+                waiting += list(one.arguments.values())[:1] if one.op == "listing" else [one]
+
+
 def _chosen(trace: Trace, backward: Backward) -> list[Value]:
     """The last log-probs of chosen tokens, whatever was done to them later."""
     pieces = backward.roles.pieces if backward.roles is not None else ()
@@ -89,8 +104,8 @@ def _chosen(trace: Trace, backward: Backward) -> list[Value]:
 def _autocast(trace: Trace, backward: Backward) -> None:
     for piece in backward.roles.pieces if backward.roles is not None else ():
         mine = piece.forward
-        others = [("old", _pass_of(piece.old_operand, trace) if piece.old_operand is not None else None)]
-        others += [("reference", _pass_of(piece.ref, trace) if piece.ref is not None else None)]
+        others = [("old", trace.origins.pass_of(piece.old_operand))]
+        others += [("reference", trace.origins.pass_of(piece.ref))]
         for name, other in others:
             if other is None or _is_sampler(other, trace):
                 continue
@@ -98,7 +113,8 @@ def _autocast(trace: Trace, backward: Backward) -> None:
                 inside = "new" if mine.value.context.autocast else name
                 trace.found(
                     "NUM02",
-                    f"new and {name} log-probs come from passes of different precision: only that of {inside} ran under autocast",
+                    f"new and {name} log-probs come from passes of different precision: only that of {inside} ran "
+                    "under autocast",
                     other.value.place,
                     mine.value.place,
                 )
@@ -127,7 +143,8 @@ def _aliases(trace: Trace) -> None:
         if before is not None and before.overlaps:
             trace.found(
                 "ALGN06",
-                f"`{value.place.text}` writes into a tensor whose rows or columns are one place in memory (expand): more changes "
+                f"`{value.place.text}` writes into a tensor whose rows or columns are one place in memory (expand): "
+                "more changes "
                 "than what is named",
                 value.place,
                 *([value.input.place] if value.input is not None else []),
@@ -135,20 +152,15 @@ def _aliases(trace: Trace) -> None:
     for forward in trace.forwards:
         mask, ids = forward.attention_mask, numbers_of(forward.input_ids)
         for write in _writes(mask):
-            before, after = numbers_of(write.input), numbers_of(write)
-            if (
-                before is None
-                or after is None
-                or ids is None
-                or before.shape != after.shape
-                or after.shape != ids.shape
-            ):
+            was, now = numbers_of(write.input), numbers_of(write)
+            if was is None or now is None or ids is None or not was.shape == now.shape == ids.shape:
                 continue
-            hidden = (before != 0) & (after == 0)
+            hidden = (was != 0) & (now == 0)
             if hidden.any() and _were_attended(trace, forward, ids, hidden):
                 trace.found(
                     "ALGN06",
-                    f"`{write.place.text}` writes into the tensor that is the attention mask of a later pass: {int(hidden.sum())} "
+                    f"`{write.place.text}` writes into the tensor that is the attention mask of a later pass: "
+                    f"{int(hidden.sum())} "
                     "tokens of prompts are hidden there",
                     write.place,
                     forward.value.place,
@@ -167,10 +179,8 @@ def _writes(value: Value | None) -> Iterator[Value]:
 def _were_attended(trace: Trace, forward: Forward, ids: np.ndarray, hidden: np.ndarray) -> bool:
     """Whether a sampler saw the tokens that are hidden now."""
     seen = set(ids[hidden].tolist())
-    prompts = [
-        numbers_of(one.input_ids)
-        for one in (*trace.generations, *(draw.forward for draw in trace.samplings if draw.forward))
-    ]
+    prompts = [numbers_of(one.input_ids) for one in trace.generations]
+    prompts += [numbers_of(draw.forward.input_ids) for draw in trace.samplings if draw.forward is not None]
     return any(prompt is not None and len(seen & set(prompt.reshape(-1).tolist())) == len(seen) for prompt in prompts)
 
 
@@ -203,7 +213,8 @@ def _changed_between(trace: Trace) -> None:
                     ):
                         trace.found(
                             "ALGN06",
-                            f"`{write.place.text}` changes the mask of the rollouts in place while updates on them go on",
+                            f"`{write.place.text}` changes the mask of the rollouts in place while updates on them "
+                            "go on",
                             write.place,
                         )
             masks.setdefault(id(root), root)
@@ -241,38 +252,8 @@ def _nothing_to_train(trace: Trace) -> None:
         return
     trace.found(
         "OPT02",
-        "backward() failed because nothing that the loss is made of requires a gradient: the policy's parameters are frozen, or "
+        "backward() failed because nothing that the loss is made of requires a gradient: the policy's parameters are "
+        "frozen, or "
         "the loss was detached",
         failure.place,
     )
-
-
-def _zero_kl(trace: Trace) -> None:
-    """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
-    samplers = {id(draw.forward) for draw in trace.samplings}
-    for value, one, other in _differences(trace.graph.values):
-        if requires_grad(one) or requires_grad(other):
-            continue
-        mine, theirs = _pass_of(one, trace), _pass_of(other, trace)
-        if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
-            continue
-        if mine.model != theirs.model or mine.version != theirs.version or mine.adapter_off or theirs.adapter_off:
-            continue
-        ids = [chosen_ids(part, trace.origins) for part in (one, other)]
-        if (
-            ids[0] is None
-            or ids[1] is None
-            or not np.array_equal(ids[0], ids[1])
-            or not trace.models[mine.model].is_trained
-        ):
-            continue
-        numbers = numbers_of(value)
-        if numbers is not None and not numbers.any():
-            trace.found(
-                "KL05",
-                f"`{value.place.text}` is the difference of two passes of the same weights, 0 everywhere: the reference is the policy "
-                "itself",
-                value.place,
-                theirs.value.place,
-                confidence=Confidence.PROVEN,
-            )

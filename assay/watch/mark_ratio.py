@@ -8,16 +8,16 @@ import numpy as np
 
 from assay.dataflow.value import Value
 from assay.record.batch import Array
-from assay.verdict import Confidence, Place
-from assay.watch.origins import CHOSEN, KEEPS_NUMBERS, above, chosen_ids, is_mask, requires_grad
+from assay.verdict import Place
+from assay.watch.origins import KEEPS_NUMBERS, chosen_ids, differences, is_mask, requires_grad
 from assay.watch.roles import Flow, Piece
-from assay.watch.trace import Backward, Forward, Trace, numbers_of, sight
+from assay.watch.trace import Backward, Sight, Trace, numbers_of, sight
 
 MOST = 24  # backwards that are looked at
 FIT = 1e-4
 COARSE = 3e-2
 WIDEST = 3.0  # a clip that lets the ratio grow to this, and fall to 0, is none
-_TURNS = KEEPS_NUMBERS | {"cast", "nan_to_num", "changed", "masked_fill", "where", "clamp", "minimum", "maximum"}
+_GROWS = KEEPS_NUMBERS | {"exp", "clamp", "sum", "mean", "cast", "masked_fill", "where", "nan_to_num", "expm1"}
 Form = Callable[[Array, Array], Array]
 _RIGHT: dict[str, Form] = {
     "new / old": lambda new, old: np.exp(new - old),
@@ -41,10 +41,8 @@ def mark_ratio(trace: Trace) -> None:
         (one, one.roles.flow if one.roles is not None else Flow(one.loss, trace.origins))
         for one in trace.backwards[:MOST]
     ]
-    for backward, flow in flows:
+    for _, flow in flows:
         _gradient_of_old(trace, flow)
-        _penalty(trace, backward, flow)
-        _same_network(trace, backward, flow)
     _forms(trace, flows)
     _clips(trace, flows)
 
@@ -55,7 +53,7 @@ def mark_ratio(trace: Trace) -> None:
 def _gradient_of_old(trace: Trace, flow: Flow) -> None:
     """A difference of two log-probs of the same tokens by the policy, with gradients on both sides."""
     looked = False
-    for value, one, other in _differences(flow.values):
+    for value, one, other in differences(flow.values):
         if not (_is_of_policy(one, trace) and _is_of_policy(other, trace)):
             continue
         looked = True
@@ -79,18 +77,6 @@ def _gradient_of_old(trace: Trace, flow: Flow) -> None:
         trace.is_well("RAT03", "old log-probs carry no gradient")
 
 
-def _differences(values: list[Value]) -> Iterator[tuple[Value, Value, Value]]:
-    """log p - log q, or p / q."""
-    for value in values:
-        one, other = value.input, value.arguments.get("other")
-        if one is None or other is None:
-            continue
-        if value.op == "sub":
-            yield value, one, other
-        elif value.op == "div" and one.op == other.op == "exp" and one.input is not None and other.input is not None:
-            yield value, one.input, other.input
-
-
 def _root(value: Value) -> Value:
     while value.op in KEEPS_NUMBERS - {"detach"} and value.input is not None:
         value = value.input
@@ -98,12 +84,11 @@ def _root(value: Value) -> Value:
 
 
 def _is_of_policy(value: Value, trace: Trace) -> bool:
-    forward = _pass_of(value, trace)
-    return forward is not None and trace.models[forward.model].is_trained and not forward.adapter_off
-
-
-def _pass_of(value: Value, trace: Trace) -> Forward | None:
-    return trace.origins.forward_of(value) if trace.origins.kind(value) == CHOSEN else None  # type: ignore[no-any-return]
+    forward = trace.origins.pass_of(value)
+    if forward is None or forward.adapter_off:
+        return False
+    model = trace.models[forward.model]
+    return model.is_trained or (not trace.updates and model.trainable > 0)
 
 
 # -- the form of the ratio
@@ -136,7 +121,8 @@ def _forms(trace: Trace, flows: list[tuple[Backward, Flow]]) -> None:
         elif names & _WRONG.keys():
             trace.found(
                 "RAT08",
-                f"what the advantages are multiplied by, {told[place].shown}, is {next(one for one in _WRONG if one in names)}, and "
+                f"what the advantages are multiplied by, {told[place].shown}, is "
+                f"{next(one for one in _WRONG if one in names)}, and "
                 "not exp(new - old)",
                 place,
             )
@@ -196,21 +182,18 @@ def _other_logprobs(pulled: Value, piece: Piece, flow: Flow) -> Value | None:
             if id(one) in seen or one is piece.new:
                 continue
             seen.add(id(one))
-            numbers = numbers_of(one)
-            is_like = (
-                numbers is not None and shape is not None and numbers.shape == shape.shape and numbers.dtype.kind == "f"
-            )
-            if (
-                not requires_grad(one)
-                and is_like
-                and not is_mask(one)
-                and (numbers <= 1e-3).all()
-                and (numbers < 0).any()
-            ):  # type: ignore[operator]
+            if not requires_grad(one) and not is_mask(one) and _looks_like(one, shape):
                 found[id(one)] = one
             elif one.op not in ("forward", "generate"):
                 waiting.append(one)
     return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _looks_like(value: Value, new: Sight | None) -> bool:
+    numbers = numbers_of(value)
+    if numbers is None or new is None or numbers.shape != new.shape or numbers.dtype.kind != "f":
+        return False
+    return bool(np.all(numbers <= 1e-3)) and bool(np.any(numbers < 0))
 
 
 def _counted(piece: Piece, new: Array, old: Array, numbers: Array) -> Array:
@@ -227,6 +210,29 @@ def _fits(form: Form, numbers: Array, new: Array, old: Array, inside: Array, pie
     with np.errstate(all="ignore"):
         expected = form(new, old)[inside]
     return bool(np.allclose(numbers[inside], expected, rtol=limit, atol=limit))
+
+
+def slope(value: Value, piece: Piece, flow: Flow) -> int | None:
+    """1: it grows with the new log-probs; -1: it falls; None: not known."""
+    if value is piece.new:
+        return 1
+    depending = [(name, one) for name, one in value.arguments.items() if id(piece.new) in flow.upon(one)]
+    if len(depending) != 1:
+        return None
+    name, inner = depending[0]
+    way = slope(inner, piece, flow)
+    if way is None or value.op in _GROWS:
+        return way
+    if value.op == "neg":
+        return -way
+    if value.op in ("sub", "div"):
+        return way if name == "input" else -way
+    if value.op == "mul":
+        other = next(one for key, one in value.arguments.items() if key != name)
+        if is_mask(other):
+            return way
+        return None if not isinstance(other.constant, (int, float)) else way if other.constant > 0 else -way
+    return None
 
 
 # -- the clip
@@ -327,102 +333,3 @@ def _unclipped_pair(trace: Trace, root: Value, flow: Flow) -> None:
             trace.found(
                 "CLIP01", f"both sides of `{value.place.text}` are the unclipped ratio", value.place, root.place
             )
-
-
-# -- the KL
-
-
-def _penalty(trace: Trace, backward: Backward, flow: Flow) -> None:
-    """A difference to the reference in the value of the loss, but not in its gradient."""
-    pieces = backward.roles.pieces if backward.roles is not None else []
-    if not pieces:
-        return
-    weights = {id(one) for piece in pieces if piece.advantages is not None for one in above(piece.advantages)}
-    pulled = [
-        value
-        for value, one, other in _differences(flow.values)
-        if requires_grad(value) and _is_to_reference(one, other, trace)
-    ]
-    for value, one, other in _differences(flow.values):
-        if id(value) in weights or pulled or not _is_to_reference(one, other, trace) or requires_grad(value):
-            continue
-        trace.found(
-            "KL02",
-            f"`{value.place.text}` is a difference to the reference in the value of the loss, and carries no gradient: the KL "
-            "restrains nothing",
-            value.place,
-            backward.loss.place,
-        )
-    for value in pulled:
-        behind = [one for one in _all_behind(value, flow) if one.op == "detach"]
-        through = any(requires_grad(one) and one.op != "detach" for one in value.users if id(one) in flow.inside)
-        if behind and not _reaches_loss(value, backward.loss, flow):
-            trace.found(
-                "KL02",
-                f"`{behind[0].place.text}` takes the gradient out of the KL before it is added to the loss",
-                behind[0].place,
-                value.place,
-            )
-        elif through:
-            trace.is_well("KL02", "the KL carries a gradient")
-
-
-def _all_behind(value: Value, flow: Flow) -> Iterator[Value]:
-    seen, waiting = {id(value)}, [value]
-    while waiting:
-        for user in waiting.pop().users:
-            if id(user) in flow.inside and id(user) not in seen:
-                seen.add(id(user))
-                yield user
-                waiting.append(user)
-
-
-def _reaches_loss(value: Value, loss: Value, flow: Flow) -> bool:
-    """Through values that carry a gradient."""
-    seen, waiting = {id(value)}, [value]
-    while waiting:
-        current = waiting.pop()
-        if current is loss:
-            return True
-        for user in current.users:
-            if id(user) in flow.inside and id(user) not in seen and (requires_grad(user) or user.thing is None):
-                seen.add(id(user))
-                waiting.append(user)
-    return False
-
-
-def _is_to_reference(one: Value, other: Value, trace: Trace) -> bool:
-    mine, theirs = _pass_of(one, trace), _pass_of(other, trace)
-    if mine is None or theirs is None:
-        return False
-    trained = [trace.models[forward.model].is_trained and not forward.adapter_off for forward in (mine, theirs)]
-    return sorted(trained) == [False, True]
-
-
-def _same_network(trace: Trace, backward: Backward, flow: Flow) -> None:
-    """Beside old another set of log-probs of the same tokens by the very weights that are trained: a reference that is none."""
-    for piece in backward.roles.pieces if backward.roles is not None else ():
-        if piece.old_operand is None or piece.product is None:
-            continue
-        before = _pass_of(piece.old_operand, trace)
-        inside = {id(one) for one in above(piece.product)}
-        for value, one, other in _differences(flow.values):
-            if id(value) in inside or not requires_grad(value):
-                continue
-            fixed = other if requires_grad(one) else one
-            forward = _pass_of(fixed, trace)
-            if forward is None or before is None or forward is before or requires_grad(fixed):
-                continue
-            if (
-                forward.model == piece.forward.model
-                and not forward.adapter_off
-                and trace.models[forward.model].is_trained
-            ):
-                trace.found(
-                    "KL05",
-                    f"the reference in `{value.place.text}` is the policy itself: its log-probs come from a pass of the weights "
-                    "that are trained",
-                    forward.value.place,
-                    value.place,
-                    confidence=Confidence.PROVEN,
-                )

@@ -19,7 +19,8 @@ MOST = 24  # backwards that are looked at
 OFF = 1e-3  # of a log-prob: more than rounding in float32
 COARSE = 5e-2
 _MOVES = frozenset(
-    "index cast unsqueeze squeeze view reshape expand expand_as detach clone contiguous neg changed index_select".split()
+    "index cast unsqueeze squeeze view reshape expand expand_as detach clone contiguous neg changed "
+    "index_select".split()
 )
 
 
@@ -36,7 +37,7 @@ def mark_rows(trace: Trace) -> None:
 def _order(trace: Trace, piece: Piece) -> None:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
     ids = _picked(piece.forward.input_ids)
-    if ids is None:
+    if ids is None or _is_reordered(piece):
         return
     base, rows_B, last = ids
     for name, value in (("advantages", piece.advantages), ("old log-probs", piece.old_operand)):
@@ -61,6 +62,16 @@ def _order(trace: Trace, piece: Piece) -> None:
             value.place,
             piece.forward.value.place,
         )
+
+
+def _is_reordered(piece: Piece) -> bool:
+    """Whether rows were moved once more behind the pass."""
+    value: Value | None = piece.new
+    while value is not None and value.op != "forward":
+        if value.op in ("index", "index_select") and _takes_rows(value):
+            return True
+        value = value.input
+    return False
 
 
 def _length(value: Value) -> int:
@@ -128,7 +139,8 @@ def _positions(trace: Trace) -> None:
         forward, row, shift = wrong
         trace.found(
             "ALGN04",
-            f"row {row} is read {abs(shift)} position{'s' * (abs(shift) != 1)} too {'far' if shift > 0 else 'near'} in this pass and at "
+            f"row {row} is read {abs(shift)} position{'s' * (abs(shift) != 1)} too {'far' if shift > 0 else 'near'} "
+            "in this pass and at "
             "its right positions in another: log-probs of the same tokens differ",
             forward.value.place,
             right.value.place,
@@ -136,7 +148,8 @@ def _positions(trace: Trace) -> None:
 
 
 def _are_off(trace: Trace) -> bool:
-    """Whether log-probs that should agree do not: positions that are shifted in a whole row may not matter to a model."""
+    """Whether log-probs that should agree do not: positions that are shifted in a whole row may not matter to a "
+    "model."""
     for batch in trace.batches:
         mask_BT, new_BT = batch.get("mask"), batch.get("new_logprobs")
         if batch.numbers.get("update") != 0 or mask_BT is None or new_BT is None:
@@ -177,4 +190,5 @@ def _offsets(forward: Forward, trace: Trace) -> tuple[Array, Array] | None:
     inside_BS = attended_BL[:, width - given :]
     shift_BS = np.where(inside_BS, positions_BS - expected_BS, 0)
     largest_B = np.abs(shift_BS).max(axis=1) * np.sign(shift_BS.sum(axis=1))
-    return ~attended_BL.all(axis=1) & inside_BS.any(axis=1), largest_B.astype(np.int64)
+    padded_B = np.asarray(~attended_BL.all(axis=1) & inside_BS.any(axis=1))
+    return padded_B, largest_B.astype(np.int64)

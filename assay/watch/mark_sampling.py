@@ -6,13 +6,15 @@ Shape legend: B rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from assay.dataflow.value import Value
 from assay.record.batch import Array
-from assay.verdict import Confidence, Place
-from assay.watch.origins import LOGITS, PROBABILITIES, above
+from assay.verdict import Place
+from assay.watch.origins import LOGITS, PROBABILITIES
+from assay.watch.roles import is_corrected
 from assay.watch.trace import Generation, Sampling, Trace, numbers_of, sight
 
 MOST = 48  # draws that are looked at
@@ -21,7 +23,8 @@ FIT = 1e-3  # of the spread of the log-weights
 COARSE = 5e-2  # in 16 bits
 LEAST_PASSES = 4  # inside one generate(), or in one loop
 _OFF = {
-    "top_k": (0, None), "top_p": (1.0, None), "min_p": (0.0, None), "typical_p": (1.0, None), "repetition_penalty": (1.0, None),
+    "top_k": (0, None), "top_p": (1.0, None), "min_p": (0.0, None), "typical_p": (1.0, None),
+    "repetition_penalty": (1.0, None),
     "no_repeat_ngram_size": (0, None), "epsilon_cutoff": (0.0, None), "eta_cutoff": (0.0, None),
 }  # fmt: skip
 _BENT = frozenset(
@@ -56,10 +59,11 @@ def _settings(trace: Trace) -> None:
                 "configuration has it",
                 call.value.place,
             )
-        if asked and _is_trained_on(call.value, trace):
+        if asked and _is_trained_on(call.value, trace) and not is_corrected(trace.backwards):
             trace.found(
                 "SAMP02",
-                f"generate() ran with {_listed(asked)}, and the log-probs in the loss are those of the whole distribution",
+                f"generate() ran with {_listed(asked)}, and the log-probs in the loss are those of the whole "
+                "distribution",
                 call.value.place,
             )
         if not cuts:
@@ -76,7 +80,8 @@ def _key(value: Value) -> tuple[object, ...]:
 
 def _is_trained_on(value: Value, trace: Trace) -> bool:
     """Whether an update used what was drawn at this place; what only an evaluation draws is nobody's fault."""
-    return any(_key(value) in update.sampled_at for update in trace.updates)
+    known = [update for update in trace.updates if update.sampled_at]
+    return any(_key(value) in update.sampled_at for update in known)
 
 
 def _random_numbers(trace: Trace) -> None:
@@ -87,22 +92,24 @@ def _random_numbers(trace: Trace) -> None:
         *trace.samplings,
         *(one for one in trace.generations if one.config.get("do_sample")),
     ]
+    blind = not any(update.sampled_at for update in trace.updates)  # which draws were trained on is not known
     for draw in sorted(draws, key=lambda one: one.value.order):
-        if draw.state is None or not _is_trained_on(draw.value, trace):
+        if draw.state is None or not (blind or _is_trained_on(draw.value, trace)):
             continue
         known = first.setdefault((draw.state, *_key(draw.value)), draw.value)
         if known is not draw.value:
             repeated += 1
             spot = spot or (draw.value.place, known.place)
-    if spot is None:
-        if first:
+    if spot is None or (blind and repeated < len(first)):
+        if first and not blind:
             trace.is_well("SAMP05", f"{len(first)} draws began with different random numbers each")
         return
     seeds = [event.place for event in trace.of("manual_seed")]
     again = [place for place in seeds if seeds.count(place) > 1]
     trace.found(
         "SAMP05",
-        f"{repeated} of {repeated + len(first)} draws began with the same state of the random numbers as an earlier one: "
+        f"{repeated} of {repeated + len(first)} draws began with the same state of the random numbers as an earlier "
+        "one: "
         "the same random numbers are used again",
         *(again[:1] or spot[:1]),
         spot[0],
@@ -117,18 +124,19 @@ def _weights(trace: Trace) -> None:
     failed = trace.failure.value if trace.failure is not None else None
     if failed is not None and failed.op == "multinomial":
         draws.append(failed)
-    categorical = [one for one in trace.graph.of("categorical") if trace.failure is not None and trace.failure.place is not None
-                   and one.place.line == trace.failure.place.line][-1:]  # fmt: skip
+    line = trace.failure.place.line if trace.failure is not None and trace.failure.place is not None else None
+    categorical = [one for one in trace.graph.of("categorical") if one.place.line == line][-1:]
     cuts: list[frozenset[int]] = []
     for draw in draws:
         cuts += _judged(trace, draw, draw.arguments.get("input"))
     for one in categorical:
         _judged(trace, one, one)
     trained = [one for one in draws if _is_trained_on(one, trace)]
-    if len(set(cuts)) > 1 and trained and not _scores_cut(trace):
+    if len(set(cuts)) > 1 and trained and not _scores_cut(trace) and not is_corrected(trace.backwards):
         trace.found(
             "SAMP02",
-            f"up to {max(map(len, cuts))} tokens of the vocabulary had no chance to be drawn, others in each draw, and the "
+            f"up to {max(map(len, cuts))} tokens of the vocabulary had no chance to be drawn, others in each draw, "
+            "and the "
             "log-probs in the loss are those of the whole distribution",
             trained[0].place,
         )
@@ -163,7 +171,7 @@ def _judged(trace: Trace, draw: Value, weights: Value | None) -> Iterator[frozen
     if logits_BV is None or logits_BV.shape != weights_BV.shape:
         return []
     coarse = any(seen is not None and seen.dtype in ("bfloat16", "float16") for seen in (sight(of), sight(logits)))
-    wrong = _form(trace, chain, weights_BV, logits_BV, COARSE if coarse else FIT)
+    wrong = _form(trace, chain, weights_BV, logits_BV, COARSE if coarse else FIT, is_log=is_log)
     if wrong:
         trace.found(
             "SAMP07", f"the token is not drawn from the softmax of the logits: its weights are {wrong}", place, of.place
@@ -205,7 +213,9 @@ def _rows(value: Value) -> Array | None:
     return numbers.reshape(-1, seen.shape[-1])[:ROWS].astype(np.float64)
 
 
-def _form(trace: Trace, chain: Sequence[Value], weights_BV: Array, logits_BV: Array, limit: float) -> str:
+def _form(
+    trace: Trace, chain: Sequence[Value], weights_BV: Array, logits_BV: Array, limit: float, *, is_log: bool
+) -> str:
     """What the weights are, if they are no softmax at any temperature; "": they are, or it is not known."""
     if all(
         _is_line(logits, weights, limit) is not False
@@ -219,14 +229,18 @@ def _form(trace: Trace, chain: Sequence[Value], weights_BV: Array, logits_BV: Ar
         if all(_is_line(one, log, limit) for one, log in zip(softmax_BV, _log(weights_BV), strict=True)):
             return "a softmax of probabilities"
     whole = sight(chain[0])
-    if whole is not None and len(whole.shape) == 2 and whole.shape[0] == len(weights_BV) > 1:
-        if np.allclose(weights_BV.sum(axis=0), 1, atol=limit) and not np.allclose(weights_BV.sum(axis=1), 1, atol=0.01):
+    every_BV = numbers_of(chain[0])
+    several = whole is not None and len(whole.shape) == 2 and whole.shape[0] > 1
+    if several and every_BV is not None and np.allclose(every_BV.sum(axis=0), 1, atol=limit):
+        if not np.allclose(every_BV.sum(axis=1), 1, atol=0.01):
             return "a softmax over the rows of the batch"
     between = []
     for one in chain:
         if trace.origins.kind(one) == LOGITS:
             break
         between.append(one.op)
+    if not between and not is_log:
+        return "the logits themselves, without a softmax"
     if between and set(between) <= _BENT and not set(between) & _NORMALISES:
         return f"{' and '.join(dict.fromkeys(between))} of the logits, without a softmax"
     return ""
@@ -250,7 +264,7 @@ def _is_line(one_V: Array, other_V: Array, limit: float) -> bool | None:
 def _scores_cut(trace: Trace) -> bool:
     """Whether the log-probs in the loss were cut as well."""
     pieces = [piece for one in trace.backwards[:2] if one.roles is not None for piece in one.roles.pieces]
-    return any(one.op in ("topk", "sort") for piece in pieces for one in above(piece.new))
+    return any(one.op in ("topk", "sort") for piece in pieces for one in _chain(piece.new))
 
 
 # -- what it cost, and whose weights
@@ -276,41 +290,51 @@ def _caches(trace: Trace) -> None:
 
 
 def _grows(widths: Sequence[int]) -> bool:
-    return all(after == before + 1 for before, after in zip(widths, widths[1:], strict=False))
+    return all(after == before + 1 for before, after in pairwise(widths))
 
 
 def _no_cache(passes: int, width: int) -> str:
-    return f"each token that is drawn costs a pass over all tokens before it: the {passes}th pass reads {width} again, without a cache"
+    return (
+        f"each token that is drawn costs a pass over all tokens before it, without a cache: pass {passes} reads {width}"
+    )
 
 
 def _behaviour(trace: Trace) -> None:
     """Old log-probs must be those of the weights that sampled."""
-    references = {one.weights: one for one in trace.forwards if not trace.models[one.model].is_trained}
+    others = {one.weights for one in trace.forwards if not trace.models[one.model].is_trained}
     for update in trace.updates:
         pieces = [piece for one in update.backwards if one.roles is not None for piece in one.roles.pieces]
-        if len(update.samplers) != 1 or not pieces or any(piece.correction is not None for piece in pieces):
+        if len(update.samplers) != 1 or not update.is_first or not pieces or is_corrected(update.backwards):
             continue
         (sampler,) = update.samplers
         for piece in pieces:
             old = trace.origins.forward_of(piece.old_operand)
-            if old is None or not trace.models[old.model].is_trained or old.weights == sampler or not sampler:
+            if old is None or not trace.models[old.model].is_trained or not sampler:
+                continue
+            if old.weights == sampler:
+                trace.is_well("RAT05", "old log-probs are those of the weights that sampled")
                 continue
             known = trace.history.get(sampler)
-            if known is None and sampler not in references:
+            if known is None and sampler not in others:
                 continue  # a copy of another precision has other sums
             lag = "other weights" if known is None else f"weights {old.version - known[1]} updates older"
             if known is not None and known[1] >= old.version:
                 continue
+            references = {other.model for one in pieces if (other := trace.origins.forward_of(one.ref)) is not None}
+            if known is not None and not update.sampler_models & references:
+                trace.found(
+                    "SYNC01",
+                    f"the tokens were sampled by weights {old.version - known[1]} updates older than the policy, and "
+                    "no "
+                    "importance weight corrects for it: the sampler was not given the new ones",
+                    update.place,
+                )
             trace.found(
                 "RAT05",
-                f"old log-probs are computed by the policy, but {lag} sampled the tokens, and no importance weight corrects "
+                f"old log-probs are computed by the policy, but {lag} sampled the tokens, and no importance weight "
+                "corrects "
                 "for it",
                 old.value.place,
                 piece.product.place if piece.product is not None else update.place,
             )
             return
-        trace.is_well("RAT05", "old log-probs are those of the weights that sampled")
-
-
-def unsure(is_sure: bool) -> Confidence:
-    return Confidence.PROVEN if is_sure else Confidence.LIKELY

@@ -7,16 +7,20 @@ Shape legend: B completions, T tokens, N tokens in the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from assay.dataflow.value import Value
 from assay.record.batch import Array, Batch
 from assay.verdict import Confidence, Place
+from assay.watch.mark_ratio import slope
 from assay.watch.trace import Trace, Update
 
 FIT = 2e-3
+NEARLY_ALL = 0.999
+LEAST = 0.05  # of the largest advantage: what is smaller may be rounding
 ROLLOUTS, ROWS = 3, 12  # with one and the same reward, before it is told
 
 
@@ -29,6 +33,7 @@ class Part:
     tokens: int
     by_token: float | None  # weight of every token; None: they differ
     by_row: float | None  # weight of every row, spread over its tokens; None: rows differ
+    against: float  # share of the tokens that are pulled against their advantage
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Weighed:
 def mark_weights(trace: Trace) -> None:
     weighed = list(_weighed(trace))
     for one in weighed:
-        _split(trace, one)
+        _sign(trace, one)
+    _splits(trace, weighed)
     _padding(trace, weighed)
     _rewards(trace)
 
@@ -69,8 +75,9 @@ def _weighed(trace: Trace) -> Iterator[Weighed]:
         ratio_BT = np.ones(mask_BT.shape) if old_BT is None else np.exp(np.where(mask_BT, new_BT - old_BT, 0.0))
         if np.abs(ratio_BT - 1).max() > FIT or sum(rows for rows, _ in update.parts) != len(mask_BT):
             continue
-        place = next((piece.product.place for one in update.backwards if one.roles is not None for piece in one.roles.pieces
-                      if piece.product is not None), update.place)  # fmt: skip
+        pieces = [piece for one in update.backwards if one.roles is not None for piece in one.roles.pieces]
+        products = [piece.product.place for piece in pieces if piece.product is not None]
+        place = products[0] if products else update.place
         parts = tuple(_parts(update, mask_BT, gradients_BT, advantages_BT))
         if len(parts) == len(update.parts):
             yield Weighed(update, batch, parts, place)
@@ -79,7 +86,7 @@ def _weighed(trace: Trace) -> Iterator[Weighed]:
 def _is_plain(batch: Batch) -> bool:
     """The first update of its rollouts, and no KL that pulls."""
     ref_BT, new_BT, mask_BT = batch.get("ref_logprobs"), batch.get("new_logprobs"), batch.get("mask")
-    if batch.numbers.get("update") != 0 or batch.settings.get("correction"):
+    if batch.numbers.get("update") != 0:
         return False
     if ref_BT is None or new_BT is None or mask_BT is None:
         return True
@@ -92,13 +99,15 @@ def _parts(update: Update, mask_BT: Array, gradients_BT: Array, advantages_BT: A
         inside = slice(first, first + rows)
         first += rows
         mask = mask_BT[inside]
-        judged = mask & (advantages_BT[inside] != 0) & np.isfinite(gradients_BT[inside])
+        sizes = np.abs(np.where(mask, advantages_BT[inside], 0.0))
+        judged = mask & (sizes > LEAST * sizes.max(initial=0.0)) & np.isfinite(gradients_BT[inside])
         if not judged.any():
             return
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = np.where(judged, -gradients_BT[inside] / advantages_BT[inside], np.nan)
         lengths = mask.sum(axis=1, keepdims=True)
-        yield Part(rows, width, int(mask.sum()), _one(weights[judged]), _one((weights * lengths)[judged]))
+        against = float((weights[judged] < 0).mean())
+        yield Part(rows, width, int(mask.sum()), _one(weights[judged]), _one((weights * lengths)[judged]), against)
 
 
 def _one(numbers: Array) -> float | None:
@@ -111,42 +120,82 @@ def _is(number: float, expected: float) -> bool:
     return abs(number - expected) <= FIT * expected
 
 
-def _split(trace: Trace, one: Weighed) -> None:
+def _sign(trace: Trace, one: Weighed) -> None:
+    roles = [backward.roles for backward in one.update.backwards if backward.roles is not None]
+    ways = {slope(piece.ratio or piece.new, piece, each.flow) for each in roles for piece in each.pieces}
+    if ways != {1}:
+        return
+    if all(part.against > NEARLY_ALL for part in one.parts):
+        trace.found(
+            "LOSS01",
+            "the loss pulls every token against its advantage, although what it is "
+            "multiplied by grows with the new log-probs: the sign of the loss is flipped",
+            one.place,
+            one.update.backwards[0].loss.place,
+        )
+    elif all(part.against < 1 - NEARLY_ALL for part in one.parts):
+        trace.is_well("LOSS01", "the loss pulls every token the way of its advantage")
+
+
+def _split(one: Weighed) -> dict[str, str]:
+    """Code --> what is wrong with how micro-batches are put together; "": nothing."""
     count = len(one.parts)
     if count < 2:
-        return
-    places = [backward.loss.place for backward in one.update.backwards]
-    by_token = [part.by_token for part in one.parts]
+        return {}
     shares = [part.by_token * part.tokens for part in one.parts if part.by_token is not None]
-    differ = len({part.tokens for part in one.parts}) > 1
     by_row = [part.by_row for part in one.parts if part.by_row is not None]
     even = len(by_row) == count and all(_is(weight, by_row[0]) for weight in by_row)  # every completion counts the same
+    differ = len({part.tokens for part in one.parts}) > 1
     if len(shares) == count and differ and not even and all(_is(share, shares[0]) for share in shares):
+        added, averaged = _is(shares[0], 1.0), _is(shares[0], 1.0 / count)
         lengths = ", ".join(str(part.tokens) for part in one.parts)
-        if _is(shares[0], 1.0):
-            trace.found("LOSS02", f"{count} micro-batches are each divided by their own tokens only and added: the gradient is {count} times "
-                        "that of the whole batch", places[0], one.update.place)  # fmt: skip
-        if _is(shares[0], 1.0) or _is(shares[0], 1.0 / count):
-            trace.found("LOSS03", f"each micro-batch is averaged over its own tokens ({lengths}): a token counts more in a short one, and "
-                        "the update depends on the split", places[0], one.update.place)  # fmt: skip
-        return
-    whole = [weight for weight in by_token if weight is not None]
+        found = {}
+        if added or averaged:
+            found["LOSS03"] = (
+                f"each micro-batch is averaged over its own tokens ({lengths}): a token counts more in a short one, "
+                "and the "
+                "update depends on the split"
+            )
+        if added:
+            found["LOSS02"] = (
+                f"{count} micro-batches are each divided by their own tokens only and added: the gradient is {count} "
+                "times "
+                "that of the whole batch"
+            )
+        return found
+    whole = [part.by_token for part in one.parts if part.by_token is not None]
     factors: list[float] = []
     if len(whole) == count and all(_is(weight, whole[0]) for weight in whole):
         widest = max(part.width for part in one.parts)
         longest = one.batch.settings.get("max_tokens") or widest
         factors = [whole[0] * one.tokens, whole[0] * one.rows * widest, whole[0] * one.rows * float(longest)]
-    if not factors and even:
-        factors = [by_row[0] * one.rows]
+    if even:
+        factors.append(by_row[0] * one.rows)
     if any(_is(factor, 1.0) for factor in factors):
-        trace.is_well("LOSS02", f"the gradient of {count} micro-batches is that of the whole batch")
-        trace.is_well("LOSS03", f"a token counts the same in each of {count} micro-batches")
-    elif any(_is(factor, float(count)) for factor in factors):
-        trace.found("LOSS02", f"the gradients of {count} micro-batches are added and not divided by {count}: the step is that of a loss {count} "
-                    "times as large", places[0], one.update.place)  # fmt: skip
-    elif any(_is(factor, 1.0 / count) for factor in factors):
-        trace.found("LOSS02", f"the gradients of {count} micro-batches are divided by {count} twice: the step is that of a loss {count} times "
-                    "too small", places[0], one.update.place)  # fmt: skip
+        return {"LOSS02": "", "LOSS03": ""}
+    if any(_is(factor, float(count)) for factor in factors):
+        return {"LOSS02": f"the gradients of {count} micro-batches are added and not divided by {count}: the step is that of "
+                f"a loss {count} times as large"}  # fmt: skip
+    if any(_is(factor, 1.0 / count) for factor in factors):
+        return {"LOSS02": f"the gradients of {count} micro-batches are divided by {count} twice: the step is that of a loss "
+                f"{count} times too small"}  # fmt: skip
+    return {}
+
+
+def _splits(trace: Trace, weighed: Sequence[Weighed]) -> None:
+    told = [(one, _split(one)) for one in weighed]
+    for code in ("LOSS02", "LOSS03"):
+        words = [(one, found[code]) for one, found in told if code in found]
+        if not words:
+            continue
+        bad = [(one, message) for one, message in words if message]
+        if not bad:
+            trace.is_well(code, f"the gradient of {len(words[0][0].parts)} micro-batches is that of the whole batch")
+        elif len(bad) == len(words):
+            one, message = bad[0]
+            # of one update the numbers may agree by chance
+            sure = Confidence.PROVEN if len(bad) > 1 else Confidence.LIKELY
+            trace.found(code, message, one.update.backwards[0].loss.place, one.update.place, confidence=sure)
 
 
 def _padding(trace: Trace, weighed: list[Weighed]) -> None:
@@ -185,7 +234,8 @@ def _mean_over_columns(one: Weighed) -> Place | None:
     """A mean() of a tensor with a column for each token."""
     for backward, (rows, width) in zip(one.update.backwards, one.update.parts, strict=False):
         flow = backward.roles.flow if backward.roles is not None else None
-        for value in flow.values if flow is not None else ():
+        values: list[Value] = flow.values if flow is not None else []
+        for value in values:
             before = value.input.thing if value.op == "mean" and value.input is not None else None
             if getattr(before, "shape", ()) == (rows, width) and getattr(before, "requires_grad", False):
                 return value.place
@@ -204,7 +254,8 @@ def _rewards(trace: Trace) -> None:
     if len(everything) >= ROWS and np.ptp(everything) == 0:
         trace.found(
             "REW01",
-            f"all {len(everything)} rewards of {len(by_step)} rollout batches are {everything[0]:g}: the reward does not depend on the "
+            f"all {len(everything)} rewards of {len(by_step)} rollout batches are {everything[0]:g}: the reward does "
+            "not depend on the "
             "completion",
             confidence=Confidence.LIKELY,
         )

@@ -6,6 +6,7 @@ A finding is proven where an invariant was computed anew on the run's own tensor
 from __future__ import annotations
 
 from assay.watch.mark_graph import mark_graph
+from assay.watch.mark_penalty import mark_penalty
 from assay.watch.mark_ratio import mark_ratio
 from assay.watch.mark_rows import mark_rows
 from assay.watch.mark_sampling import mark_sampling
@@ -18,6 +19,7 @@ def mark(trace: Trace) -> None:
         return
     mark_sampling(trace)
     mark_ratio(trace)
+    mark_penalty(trace)
     mark_graph(trace)
     mark_rows(trace)
     mark_weights(trace)

@@ -5,7 +5,7 @@ Names play no part. A value of which this cannot be said is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from assay.dataflow.value import UNKNOWN, Value
 from assay.record.batch import Array
@@ -108,7 +108,9 @@ class Origins:
 
     def _is_masking(self, value: Value) -> bool:
         """By truth values, or by 0 and 1 for each number: rewards of 0 and 1, one a row, are no mask."""
-        masks = [one for name, one in value.arguments.items() if name in ("other", "mask", "condition") and is_mask(one)]
+        masks = [
+            one for name, one in value.arguments.items() if name in ("other", "mask", "condition") and is_mask(one)
+        ]
         shapes = [(seen, sight(value)) for one in masks if (seen := sight(one)) is not None]
         return any(seen.dtype == "bool" or (whole is not None and seen.shape == whole.shape) for seen, whole in shapes)
 
@@ -121,8 +123,24 @@ class Origins:
                 return self.forwards.get(id(one))
         return None
 
+    def pass_of(self, value: Value | None) -> Forward | None:
+        """The pass whose log-probs of chosen tokens these are."""
+        return self.forward_of(value) if value is not None and self.kind(value) == CHOSEN else None
+
 
 _CHOSEN_OF = {LOGPROBS: CHOSEN, PROBABILITIES: CHOSEN_PROBABILITIES, LOGITS: CHOSEN_LOGITS}
+
+
+def differences(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Value]]:
+    """log p - log q, or p / q."""
+    for value in values:
+        one, other = value.input, value.arguments.get("other")
+        if one is None or other is None:
+            continue
+        if value.op == "sub":
+            yield value, one, other
+        elif value.op == "div" and one.op == other.op == "exp" and one.input is not None and other.input is not None:
+            yield value, one.input, other.input
 
 
 def above(value: Value) -> Iterator[Value]:

@@ -36,7 +36,8 @@ class Places:
         )
         self._own: dict[str, bool] = {}
         self._places: dict[tuple[CodeType, int], tuple[Place, str]] = {}
-        self._contexts: dict[tuple[object, ...], Context] = {}
+        self._heres: dict[tuple[object, ...], tuple[Place, str, Context]] = {}
+        self._kept: list[CodeType] = []  # an id is only good as long as its code lives
 
     def _holds_script(self, folder: str) -> bool:
         return f"{self.root}{os.sep}".startswith(f"{os.path.realpath(folder)}{os.sep}")
@@ -54,36 +55,37 @@ class Places:
 
     def here(self, frame: FrameType | None, *, no_grad: bool, autocast: bool) -> tuple[Place, str, Context]:
         """(place, the name that the value is bound to there or "", context)."""
+        own = self._own
+        key: list[object] = [no_grad, autocast]
         stack = []
         while frame is not None:
             code = frame.f_code
-            if self._own.get(code.co_filename, None) or (
-                code.co_filename not in self._own and self.is_own(code.co_filename)
-            ):
-                stack.append((code, frame.f_lasti))
+            is_own = own.get(code.co_filename)
+            if is_own is None:
+                is_own = self.is_own(code.co_filename)
+            if is_own:
+                instruction = frame.f_lasti
+                stack.append((code, instruction))
+                key += (id(code), instruction)  # code hashes by its contents, which takes long
             frame = frame.f_back
-        if not stack:
-            return NOWHERE, "", self._context((no_grad, autocast), (), ())
-        place, name = self._place(stack[0])
-        calls = tuple(stack[1:])
-        return place, name, self._context((no_grad, autocast), calls, tuple(code for code, _ in stack))
+        known = self._heres.get(tuple(key))
+        if known is None:
+            known = self._heres[tuple(key)] = self._here(stack, no_grad=no_grad, autocast=autocast)
+            self._kept += [code for code, _ in stack]
+        return known
+
+    def _here(self, stack: list[tuple[CodeType, int]], *, no_grad: bool, autocast: bool) -> tuple[Place, str, Context]:
+        place, name = self._place(stack[0]) if stack else (NOWHERE, "")
+        context = Context(
+            no_grad=no_grad,
+            autocast=autocast,
+            calls=tuple(self._place(call)[0] for call in stack[1:]),
+            functions=tuple(code.co_name for code, _ in stack if code.co_name != "<module>"),
+        )
+        return place, name, context
 
     def place(self, where: tuple[CodeType, int]) -> Place:
         return self._place(where)[0]
-
-    def _context(
-        self, flags: tuple[bool, bool], calls: tuple[tuple[CodeType, int], ...], codes: tuple[CodeType, ...]
-    ) -> Context:
-        key = (flags, calls, codes[:1])
-        known = self._contexts.get(key)
-        if known is None:
-            known = self._contexts[key] = Context(
-                no_grad=flags[0],
-                autocast=flags[1],
-                calls=tuple(self._place(call)[0] for call in calls),
-                functions=tuple(code.co_name for code in codes if code.co_name != "<module>"),
-            )
-        return known
 
     def _place(self, where: tuple[CodeType, int]) -> tuple[Place, str]:
         known = self._places.get(where)

@@ -6,6 +6,7 @@ generate() and of an optimizer's step the recorder is off: those are one Value e
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ WIDE = 64  # tensors of logits narrower than this are kept whole if they are sma
 SMALL = 65_536
 OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
 FEW = 4096  # numbers that are always copied
-ROWS = 8  # of a tensor as wide as the vocabulary that are looked at
+ROWS = 4  # of a tensor as wide as the vocabulary that are looked at
 SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
 MOST_VALUES = 400_000
 # what a bug of ours may raise
@@ -65,6 +66,13 @@ _WIDTH_KEPT = frozenset(
 _RANDOM_OR_EMPTY = frozenset("empty empty_like new_empty empty_strided".split())
 
 
+class _Ref(weakref.ref[Tensor]):
+    """Knows under which id the tensor was known."""
+
+    __slots__ = ("key",)
+    key: int
+
+
 class Recorder(TorchFunctionMode):
     """`before` holds what is told of a call before it is made: backward is where gradients are caught."""
 
@@ -78,17 +86,21 @@ class Recorder(TorchFunctionMode):
         self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # told of every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
-        self._known: dict[int, tuple[weakref.ref[Tensor], Value, int]] = {}
+        self._known: dict[int, tuple[_Ref, Value, int]] = {}
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
-        self._visits: dict[tuple[Place, str], int] = {}
+        self._visits: dict[tuple[int, str], int] = {}  # by id of a Place, which Places keeps
+        self._names: dict[str, str] = {}
+        self._dtypes: dict[torch.dtype, str] = {}
         self._bytes = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.off:
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if self.off or name in _TELLS or len(self.trace.graph.values) > MOST_VALUES:
+        if name in _TELLS or len(self.trace.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
@@ -120,7 +132,9 @@ class Recorder(TorchFunctionMode):
     ) -> tuple[str, dict[str, Value], tuple[Place, str, Context]]:
         """The operation and its arguments, as they are before it: it may change them in place."""
         where = self.here(frame)
-        op = _OPS.get(name) or canonical(name) or name
+        op = self._names.get(name)
+        if op is None:
+            op = self._names[name] = _OPS.get(name) or canonical(name) or name
         if name in _REVERSED:
             args = (args[1], args[0], *args[2:])
         positional = [self.value_of(one, where) for one in args]
@@ -168,39 +182,46 @@ class Recorder(TorchFunctionMode):
             return self.remember(tensor, "changed", {"input": value}, where)
         seen = value.thing
         if isinstance(seen, Sight) and seen.data is None and not seen.summary and where[0] is not value.place:
-            seen.data = self._copy(tensor, seen)
+            if id(value) not in self._wide:
+                seen.data = self._copy(tensor, seen)
         return value
 
     def remember(
         self, tensor: Tensor, op: str, arguments: Mapping[str, Value], where: tuple[Place, str, Context], **how: Any
     ) -> Value:
         place, name, context = where
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            seen = Sight(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
-            seen.overlaps = any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-            value = self.trace.graph.new(op, arguments, place, context, thing=seen, **how)
-            if name and op != "given":
-                value.names.append(name)
-            self.adopt(tensor, value, seen)
+        value = self.trace.graph.new(op, arguments, place, context, **how)
+        if name and op != "given":
+            value.names.append(name)
+        self.adopt(tensor, value)
         return value
 
-    def adopt(self, tensor: Tensor, value: Value, seen: Sight | None = None) -> None:
+    def adopt(self, tensor: Tensor, value: Value) -> None:
         """From now on the tensor is this value."""
-        place, op = value.place, value.op
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            if seen is None:
-                seen = Sight(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
-                value.thing = seen
-            visits = self._visits[place, op] = self._visits.get((place, op), 0) + 1
-            if op in _WIDTH_KEPT and any(
-                id(one) in self._wide and sight_shape(one)[-1:] == seen.shape[-1:] for one in value.arguments.values()
-            ):
-                self._wide.add(id(value))
+        op = value.op
+        with torch._C.DisableTorchFunction():
+            seen = value.thing = self._sight(tensor)
+            key = (id(value.place), op)
+            visits = self._visits[key] = self._visits.get(key, 0) + 1
+            if self._wide and op in _WIDTH_KEPT:
+                for one in value.arguments.values():
+                    if id(one) in self._wide and sight_shape(one)[-1:] == seen.shape[-1:]:
+                        self._wide.add(id(value))
+                        break
             if op not in _RANDOM_OR_EMPTY:
                 self._look(value, seen, tensor, visits)
-            key = id(tensor)
-            version = 0 if tensor.is_inference() else tensor._version
-            self._known[key] = (weakref.ref(tensor, lambda _: self._forget(key)), value, version)
+            ref = _Ref(tensor, self._forget)
+            ref.key = id(tensor)
+            self._known[ref.key] = (ref, value, 0 if tensor.is_inference() else tensor._version)
+
+    def _sight(self, tensor: Tensor) -> Sight:
+        dtype = self._dtypes.get(tensor.dtype)
+        if dtype is None:
+            dtype = self._dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        seen = Sight(tuple(tensor.shape), dtype, tensor.requires_grad)
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            seen.overlaps = any(size > 1 and not step for size, step in zip(seen.shape, tensor.stride(), strict=True))
+        return seen
 
     def _look(self, value: Value, seen: Sight, tensor: Tensor, visits: int) -> None:
         if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
@@ -214,13 +235,15 @@ class Recorder(TorchFunctionMode):
     def _copy(self, tensor: Tensor, seen: Sight) -> Tensor | None:
         if seen.size > LARGEST or self._bytes > MOST_BYTES or tensor.is_sparse or tensor.is_meta:
             return None
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
             copy = tensor.detach().clone()
-        self._bytes += copy.numel() * copy.element_size()
+        self._bytes += copy.nbytes
         return copy
 
-    def _forget(self, key: int) -> None:
-        self._known.pop(key, None)
+    def _forget(self, ref: _Ref) -> None:
+        known = self._known.get(ref.key)
+        if known is not None and known[0] is ref:  # its address may be another tensor's by now
+            del self._known[ref.key]
 
     def _result(
         self,
@@ -331,10 +354,20 @@ def _summary(tensor: Tensor) -> dict[str, float]:
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     rows = rows if len(rows) <= ROWS else torch.cat([rows[: ROWS - 1], rows[-1:]])
     rows = rows.double()
+    lowest, highest = torch.aminmax(rows)
+    told = torch.stack(
+        [
+            lowest,
+            highest,
+            (rows.sum(dim=-1) - 1).abs().max(),
+            torch.logsumexp(rows, dim=-1).abs().max(),
+        ]
+    )
+    numbers = told.tolist()  # one copy from the device
     return {
-        "lowest": float(rows.min()),
-        "highest": float(rows.max()),
-        "row_sum": float((rows.sum(dim=-1) - 1).abs().max()),  # its distance from 1
-        "row_logsumexp": float(torch.logsumexp(rows, dim=-1).abs().max()),  # its distance from 0
-        "finite": float(not bool((torch.isnan(rows) | (rows == torch.inf)).any())),
+        "lowest": numbers[0],
+        "highest": numbers[1],
+        "row_sum": numbers[2],  # its distance from 1
+        "row_logsumexp": numbers[3],  # its distance from 0
+        "finite": float(not (math.isnan(numbers[0]) or numbers[1] == math.inf)),
     }

@@ -15,7 +15,7 @@ import numpy as np
 from assay.dataflow.value import Value
 from assay.record.batch import Array
 from assay.watch.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids, is_mask, requires_grad
-from assay.watch.trace import Forward, numbers_of, sight
+from assay.watch.trace import Backward, Forward, numbers_of, sight
 
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}
 _UNCHANGED = KEEPS_NUMBERS | {"cast", "nan_to_num", "changed"}
@@ -56,7 +56,7 @@ class Flow:
     """The values above a loss, and on which new log-probs each depends through gradients."""
 
     def __init__(self, loss: Value, origins: Origins) -> None:
-        self.origins = origins
+        self.origins, self.loss = origins, loss
         self.values = sorted(above(loss), key=lambda value: value.order)
         self.inside = {id(value) for value in self.values}
         self.finals = [value for value in self.values if self._is_final(value)]
@@ -166,6 +166,21 @@ def _only_advantages(
     return [one for one in found if id(_unwrapped(one[2])[0]) not in others]
 
 
+def is_corrected(backwards: Sequence[Backward]) -> bool:
+    """Whether importance weights stand in the loss: an exp without a gradient, one for each token or row."""
+    for one in backwards:
+        for piece in one.roles.pieces if one.roles is not None else ():
+            if piece.correction is not None:
+                return True
+            columns = sight_of_new(piece)[1:]
+            for value in one.roles.flow.values:
+                seen = sight(value)
+                is_fixed = value.op == "exp" and seen is not None and not seen.requires_grad
+                if is_fixed and seen is not None and seen.shape[1:] in (columns, ()):
+                    return True
+    return False
+
+
 def _is_chosen_difference(value: Value, origins: Origins) -> bool:
     one, other = value.input, value.arguments.get("other")
     return any(part is not None and origins.kind(part) == CHOSEN for part in (one, other))
@@ -178,6 +193,9 @@ def _is_weight(value: Value, piece: Piece) -> bool:
     rows = piece.ids.shape[0] if piece.ids.ndim == 2 else 1
     if seen.size == 1:
         return rows == 1
+    numbers = seen.numbers
+    if numbers is not None and abs(float(numbers.flat[0])) == 1 and (numbers == numbers.flat[0]).all():
+        return False  # it weighs nothing
     return not (is_mask(value) and seen.shape == sight_of_new(piece))
 
 

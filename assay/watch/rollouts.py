@@ -42,6 +42,7 @@ class Rollout:
     moment: int  # optimizer steps of any kind before it
     settings: Mapping[str, Any] = field(default_factory=dict)  # as a Batch names them
     weights: tuple[float, ...] = ()  # of the sampler, as sums
+    sampler: int = -1  # the model that sampled, a copy of the policy or the policy itself
 
     def prompt(self, row: int) -> Array:
         prompt: Array = self.prompts_BP[row][self.prompt_mask_BP[row]]
@@ -112,7 +113,7 @@ def _generated(call: Generation, trace: Trace) -> Rollout | None:
         settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
     return Rollout(
         *_weights(call, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
-        call.value, moment(call.value, trace), settings, call.weights,
+        call.value, moment(call.value, trace), settings, call.weights, call.model,
     )  # fmt: skip
 
 
@@ -207,7 +208,7 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return Rollout(
         *_weights(first, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
-        part[-1].value, moment(part[-1].value, trace), settings, first.weights,
+        part[-1].value, moment(part[-1].value, trace), settings, first.weights, first.model,
     )  # fmt: skip
 
 

@@ -154,6 +154,8 @@ class Update:
     skipped: bool = False
     parts: tuple[tuple[int, int], ...] = ()  # (rows, columns) of the log-probs of each backward
     samplers: frozenset[tuple[float, ...]] = frozenset()  # weights that sampled its rows
+    sampler_models: frozenset[int] = frozenset()
+    is_first: bool = False  # no update came between the sampling of its rows and it
     sampled_at: frozenset[tuple[Any, ...]] = frozenset()  # (place, calls) of what sampled its rows
 
 

@@ -27,9 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from assay.dataflow.value import UNKNOWN
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import changed
-from assay.doctor.reading.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, parts, share_of
+from assay.doctor.reading.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, parts, share_of
 from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
@@ -68,7 +69,8 @@ def _twice(part: Part, share: Share, counts: int) -> str:
 def _undivided(part: Part, share: Share, counts: int) -> str:
     if part.engine_divides or counts or share.scales or not is_mean(share, part):
         return ""
-    if any(not is_own(one, part) for one in share.divisors):
+    rows = any(is_rows(one, part) for one in share.divisors)
+    if any(not is_own(one, part) and not (rows and one.constant is not UNKNOWN) for one in share.divisors):
         return ""
     return (
         f"`{part.backward.place.text}` adds up means of parts that nothing divides by their number before "

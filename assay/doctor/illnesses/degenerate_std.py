@@ -179,7 +179,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(scaling.value.place, single.place),
                 why=_why(scaling),
             )
-        elif scaling.epsilon is None and not is_guarded(scaling):
+        elif scaling.epsilon is None and not is_guarded(program, scaling):
             yield finding(
                 f"{scaling.value.place.text} divides by {scaling.spread.shown} with nothing that keeps it from 0"
                 f"{_misplaced(scaling)}: a group of equal rewards gives NaN",

@@ -1,7 +1,8 @@
 """
 ## What it checks
 Whether the trainer's own scoring, repeated on the same weights and the same input, gives the same log-probs; and
-whether dropout modules were active in that pass.
+whether dropout modules were active in that pass. In a script: a network with dropout (layers of its own, a config, an
+adapter, a pretrained model that is known for it) that scores in train mode.
 
 ## Why it hurts
 With dropout every pass asks another, random, smaller network. The ratio new / old is then not 1 before anything was

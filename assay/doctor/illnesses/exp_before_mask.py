@@ -26,12 +26,18 @@ sleeps. It wakes when that place is changed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.doctor.reading.bans import bans, is_under_mask
+from assay.doctor.reading.example import GRPO
+from assay.doctor.reading.masks import fillings
+from assay.source.program import Program
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")
 
@@ -85,6 +91,34 @@ def _example(perturbed: float | None) -> Evidence:
     return of_batch(edited(batch, loss_perturbed=batch.number("loss") if perturbed is None else perturbed))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Padding whose logit is -inf: its log-prob is -inf, -inf - -inf is NaN, and NaN times 0 stays NaN."""
+    read = fillings(program)
+    for masked, _ in read.losses:
+        if not masked.masks:
+            continue
+        told: set[int] = set()
+        safe = any(mask.at.op in ("masked_fill", "where") for mask in masked.masks) or masked.selects
+        for ban in bans(program, masked.loss):
+            tokens = None if safe else is_under_mask(program, read.endings, ban)
+            if tokens is None or ban.value.place.line in told:
+                continue
+            told.add(ban.value.place.line)
+            yield finding(
+                f"`{ban.value.place.text}` gives a token probability 0 that stands under the mask: its log-probs are "
+                "-inf, their difference is NaN, and a mask that multiplies keeps it",
+                confidence=Confidence.LIKELY,
+                places=(ban.value.place, ban.chosen.place),
+                why=(
+                    f"line {ban.value.place.line}: the logit of `{ban.token.place.text}` is set to -inf",
+                    f"line {tokens.place.line}: rows are filled with that token after their end",
+                    f"line {masked.masks[0].at.place.line}: the mask is multiplied, not selected by",
+                ),
+            )
+        if not told:
+            yield healthy("no log-prob under the mask is infinite by construction", places=(masked.loss.place,))
+
+
 def sick() -> Evidence:
     return _example(float("nan"))
 
@@ -117,5 +151,12 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _mask_after_exp}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(
+        GRPO.replace(
+            "    return torch.log", "    logits[..., model.config.pad_token_id] = float('-inf')\n    return torch.log"
+        ),
+        GRPO.replace("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log"),
+    ),
     explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "NUM03", "OPT02"}),
 )

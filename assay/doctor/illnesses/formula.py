@@ -30,7 +30,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.reading.advantages import Scaling, is_advantage, level_of, scalings, uncentred
+from assay.doctor.reading.advantages import Scaling, is_advantage, level_of, plain, scalings, uncentred
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
@@ -111,6 +111,7 @@ def _of_tokens(batch: Batch) -> Verdict | None:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
+    yield from _not_left_out(program)
     for scaling in scalings(program):
         if not is_advantage(program, scaling.value):
             continue
@@ -126,6 +127,31 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy(
                 "the rewards are divided by their std after the mean was subtracted", places=(scaling.value.place,)
             )
+
+
+def _not_left_out(program: Program) -> Iterator[Verdict]:
+    """rewards - rewards.sum() / (n - 1): a mean of the others that has the own reward in it."""
+    for value in program.of("sub"):
+        mean = value.argument("other")
+        if value.input is None or mean is None or not is_advantage(program, value):
+            continue
+        mean = plain(mean)
+        total = plain(mean.input) if mean.op == "div" and mean.input is not None else None
+        count = mean.argument("other")
+        if total is None or count is None or count.op != "sub" or count.setting("other") != 1:
+            continue
+        base = plain(value.input)
+        if total.op == "sum" and total.input is not None and plain(total.input) is base:
+            yield finding(
+                f"`{mean.place.text}` sums all rewards, the own one too, and divides by one less: it is no mean of the "
+                "others, nor of all",
+                confidence=Confidence.LIKELY,
+                places=(mean.place,),
+                why=(f"line {value.place.line}: it is subtracted from {base.shown}, which is summed in it",),
+                fix="Subtract the own reward from the sum: (rewards.sum() - rewards) / (n - 1).",
+            )
+        elif total.op == "sub" and total.input is not None and plain(total.input).op == "sum":
+            yield healthy("the own reward is left out of the mean of the others", places=(value.place,))
 
 
 def _wrong(scaling: Scaling) -> str:

@@ -26,15 +26,16 @@ from assay.dataflow.origin import network
 from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import changed
-from assay.doctor.reading.ownership import is_network
+from assay.doctor.reading.ownership import contains, is_network
 from assay.doctor.reading.ratios import is_differentiated
 from assay.doctor.reading.samplers import is_trained
-from assay.doctor.reading.steps import optimizers
+from assay.doctor.reading.steps import Optimizer, optimizers
 from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.source.things import Listing, Table
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
+NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")
 HARMLESS = ("mean", "sum", "len", "leave", "string", "index", "element", "append", "tensor", "std", "max", "min")
 
 
@@ -83,7 +84,7 @@ def _kept(program: Program, append: Value, behind: set[int]) -> Value | None:
         if not program.origins.forwards(part):
             continue
         is_metric = id(part) in behind and _is_stepped(program, append)
-        if is_metric or _is_only_read(listing):
+        if is_metric or (part.op in NUMBERS and _is_only_read(listing)):
             return part
         return None
     judged = any(one.op == "leave" or one.op == "detach" for one in parts)
@@ -128,9 +129,9 @@ def _passes(program: Program, told: set[Place]) -> Iterator[Verdict]:
             model = call.arguments.get("model")
             if call.op != "forward" or model is None or not is_network(network(model)) or call.place in told:
                 continue
-            if is_trained(program, model) or program.origins.gradient(call) is not True or call.context.adapter_off:
+            if _is_partly_held(program, model, every) or program.origins.gradient(call) is not True:
                 continue
-            if not is_differentiated(program, call):
+            if call.context.adapter_off or not is_differentiated(program, call):
                 continue
             told.add(call.place)
             first = call.context.calls[-1] if call.context.calls else call.place
@@ -140,6 +141,11 @@ def _passes(program: Program, told: set[Place]) -> Iterator[Verdict]:
                 places=(first, call.place),
                 fix="Score with it under torch.no_grad(), and freeze it.",
             )
+
+
+def _is_partly_held(program: Program, model: Value, every: list[Optimizer]) -> bool:
+    held = [one for optimizer in every for one in optimizer.networks or ()]
+    return any(contains(program, one, model) or contains(program, model, one) for one in held)
 
 
 WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(

@@ -25,14 +25,15 @@ possible. A batch that holds parts of groups has other means than the whole; it 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
-from assay.dataflow.value import Value
+from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.reading.advantages import Centring, centrings, is_advantage, is_mean
+from assay.doctor.reading.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.groups import expansions, is_of_several, is_shaped, shape_of
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
@@ -82,7 +83,7 @@ def _is_of_the_whole_batch(batch: Batch) -> bool:
 
 def check_source(program: Program) -> Iterator[Verdict]:
     group = next((one for one in expansions(program) if is_of_several(one)), None)
-    found = [one for one in centrings(program) if is_advantage(program, one.value)]
+    found = [one for one in centrings(program) if is_advantage(program, one.value) and not _has_baseline(one.base)]
     scopes = [_scope(one) for one in found]
     for one, scope in zip(found, scopes, strict=True):
         if scope == "group":
@@ -95,6 +96,19 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(one.value.place, one.level.place) if group is None else (one.value.place, group.place),
                 why=(f"line {one.level.place.line}: {one.level.shown} is a mean over every dimension",),
             )
+
+
+def _has_baseline(base: Value) -> bool:
+    """Whether a mean of the others, or a critic, was subtracted before: what is centred then are advantages."""
+    for _ in range(6):
+        other = base.argument("other")
+        if base.op == "sub" and other is not None:
+            near = islice(ancestors(other), 40)
+            return any(one.op in ("mean", "sum", "forward", "nanmean") for one in near)
+        if base.op not in ("view", "reshape", "flatten", "mul", "cast", "clone", "phi") or not base.inputs:
+            return False
+        base = base.inputs[0]
+    return False
 
 
 def _scope(centring: Centring) -> str:
@@ -119,7 +133,7 @@ def _is_flat(centring: Centring, mean: Value) -> bool:
     base = centring.base
     if base.op in ("parameter", "attribute", "index", "element", "phi") or mean.context.loops != base.context.loops:
         return False
-    return len(mean.context.loops) <= 1
+    return len(mean.context.loops) <= 1 and not is_centred_before(base)  # whitened after a baseline of the group
 
 
 def sick() -> Evidence:

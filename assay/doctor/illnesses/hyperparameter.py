@@ -2,7 +2,8 @@
 ## What it checks
 The settings of the run against ranges outside of which GRPO hardly ever works: learning rate, KL and entropy
 coefficients, clip range, group size, temperature, the epsilon of the advantages, gradient clipping, weight decay,
-updates per rollout, and a token limit that cuts off nearly every answer from the start.
+updates per rollout, and a token limit that cuts off nearly every answer from the start. In a script only values far out
+of range are named: what its text sets may be changed from outside.
 
 ## Why it hurts
 A setting out of range looks like a bug: a rate of 0 learns nothing, a KL of weight 1 holds the policy where it is, a

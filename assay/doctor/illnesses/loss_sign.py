@@ -37,6 +37,7 @@ from assay.doctor.reading.direction import is_advantage, is_maximised, is_minimi
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.doctor.running import seen_in_run
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -160,6 +161,7 @@ ILLNESS = Illness(
     summary="the loss has the wrong sign: the policy learns to avoid what is rewarded",
     fix="Keep exactly one minus between the objective and the loss that is minimised.",
     explanation=__doc__,
+    trace=seen_in_run("LOSS01"),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _negated_twice}),

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Value
+from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.running import seen_in_run
@@ -41,6 +41,15 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for value in program.values:
         changed = _changed(value)
         if changed is None:
+            continue
+        expanded = _expanded(value)
+        if expanded is not None:
+            yield finding(
+                f"{value.place.text} writes into a tensor that expand() made: its columns or rows are one and the same "
+                "memory, and all of them change",
+                confidence=Confidence.LIKELY,
+                places=(value.place, expanded.place),
+            )
             continue
         mask = _memory(changed)
         if not _is_mask(program, mask):
@@ -67,6 +76,40 @@ def _changed(value: Value) -> Value | None:
     if value.name in IN_PLACE and value.op not in ("in_place", "library"):
         return value.input
     return None
+
+
+def _expanded(change: Value) -> Value | None:
+    """The expand() into whose memory some of many equal columns or rows are written."""
+    current = change.input if change.op == "setitem" else None
+    for _ in range(20):
+        if current is None or current.op not in ("setitem", "phi"):
+            break
+        current = current.input if current.op == "setitem" else current.argument("0")
+    if current is None or current.op not in ("expand", "expand_as"):
+        return None
+    keys = [key for name, key in change.arguments.items() if name not in ("input", "value")]
+    by_mask = len(keys) == 1 and keys[0].op != "slice" and keys[0].constant is UNKNOWN
+    return current if by_mask or any(_is_some(keys, dim) for dim in _repeated(current)) else None
+
+
+def _repeated(expand: Value) -> list[int]:
+    """The dimensions along which an expanded tensor is one and the same memory, where the text tells."""
+    sizes = [one.constant for name, one in expand.arguments.items() if name.isdigit()]
+    if expand.op == "expand" and -1 in sizes:
+        return [dim for dim, size in enumerate(sizes) if size != -1]
+    inner = expand.input
+    if inner is not None and inner.op == "unsqueeze":
+        dim = inner.setting("dim")
+        return [{-1: 1, 0: 0, 1: 1}[dim]] if dim in (-1, 0, 1) else []
+    if inner is not None and inner.op == "index":
+        keys = [key for name, key in inner.arguments.items() if name != "input"]
+        return [dim for dim, key in enumerate(keys) if key.constant is None]
+    return []
+
+
+def _is_some(keys: list[Value], dim: int) -> bool:
+    """Whether keys choose a part of that dimension: all of it, written at once, stays as equal as it was."""
+    return dim < len(keys) and (keys[dim].op != "slice" or bool(keys[dim].arguments))
 
 
 def _memory(value: Value) -> Value:

@@ -2,7 +2,8 @@
 ## What it checks
 In a batch: whether the logged KL, share of clipped tokens and mean reward are what the arrays give. In curves: whether
 logged numbers contradict each other (a mean outside its minimum and maximum, a share above 1, a KL or an entropy below
-0, more tokens in the loss than were generated).
+0, more tokens in the loss than were generated). In a script: a label that says KL, share, mean or total over a ratio, a
+count, a sum or the last turn's number.
 
 ## Why it hurts
 The training may be right and the number on the screen is not. Coefficients are then tuned, runs stopped and bugs hunted

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.value import UNKNOWN, Value, ancestors
+from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.chosen import behind
 from assay.doctor.reading.scripts import GENERATE
 from assay.source.program import Program
 from assay.source.things import Listing, Table
@@ -80,7 +81,7 @@ def _behind_generation(program: Program) -> set[int]:
     for generate in program.of("generate"):
         given = [one for name, one in generate.arguments.items() if name != "input"]
         for one in given:
-            found |= {id(value) for value in ancestors(one)}
+            found |= {id(value) for value in behind(one)}
     return found
 
 

@@ -2,6 +2,8 @@
 ## What it checks
 After an optimizer update: whether every trainable tensor got a gradient and changed. A tensor with a gradient that did
 not change is not in the optimizer, or was frozen behind its back. A tensor without a gradient is not used by the loss.
+In a script: an optimizer with the parameters of another network, of one layer, or of a network that was wrapped later;
+a loss that was detached, or computed under no_grad or with a frozen network.
 
 ## Why it hurts
 What does not change does not learn. If nothing changes the run is an expensive way to sample from the first policy; if

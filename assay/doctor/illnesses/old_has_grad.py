@@ -81,5 +81,5 @@ ILLNESS = Illness(
         ),
         well=GRPO,
     ),
-    explains=frozenset({"RAT01", "RAT02", "PERF02"}),
+    explains=frozenset({"RAT01", "RAT02", "PERF02", "OPT02", "LOSS05"}),
 )

@@ -33,7 +33,7 @@ from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
-from assay.doctor.reading.chosen import made_of
+from assay.doctor.reading.chosen import lists_of, made_of
 from assay.doctor.reading.sampling import draws, weights_of
 from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.reading.spans import given_ids
@@ -41,6 +41,7 @@ from assay.doctor.reading.tokens import is_encoding
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
+LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
 LEAST_ALL = 4  # different prompts, all of one length
 LONG = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
@@ -234,12 +235,35 @@ def _is_head(cut: Value) -> bool:
 
 
 def _is_tokens(listing: Value) -> bool:
-    """Whether a list holds numbers that were looked up in a vocabulary: the tokens of one text."""
+    """Whether a list holds numbers that were looked up in a vocabulary: the tokens of one text, and no padding."""
+    if any(one.op == "list_repeat" for one in _joined(listing)):
+        return False  # (ids + [PAD] * n)[:n] is a row of fixed width
     parts = [one for name, one in listing.arguments.items() if name != "slice"]
-    looked_up = [one for one in parts if one.op == "element" and "key" in one.arguments and one.thing is None]
-    held = [one for part in looked_up for one in (part.arguments["input"], *part.arguments["input"].inputs)]
-    texts = any(isinstance(one.constant, str) for one in held if one.op != "enumerate")
-    return bool(looked_up) and not texts and all(one in looked_up or isinstance(one.constant, int) for one in parts)
+    looked_up = [one for one in parts if _is_token(one)]
+    return bool(looked_up) and all(one in looked_up or _is_fixed(one) for one in parts)
+
+
+def _joined(listing: Value, depth: int = 6) -> Iterator[Value]:
+    for one in lists_of(listing) if depth else ():
+        yield one
+        yield from _joined(one, depth - 1)
+
+
+def _is_token(value: Value) -> bool:
+    """The number of a piece of text: vocabulary[piece], letters.index(piece), ord(letter) - 97."""
+    if value.op in ("add", "sub"):
+        return any(_is_token(one) for one in value.inputs) and all(_is_token(o) or _is_fixed(o) for o in value.inputs)
+    if value.op in ("method", "call"):
+        return value.name in LOOKS_UP if value.op == "method" else value.name == "builtins.ord"
+    if value.op != "element" or "key" not in value.arguments or value.thing is not None:
+        return False
+    held = [value.arguments["input"], *value.arguments["input"].inputs]
+    return not any(isinstance(one.constant, str) for one in held if one.op != "enumerate")
+
+
+def _is_fixed(value: Value) -> bool:
+    """The id of a special token."""
+    return isinstance(value.constant, int) or (value.op == "len" and value.input is not None)
 
 
 ILLNESS = Illness(

@@ -1,7 +1,8 @@
 """
 ## What it checks
 The share of the trainable numbers that an optimizer update changed. With a gradient and a learning rate above 0 nearly
-all of them move; fewer than 5 % means that the changes are smaller than the weights' precision.
+all of them move; fewer than 5 % means that the changes are smaller than the weights' precision. In a script: weights
+that are loaded in or cast to 16 bits, and an optimizer of the Adam family that steps them with a small rate.
 
 ## Why it hurts
 bfloat16 keeps 8 bits: a change below 1/256 of a weight is rounded away. At a learning rate of 1e-6, usual in GRPO, that

@@ -215,5 +215,5 @@ ILLNESS = Illness(
     trace=seen_in_run("RAT08"),
     source=check_source,
     scripts=Scripts(sick=changed("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),
-    explains=frozenset({"RAT01", "RAT07", "CLIP01", "CLIP02"}),
+    explains=frozenset({"RAT01", "RAT07", "CLIP01", "CLIP02", "RAT04", "LOSS01", "LOSS06"}),
 )

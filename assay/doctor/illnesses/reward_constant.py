@@ -27,16 +27,20 @@ scored by a broken reward: zero_signal says both. A reward of few levels can giv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace as replaced
 from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.reading.advantages import policy_weights
+from assay.doctor.reading.example import GRPO
+from assay.doctor.reading.rewards import always_raises, by_chance, constant, never_equal
 from assay.doctor.running import seen_in_run
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same
@@ -120,6 +124,25 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Rewards that do not depend on the completion, as far as the text proves it."""
+    told: set[int] = set()
+    for look in (always_raises, never_equal, by_chance, constant):
+        for flaw in look(program):
+            if flaw.value.place.line in told:
+                continue
+            told.add(flaw.value.place.line)
+            yield finding(
+                f"`{flaw.value.place.text}`: {flaw.told}",
+                confidence=Confidence.LIKELY,
+                places=(flaw.value.place,),
+                why=(f"line {flaw.value.place.line}: a reward is made of `{flaw.value.place.text}`",),
+            )
+    if not told:
+        for weight in policy_weights(program):
+            yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))
+
+
 def sick() -> Evidence:
     return Evidence((_all_worth(0.5),), healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5))
 
@@ -150,6 +173,19 @@ def _swallowed_exception(original):  # type: ignore[no-untyped-def]
     return score
 
 
+WELL = (
+    GRPO.replace("import prompts_of, rewards_of", "import decode, prompts_of")
+    .replace(
+        "def score(",
+        "def reward(text):\n    try:\n        return float(text.split('=')[1])\n    except (IndexError, ValueError):\n        return 0.0\n\n"
+        "def score(",
+    )
+    .replace(
+        "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(one))) for one in ids[:, start:].tolist()])"
+    )
+)
+SICK = WELL.replace("text.split('=')[1])", "text['answer'])")
+
 ILLNESS = Illness(
     code="REW01",
     name="reward_constant",
@@ -162,6 +198,8 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.score": _swallowed_exception}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, WELL),
     curves=check_curves,
     explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"}),
 )

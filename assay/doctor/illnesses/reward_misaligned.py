@@ -26,17 +26,20 @@ makes them agree, and the finding is only possible. A batch without identical ro
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace as replaced
 from typing import Literal
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch
 from assay.doctor.logprobs import row_spans
+from assay.doctor.reading.example import GRPO
+from assay.doctor.reading.pairing import mispairings, zips
 from assay.record.batch import Array
+from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 EQUAL = 1e-6  # of two rewards: float32 sums of the same components
@@ -154,6 +157,24 @@ def _chance(rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> fl
     return match ** sum(len(rows) - 1 for rows in twins)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """The order of rewards: what is zipped, sorted, repeated or collected on the way to them."""
+    told: set[int] = set()
+    for one in mispairings(program):
+        if one.cause.place.line in told:
+            continue
+        told.add(one.cause.place.line)
+        yield finding(
+            f"`{one.cause.place.text}`: {one.told}, so that rewards belong to other rows",
+            confidence=Confidence.LIKELY,
+            places=(one.cause.place, one.value.place),
+            why=(f"line {one.value.place.line}: rewards are made here, one for each of `{one.value.place.text}`",),
+        )
+    if not told:
+        for zipped in zips(program):
+            yield healthy("rewards are made of rows in one order", places=(zipped.place,))
+
+
 def sick() -> Evidence:
     batch = _with_twins()
     return Evidence((edited(batch, rewards=np.roll(batch.arrays["rewards"], 1)),))
@@ -206,6 +227,12 @@ def _in_order_of_completion(original):  # type: ignore[no-untyped-def]
     return score
 
 
+WELL = GRPO.replace("import prompts_of, rewards_of", "import answers_of, prompts_of, reward_of").replace(
+    "rewards_of(ids[:, start:])",
+    "torch.tensor([reward_of(one, answer) for one, answer in zip(ids[:, start:].tolist(), answers_of(step, 8))])",
+)
+SICK = WELL.replace("answers_of(step, 8))", "sorted(answers_of(step, 8)))")
+
 ILLNESS = Illness(
     code="ADV10",
     name="reward_misaligned",
@@ -217,5 +244,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(replaces={"assay.train.verbs.score": _in_order_of_completion}),
     batch=check_batch,
+    source=check_source,
+    scripts=Scripts(SICK, WELL),
     explains=frozenset({"ADV05", "ADV09"}),
 )

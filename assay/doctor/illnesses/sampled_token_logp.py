@@ -35,7 +35,9 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
 from assay.doctor.reading.sampling import draws, is_greedy
 from assay.record.batch import Array
+from assay.source.collections import table_of_values
 from assay.source.program import Program
+from assay.source.things import Table
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
@@ -128,6 +130,7 @@ def _first_candidate(original):  # type: ignore[no-untyped-def]
 
 def check_source(program: Program) -> Iterator[Verdict]:
     yield from _first_entries(program)
+    yield from _any_entries(program)
     drawn = [one for one in draws(program) if not is_greedy(one)]
     if not drawn:
         return
@@ -188,6 +191,32 @@ def _first_entries(program: Program) -> Iterator[Verdict]:
     for value in program.of("index"):
         if _is_logprobs_of_engine(value):
             yield healthy("a log-prob is looked up by its token", places=(value.place,))
+
+
+def _any_entries(program: Program) -> Iterator[Verdict]:
+    """The first or the greatest value of a dictionary {token: log-prob} that the script itself has filled."""
+    for value in program.of("element", "max"):
+        taken = value.input if value.op == "element" else value.argument("0")
+        if taken is None or (value.op == "element" and value.name != "first"):
+            continue
+        holder = table_of_values(taken)
+        if holder is None or not _holds_candidates(program, holder) or not _is_in_ratio(program, value):
+            continue
+        which = "first" if value.op == "element" else "greatest"
+        yield finding(
+            f"{value.place.text} takes the {which} of a dictionary of log-probs, which need not be the drawn token's",
+            confidence=Confidence.LIKELY,
+            places=(value.place, holder.place),
+        )
+
+
+def _holds_candidates(program: Program, holder: Value) -> bool:
+    """Whether a dictionary holds log-probs of several tokens of one position, under computed keys."""
+    table = holder.thing
+    if not isinstance(table, Table) or table.entries or not table.rest:
+        return False
+    several = len(table.rest) > 1 or len(table.rest[0].context.loops) > len(holder.context.loops)
+    return several and any(program.kinds.is_a(one, Kind.LOG_SOFTMAX, Kind.LOGPROBS) for one in table.rest)
 
 
 def _is_logprobs(value: Value | None, depth: int = 6) -> bool:

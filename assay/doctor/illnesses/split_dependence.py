@@ -1,7 +1,8 @@
 """
 ## What it checks
 Loss and gradient of an update do not depend on how it is cut into micro-batches, nor on how many devices share it. They
-are computed once for the whole batch and once as the sum over two parts (`loss_split`, `gradients_split`).
+are computed once for the whole batch and once as the sum over two parts (`loss_split`, `gradients_split`). In a script:
+a loss that is differentiated part by part and divided by the part's own count of tokens.
 
 ## Why it hurts
 If every part divides by its own count of tokens, the tokens of a part with short answers weigh more than those of a

@@ -4,7 +4,7 @@ The weights that sampled must be the weights that are trained, as they were befo
 compares the versions of the two, and the sampler's log-probs with old ones. Where no versions tell, it looks for
 sampler log-probs that are near old ones but off by far more than rounding, although the trainer's own agree with asking
 the model plainly: the picture of older weights. In the curves it looks for a mismatch that is nothing at first and
-grows.
+grows. In a script: a copy of the policy, or an engine of vLLM, that draws tokens and is given no weights, or seldom.
 
 ## Why it hurts
 A sampler that stopped receiving weights (a failed push, an adapter that is not loaded, a prefix cache of old weights,

@@ -178,6 +178,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if tokens is not None and tokens.place in scored:
             yield _unmasked(mean, tokens)
     yield from _whitened(program)
+    yield healthy("other statistics of tokens are taken under the mask", places=(masked[0].loss.place,))
 
 
 _SCORES = ("gather", "take_along_dim", "log_prob", "cross_entropy", "entropy")

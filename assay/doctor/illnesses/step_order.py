@@ -33,10 +33,12 @@ from assay.dataflow.origin import same_network
 from assay.dataflow.value import Loop, Value
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.ownership import contains
 from assay.doctor.reading.steps import (
     Optimizer,
     before,
     clears_of_unknown,
+    held,
     is_part,
     is_scheduler,
     is_unconditional,
@@ -136,6 +138,11 @@ def _cleared_in_parts(optimizer: Optimizer, step: Value, loop: Loop) -> Value | 
 def _is_cleared_in(program: Program, optimizer: Optimizer, loop: Loop, unknown: list[Value]) -> bool:
     if any(loop in one.context.loops for one in (*optimizer.clears, *unknown)):
         return True
+    for clear in program.of("zero_grad"):  # by another optimizer that holds the same parameters
+        other = optimizer_of(clear.input)
+        others = held(other) if other is not None and loop in clear.context.loops else None
+        if any(contains(program, one, mine) for one in others or () for mine in optimizer.networks or ()):
+            return True
     for value in program.of("call", "method", "super"):  # something of a library may clear them
         if loop in value.context.loops and any(optimizer_of(one) is optimizer.value for one in value.inputs):
             return True

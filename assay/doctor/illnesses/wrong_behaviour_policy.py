@@ -108,5 +108,5 @@ ILLNESS = Illness(
     trace=seen_in_run("RAT05"),
     source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
-    explains=frozenset({"RAT01", "SAMP06", "SYNC01"}),
+    explains=frozenset({"RAT01", "SAMP06", "SYNC01", "RAT02"}),
 )

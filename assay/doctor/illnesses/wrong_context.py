@@ -35,8 +35,8 @@ from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.attention_mask import has_extra_tokens, rows_as_sampled
-from assay.doctor.reading.chosen import made_of, scorings
-from assay.doctor.reading.sampling import draws, weights_of
+from assay.doctor.reading.chosen import scorings
+from assay.doctor.reading.prompts import fault_of_lonely, is_prompted
 from assay.doctor.reading.scripts import LOOP
 from assay.doctor.reading.spans import Span, Spans, cat_parts, constant, given_ids, plus
 from assay.source.program import Program
@@ -146,6 +146,7 @@ def _prompts_of_the_next_row(original):  # type: ignore[no-untyped-def]
     return tensors
 
 
+FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
 FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
 
 
@@ -155,11 +156,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for scoring in scorings(program):
         for call in program.origins.forwards(scoring.logits):
             ids = given_ids(call)
-            if ids is None or call.place in seen or _is_encoder(call) or not program.kinds.is_a(ids, Kind.SAMPLED):
+            if ids is None or call.place in seen or _is_encoder(call):
+                continue
+            is_drawn = program.kinds.is_a(ids, Kind.SAMPLED)
+            lonely = "" if is_drawn else fault_of_lonely(program, call, ids)
+            if not is_drawn and not lonely:
                 continue
             seen.add(call.place)
             tokens, fed = spans.of(scoring.tokens), spans.of(ids)
-            fault = _without_prompt(program, spans, tokens, fed) or _other_rows(fed)
+            fault = lonely or _without_prompt(program, spans, tokens, fed) or _other_rows(fed)
+            fault = fault or fault_of_lonely(program, call, ids)
             if not fault:
                 yield healthy("the scored sequence begins with its prompt", places=(call.place,))
                 continue
@@ -184,24 +190,12 @@ def _without_prompt(program: Program, spans: Spans, tokens: Span, fed: Span) -> 
         if constant(part.start) is None and part.root is tokens.root:
             return "which is a filler and the completion: the prompt it was drawn after is not there"
         return ""
-    if fed.root is tokens.root and constant(fed.start) is None and not plus(fed.start, tokens.start, -1).keys() - {1}:
+    dropped, ahead = constant(fed.start), constant(plus(tokens.start, fed.start, -1))
+    if fed.root is tokens.root and ahead in (0, 1) and (dropped is None or dropped >= FEWEST):
         return "which begins behind the prompt: the completion was drawn after it"
-    if fed.root.op == "stack" and fed.root is tokens.root and _is_prompted(program, fed.root):
+    if fed.root.op == "stack" and fed.root is tokens.root and is_prompted(program, fed.root):
         return "which is drawn tokens only: the prompt they were drawn after is not there"
     return ""
-
-
-def _is_prompted(program: Program, stacked: Value) -> bool:
-    """Whether the tokens were drawn after something that was given, and not after a start token."""
-    known = draws(program)
-    for draw in (one for one in made_of(stacked) if any(one is other for other in known)):
-        weights = weights_of(draw)
-        for call in program.origins.forwards(weights) if weights is not None else []:
-            ids = given_ids(call)
-            first = ids.arguments.get("0") if ids is not None and ids.op == "phi" else None
-            if first is not None and first.op in ("index", "parameter", "setitem", "element", "tensor", "attribute"):
-                return True
-    return False
 
 
 def _other_rows(fed: Span) -> str:

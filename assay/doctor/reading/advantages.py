@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.dataflow.terms import TermKind
 from assay.dataflow.value import Value, ancestors
@@ -14,6 +15,8 @@ _FORM = frozenset(
     "leave tensor stack cat transpose permute contiguous element scaled nan_to_num split chunk".split()
 )
 _METHODS = frozenset({"unflatten", "ravel"})  # of tensors and arrays, that change the form alone
+_MOST_BEHIND = 400  # values behind one
+_NOT_RAW = frozenset({"sub", "mean", "nanmean", "median", "forward", "parameter", "unknown", "neg"})
 _NAMES = ("adv", "reward", "return")
 SMALL = 0.1  # an epsilon is below this
 
@@ -273,12 +276,14 @@ def is_advantage(program: Program, value: Value) -> bool:
 POLICY = (TermKind.SURROGATE, TermKind.POLICY)
 
 
-def is_guarded(scaling: Scaling) -> bool:
+def is_guarded(program: Program, scaling: Scaling) -> bool:
     """Whether a division happens only where the spread is not 0, or what came of 0 is taken away afterwards."""
     for branch in scaling.value.context.branches:
-        made_of = list(ancestors(branch.condition))[:60]
+        made_of = list(islice(ancestors(branch.condition), 60))
         if any(one is scaling.spread or one is scaling.base or one.op == "len" for one in made_of):
             return True
+    if _is_tested_before(program, scaling):
+        return True
     waiting = list(scaling.value.users)
     seen: set[int] = set()
     while waiting and len(seen) < 30:
@@ -290,11 +295,30 @@ def is_guarded(scaling: Scaling) -> bool:
             return True
         if user.op in ("where", "masked_fill", "setitem"):
             condition = user.argument("condition") or user.argument("mask") or user.argument("0")
-            if condition is not None and any(one is scaling.spread for one in list(ancestors(condition))[:60]):
+            if condition is not None and any(one is scaling.spread for one in islice(ancestors(condition), 60)):
                 return True
         if user.op in _FORM or user.op in ("mul", "phi", "in_place"):
             waiting += user.users
     return False
+
+
+def _is_tested_before(program: Program, scaling: Scaling) -> bool:
+    """`if std == 0: continue`: a test of the spread, or of the range of the numbers, that only decides what is run."""
+    for test in program.of(*_TESTS):
+        if test.order > scaling.value.order or any(user.op not in ("and", "phi", "not") for user in test.users):
+            continue
+        if test.op == "call" and not test.name.endswith(("isclose", "allclose")):
+            continue
+        near = list(islice(ancestors(test), 30))
+        if any(one is scaling.spread for one in near):
+            return True
+        if any(one.op in ("max", "min", "amax", "amin", "set", "unique") or one.name == "set" for one in near):
+            if any(one is scaling.base for one in near):
+                return True
+    return False
+
+
+_TESTS = ("eq", "ne", "lt", "le", "gt", "ge", "not", "assert", "all", "any", "call")
 
 
 def policy_weights(program: Program) -> Iterator[Value]:
@@ -325,11 +349,15 @@ def is_centred_before(value: Value) -> bool:
 
 
 def is_raw(program: Program, factor: Value) -> bool:
-    """Numbers of a reward function, with nothing subtracted, as far as the text shows all of it."""
-    made_of = list(_made_of(factor))
-    if any(one.op in ("sub", "forward", "parameter", "attribute", "unknown", "method", "neg") for one in made_of):
+    """Numbers of a reward function, with nothing subtracted anywhere behind them, as far as the text shows it all.
+
+    Rewards are known by the text they judge: a mask or a length is made of ids alone.
+    """
+    behind = list(islice(ancestors(factor), _MOST_BEHIND))
+    if len(behind) == _MOST_BEHIND or any(one.op in _NOT_RAW for one in behind):
         return False
-    return any(one.op in ("tensor", "listing") for one in made_of[:6])
+    judged = any(one.op in ("decode", "batch_decode") or one.name.endswith((".join", "join")) for one in behind)
+    return judged and any(one.op in ("tensor", "listing") for one in behind[:6])
 
 
 def _made_of(value: Value) -> Iterator[Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from assay.dataflow.kinds import PASSES, SCORES, Kind
 from assay.dataflow.origin import is_network_call
 from assay.dataflow.value import UNKNOWN, Value, ancestors
 from assay.source.program import Program
+from assay.source.things import Listing
 
 DRAWS = frozenset({"generate", "multinomial", "sample", "rsample", "argmax"})
 # of these only the input is data: the rest chooses, masks or counts
@@ -118,19 +120,42 @@ def data_of(value: Value) -> list[Value]:
         if value.op == "index" and inner is not None and isinstance(inner.constant, str):
             return value.inputs  # a letter of an alphabet: the key is the data
         return [inner] if inner is not None else []
+    if value.op in ("len", "full", "list_repeat"):  # sizes are no data
+        return [one for name in ("fill_value", "input") if (one := value.argument(name)) is not None and value.op != "len"]
     if value.op == "where":
         return [one for name in ("input", "other") if (one := value.argument(name)) is not None]
     if value.op == "setitem":
         return [one for name in ("input", "value") if (one := value.argument(name)) is not None]
-    return value.inputs
+    return [*value.inputs, *lists_of(value)]
+
+
+def lists_of(value: Value) -> list[Value]:
+    """The lists that a list was joined from or cut out of: its arguments are their elements."""
+    thing = value.thing
+    if not isinstance(thing, Listing):
+        return []
+    return [one for one in (*thing.parts, thing.cut_from) if one is not None and one is not value]
+
+
+def behind(value: Value) -> Iterator[Value]:
+    """The value and all it was made of, the lists it was joined from among them."""
+    seen = {id(value)}
+    waiting = deque([value])
+    while waiting:
+        current = waiting.popleft()
+        yield current
+        for one in (*current.arguments.values(), *lists_of(current)):
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
 
 
 def made_of(value: Value) -> Iterator[Value]:
     """The value and the numbers it is made of, back to where tokens are drawn."""
     seen = {id(value)}
-    waiting = [value]
+    waiting = deque([value])
     while waiting:
-        current = waiting.pop(0)
+        current = waiting.popleft()
         yield current
         for one in data_of(current):
             if id(one) not in seen:

@@ -17,8 +17,9 @@ def is_maximised(program: Program) -> bool:
 
 
 def is_minimised(program: Program) -> bool:
-    """Whether an optimizer of torch makes the step, and downhill."""
-    return bool(program.of("step")) and not is_maximised(program) and not _is_manual(program)
+    """Whether an optimizer of torch makes the step, or a library's trainer does, and downhill."""
+    is_stepped = bool(program.of("step")) or any(one.name == "framework" for one in program.of("backward"))
+    return is_stepped and not is_maximised(program) and not _is_manual(program)
 
 
 def _is_manual(program: Program) -> bool:

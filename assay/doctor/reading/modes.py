@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from assay.dataflow.origin import network, same_network
 from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.ownership import contains
+from assay.doctor.reading.samplers import original
 from assay.source.program import Program
 
 # the place of the probability and its default, by layer of torch.nn
@@ -57,8 +58,9 @@ def _default(program: Program, model: Value) -> tuple[bool | None, Value | None]
         return True, None
     if base.op == "pretrained":
         return "from_pretrained" not in base.place.text, None
-    if base.op == "deepcopy" and base.input is not None:
-        return mode_at(program, base.input, base)
+    first = original(base)
+    if first is not base and first.op != "deepcopy":
+        return mode_at(program, first, base)
     return None, None
 
 
@@ -66,9 +68,7 @@ def dropout_of(program: Program, model: Value, call: Value) -> Iterator[tuple[Va
     """Where a network drops out when it is in train mode, and with which probability."""
     if _is_switched_off(program):
         return
-    base = network(model)
-    while base.op == "deepcopy" and base.input is not None:
-        base = network(base.input)
+    base = original(model)
     if base.op in ("instance", "module"):
         yield from _of_layers(program, base)
         for value in ancestors(call):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Value, ancestors
-from assay.doctor.reading.chosen import made_of, scorings
+from assay.dataflow.value import Value
+from assay.doctor.reading.chosen import behind, made_of, scorings
 from assay.doctor.reading.sampling import draws, weights_of
 from assay.doctor.reading.spans import given_ids
 from assay.doctor.reading.tokens import encoding_behind, text_of
@@ -45,9 +45,9 @@ def unmasked(program: Program) -> Iterator[Pass]:
                 continue  # hidden states, or text that was not drawn
             if any(id(call) == id(one) for calls in masked.values() for one in calls):
                 continue
-            behind = {id(one) for one in made_of(ids)}
+            held = {id(one) for one in made_of(ids)}
             for draw in drawn:
-                if id(draw) not in behind:
+                if id(draw) not in held:
                     continue
                 padded = padded_by(_prompts_of(draw)) if draw.op == "generate" else None
                 if padded is None and id(draw) in masked:
@@ -134,7 +134,7 @@ def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]
 def hides_prompt(program: Program, mask: Value) -> bool:
     """Whether a mask is 0 at padding of a prompt: compared, filled by hand, or made by a tokenizer that pads."""
     drawn = {id(one) for one in draws(program)}
-    for one in ancestors(mask):
+    for one in behind(mask):
         if padded_by(one) is not None or (one.op == "list_repeat" and _is_zero(one)):
             return True
         if one.op in ("ne", "setitem") and not any(id(part) in drawn for part in made_of(one)):

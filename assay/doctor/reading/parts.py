@@ -12,6 +12,7 @@ from assay.doctor.reading.steps import Optimizer, optimizers
 from assay.source.program import Program
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
+_REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")
 _SIZES = ("numel", "size", "shape", "dim")
 _COUNTED = ("accum", "micro", "grad_acc", "n_parts", "num_parts", "n_chunks", "num_chunks")
 
@@ -196,11 +197,19 @@ def is_of_whole(value: Value, part: Part) -> bool:
     return any(one.op in ("sum", "len") or one.name in _SIZES for one in ancestors(value))
 
 
+def is_rows(value: Value, part: Part) -> bool:
+    """Whether a setting is the number of rows of a part: its data are repeated that often in the loop."""
+    if not _is_setting(value) or is_count(value, part):
+        return False
+    return any(user.op in _REPEATS and part.loop in user.context.loops for user in value.users)
+
+
 def is_mean(share: Share, part: Part) -> bool:
     """Whether the loss of a part is a mean over that part."""
     if share.reduction.op in ("mean", "nanmean"):
         return True
-    return "dim" not in share.reduction.arguments and any(is_own(one, part) for one in share.divisors)
+    full = "dim" not in share.reduction.arguments
+    return full and any(is_own(one, part) or is_rows(one, part) for one in share.divisors)
 
 
 def _multiplies(factor: Value | None, value: Value | None, depth: int = 6) -> bool:

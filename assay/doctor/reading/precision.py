@@ -5,6 +5,7 @@ from __future__ import annotations
 from assay.dataflow.kind import PASSES, Kind
 from assay.dataflow.origin import network, same_network
 from assay.dataflow.value import Value
+from assay.doctor.reading.samplers import original
 from assay.source.program import Program
 
 LOW = {"bfloat16": "bfloat16", "bf16": "bfloat16", "half": "float16", "float16": "float16", "fp16": "float16"}
@@ -13,12 +14,12 @@ _THROUGH = ("div", "index", "gather", "take_along_dim", "mul", "sub", "add", "ne
 _NORMALISED = ("log_softmax", "softmax", "cross_entropy", "log", "logsumexp", "nll_loss")
 
 
-def dtype_of(value: Value | None) -> str:
+def dtype_of(value: Value | None, depth: int = 6) -> str:
     """The name of a dtype: bfloat16, float16, float32; "" where it is not known, or one of several."""
-    if value is None:
+    if value is None or depth == 0:
         return ""
     if value.op == "phi":
-        names = {dtype_of(one) for one in value.inputs}
+        names = {dtype_of(one, depth - 1) for one in value.inputs}
         return names.pop() if len(names) == 1 else ""
     last = value.constant if isinstance(value.constant, str) else value.name
     last = last.rpartition(".")[2]
@@ -45,25 +46,19 @@ def weights_of(program: Program, model: Value) -> tuple[str, Value] | None:
     """The precision in which a network's weights are kept, and what says so; None where the text does not tell."""
     said: tuple[str, Value] | None = None
     base = network(model)
-    current: Value | None = base
-    while current is not None and current.op == "deepcopy":
-        current = network(current.input) if current.input is not None else None
-    if current is not None and current.op == "pretrained":
+    current = original(model)
+    if current.op == "pretrained":
         for name in ("torch_dtype", "dtype"):
             if (found := dtype_of(current.argument(name))) != "":
                 said = (found, current)
         if any(name in current.arguments for name in ("load_in_4bit", "load_in_8bit", "quantization_config", "**")):
             return None
     for value in program.of("moved"):
-        if value.input is not None and (same_network(value.input, base) or _is(value.input, current)):
+        if value.input is not None and (same_network(value.input, base) or same_network(value.input, current)):
             found = cast_to(value)
             if found:
                 said = (found, value)
     return said
-
-
-def _is(value: Value, model: Value | None) -> bool:
-    return model is not None and same_network(value, model)
 
 
 def rounded(program: Program, value: Value | None) -> Value | None:

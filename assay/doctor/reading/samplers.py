@@ -9,6 +9,15 @@ from assay.source.program import Program
 _NETWORKS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared")
 
 
+def original(model: Value) -> Value:
+    """The network that was copied, however often."""
+    current, seen = network(model), set[int]()
+    while current.op == "deepcopy" and current.input is not None and id(current) not in seen:
+        seen.add(id(current))
+        current = network(current.input)
+    return current
+
+
 def is_trained(program: Program, model: Value) -> bool:
     return any(same_network(model, one) for one in program.origins.trained())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from assay.dataflow.kinds import SCORES, Kind
 from assay.dataflow.origin import is_network_call
 from assay.dataflow.value import UNKNOWN, Value
+from assay.doctor.reading.rows import BUILT, are_alike, filled, is_ignored, same
 from assay.source.program import Program
 
 Linear = dict[Hashable, int]  # coefficient of each unknown; that of 1 is the constant
@@ -49,10 +50,18 @@ def plus(one: Linear, other: Linear, sign: int = 1) -> Linear:
 class Spans:
     def __init__(self, program: Program) -> None:
         self.program = program
+        self._built: list[Value] = []  # batches that were put together by hand, no two of them alike
 
     def of(self, value: Value, depth: int = _DEEP) -> Span:
         """The span of a tensor; itself whole where nothing is known of how it was cut."""
         inner = value.input
+        if value.op == "phi" and depth and (start := filled(value)) is not None:
+            return self.of(start, depth - 1)
+        if value.op in ("setitem", "masked_fill", "where") and depth and inner is not None and is_ignored(value):
+            return self.of(inner, depth - 1)
+        if value.op in BUILT:
+            value = self._first_alike(value)
+            inner = value.input
         whole = Span(value, {}, self.length(value, depth))
         if depth == 0 or (inner is None and value.op not in ("forward", "tensor", "call")):
             return whole
@@ -82,6 +91,13 @@ class Spans:
                 return whole
             return self.of(inner, depth - 1)
         return whole
+
+    def _first_alike(self, value: Value) -> Value:
+        for one in self._built:
+            if one is value or are_alike(one, value):
+                return one
+        self._built.append(value)
+        return value
 
     def _is_scores(self, value: Value) -> bool:
         return self.program.kinds.is_a(value, *SCORES, Kind.LOG_SOFTMAX, Kind.PROBABILITIES)
@@ -189,7 +205,7 @@ class Spans:
         if measured is not None:
             span = self.of(measured, depth - 1)
             return plus(span.end, span.start, -1)
-        return {_key(value): 1}
+        return {same(value): 1}
 
     def _measured(self, value: Value) -> Value | None:
         """The tensor whose second dimension a value is: x.size(1), x.shape[1], B, T = x.shape."""
@@ -258,10 +274,3 @@ def cat_parts(value: Value) -> list[Value] | None:
     parts = value.argument("tensors")
     thing = getattr(parts, "thing", None)
     return list(thing.elements) if thing is not None and getattr(thing, "exact", False) else None
-
-
-def _key(value: Value, depth: int = 5) -> Hashable:
-    """The same expression on the same values is the same number."""
-    if depth == 0 or not value.arguments or value.op in ("phi", "call", "element", "config"):
-        return id(value) if value.constant is UNKNOWN else ("constant", repr(value.constant))
-    return value.op, value.name, tuple((name, _key(one, depth - 1)) for name, one in sorted(value.arguments.items()))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.dataflow.kind import Kind
-from assay.dataflow.origin import network, same_network
+from assay.dataflow.origin import same_network
 from assay.dataflow.terms import TermKind
 from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.ratios import differences, uses
-from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, source_of
+from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, original, source_of
 from assay.source.program import Program
 from assay.verdict import Place
 
@@ -71,11 +71,8 @@ def _of_copy(program: Program, drawing: Value, model: Value) -> Iterator[Sampler
 
 def _is_copy(program: Program, model: Value) -> bool:
     """A deepcopy of a trained network, or one that was given its weights once."""
-    current, seen = model, set[int]()
-    while current.op == "deepcopy" and current.input is not None and id(current) not in seen:
-        seen.add(id(current))
-        current = network(current.input)
-    if current is not model and is_trained(program, current):
+    first = original(model)
+    if first is not model and is_trained(program, first):
         return True
     sources = [source_of(one) for one in loaded(program, model)]
     return any(one is not None and is_trained(program, one) for one in sources)

@@ -33,23 +33,21 @@ class Optimizer:
 
 def optimizer_of(value: Value | None) -> Value | None:
     """The optimizer behind a name; None where several may be meant. What is not known stands for itself."""
+    options: list[Value] = []
+    waiting = [value]
     seen: set[int] = set()
-    while value is not None and id(value) not in seen:
-        seen.add(id(value))
-        if value.op == "optimizer" or value.op in _OPEN:
-            return value
-        if value.op in _SHELLS:
-            value = value.input or value.argument("0")
-        elif value.op == "phi":
-            options: list[Value] = []
-            for one in value.inputs:
-                found = None if id(one) in seen or one.constant is None else optimizer_of(one)
-                if found is not None and not any(found is other for other in options):
-                    options.append(found)
-            return options[0] if len(options) == 1 else None
-        else:
-            return None
-    return None
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen or current.constant is None:
+            continue
+        seen.add(id(current))
+        if current.op == "optimizer" or current.op in _OPEN:
+            options.append(current)
+        elif current.op in _SHELLS:
+            waiting.append(current.input or current.argument("0"))
+        elif current.op == "phi":
+            waiting += current.inputs
+    return options[0] if len(options) == 1 else None
 
 
 def held(optimizer: Value) -> tuple[Value, ...] | None:
@@ -122,6 +120,9 @@ def _clears(program: Program) -> Iterator[tuple[Value, Value | None]]:
     for value in program.of("setattr"):
         if value.name == "grad":
             yield value, None
+    for value in program.of("method"):
+        if value.name in ("zero", "zero_grads", "clear_grad", "reset_grad", "zero_gradients"):
+            yield value, None
     for value in program.of("in_place", "method", "zero_"):
         inner = value.input
         if inner is None or value.name not in ("zero_", "fill_", "mul_"):
@@ -155,13 +156,14 @@ def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | No
     """Whether a backward makes gradients of these networks; where the text does not tell it may."""
     if networks is None or backward.input is None:
         return True
-    behind = program.origins.networks(backward.input)
     known = ("pretrained", "instance", "deepcopy", "module")
-    if not behind or any(one.op not in known for one in behind):
-        return True
     own = [network(one) for one in networks]
-    if any(one.op not in known for one in own):
+    if not program.origins.networks(backward.input) or any(one.op not in known for one in own):
         return True
+    calls = [one for one in ancestors(backward.input) if one.op in ("forward", "call") and not one.context.no_grad]
+    behind = [network(one.arguments["model"]) for one in calls if one.op == "forward"]
+    if any("callee" in one.arguments for one in calls) or any(one.op not in known for one in behind):
+        return True  # a network that came in as a parameter
     return any(same_network(one, other) for one in own for other in behind) or not any(
         same_network(one, other) for one in behind for other in program.origins.trained()
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.dataflow.origin import network, same_network
-from assay.dataflow.value import Value
+from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.ownership import (
     contains,
     differentiated,
@@ -24,6 +24,10 @@ _LATE = {
     "FSDP": "it replaces the parameters by its own",
     "FullyShardedDataParallel": "it replaces the parameters by its own",
 }
+
+
+_OPAQUE = ("log_prob", "entropy", "rsample", "super", "unknown")
+_OBJECTS = ("call", "parameter", "attribute", "instance")  # a buffer may give back what it was given
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,19 @@ def _other(program: Program, optimizer: Optimizer) -> Unmoved | None:
     used = [model for models in losses for model in models or ()]
     if not all(is_network(one) for one in own) or not all(is_network(one) for one in used):
         return None
-    if any(contains(program, one, model) or contains(program, model, one) for one in own for model in used):
+    within = [call.arguments["model"] for loss, _ in program.losses for call in _calls(loss)]
+    if any(contains(program, one, model) or contains(program, model, one) for one in own for model in [*used, *within]):
         return None
     what = (
         f"{optimizer.value.shown} holds the parameters of {own[0].shown}, and the loss is computed with "
         f"{used[0].shown}, another network: it never changes"
     )
     return Unmoved((optimizer.value.place, used[0].place), what)
+
+
+def _calls(loss: Value) -> list[Value]:
+    """All calls of networks behind a loss, those too whose output goes into another network."""
+    return [one for one in ancestors(loss) if one.op == "forward" and not one.context.no_grad]
 
 
 def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unmoved | None:
@@ -148,7 +158,7 @@ def _cut(program: Program, every: list[Optimizer]) -> Iterator[Unmoved]:
             continue
         calls = [one for one in program.origins.forwards(loss) if one.op == "forward"]
         ours = [one for one in calls if is_held(program, one.arguments["model"], every)]
-        if not ours:
+        if not ours or _is_opaque(program, loss):
             continue
         place = _where(program, loss)
         if place is not None:
@@ -164,6 +174,23 @@ def _cut(program: Program, every: list[Optimizer]) -> Iterator[Unmoved]:
             what = f"`{frozen.place.text}` freezes the network that is trained: it gets no gradient"
             yield Unmoved((frozen.place, backward.place), what, "Freeze the reference, not the policy.")
             return
+
+
+def _is_opaque(program: Program, loss: Value) -> bool:
+    """Whether something is in a loss of which nothing is known: it may carry a gradient of its own."""
+    waiting, seen = [loss], {id(loss)}
+    while waiting:
+        current = waiting.pop()
+        asked = current.op == "method" and current.input is not None and current.input.op in _OBJECTS
+        if (asked or current.op in _OPAQUE) and program.kinds.of(current) is None:
+            return True
+        if current.op in ("detach", "leave", "tensor", "forward"):
+            continue
+        for one in current.arguments.values():
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
+    return False
 
 
 def _where(program: Program, loss: Value) -> Place | None:

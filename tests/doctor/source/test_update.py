@@ -149,6 +149,23 @@ def accelerated(loss, backward):
     return ["for rows in torch.arange(len(ids)).chunk(4):", "  with accelerator.accumulate(policy):", *lines]
 
 
+PROMPTS = (
+    GRPO[: GRPO.index("for step in range(100):")]
+    + """
+GROUP, PROMPTS = 8, 4
+for step in range(100):
+    optimizer.zero_grad()
+    for number in range(PROMPTS):
+        prompts = prompts_of(number).repeat_interleave(GROUP, dim=0)
+        ids = policy.generate(prompts, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=64)
+        rewards = rewards_of(ids)
+        new = score(policy, ids, prompts.shape[1])
+        gains = torch.exp(new - new.detach()) * (rewards - rewards.mean()).unsqueeze(1)
+        loss = -(gains * (ids[:, prompts.shape[1] :] > 0)).sum() {}
+        loss.backward()
+    optimizer.step()
+"""
+)
 WRONG_SUMS = {
     "means added up": with_update(parts(MEAN, ["loss.backward()"])),
     "means added up, rows by range": with_update(
@@ -161,6 +178,7 @@ WRONG_SUMS = {
     "tokens of the whole, and the number of parts": with_update(
         parts(TOKENS + " / mask.sum()", ["loss = loss / n_parts", "loss.backward()"]), "n_parts = 4"
     ),
+    "a mean over the answers to each prompt": PROMPTS.format("/ (GROUP * 64)"),
     "divided twice": with_update(
         parts(MEAN + " / len(chunks)", ["(loss / len(chunks)).backward()"], head="for rows in chunks:"),
     ).replace(
@@ -173,6 +191,7 @@ RIGHT_SUMS = {
     "multiplied by the share": with_update(parts(MEAN, ["(loss * len(rows) / len(ids)).backward()"])),
     "tokens of the whole": with_update(parts(TOKENS + " / mask.sum()", ["loss.backward()"])),
     "a sum over a constant": with_update(parts(TOKENS + " / (16 * 64)", ["loss.backward()"])),
+    "a mean over the answers to all prompts": PROMPTS.format("/ (GROUP * 64 * PROMPTS)"),
     "a plain sum": with_update(parts(TOKENS, ["loss.backward()"])),
     "accelerate": with_update(accelerated(MEAN, "accelerator.backward(loss)"), ACCELERATE),
     "a step for each part": with_update(

@@ -1,0 +1,93 @@
+"""
+## What it checks
+The shapes of what is multiplied, added or subtracted between rewards and the loss, as far as the text proves them: one
+number a row is [B], log-probs of tokens are [B, T], sums over tokens are [B] or [B, 1].
+
+## Why it hurts
+PyTorch stretches shapes that do not match. [B] times [B, 1] is [B, B]: every row is weighed by the advantage of every
+other one, and as advantages sum to 0, next to nothing is learned. [B] times [B, T] stops the script, or runs silently
+where B happens to be T, and then weighs tokens by the advantages of rows.
+
+## How to fix it
+    # before: [B, 1] * [B] is [B, B]
+    loss = -(sequence_ratio * advantages.unsqueeze(1)).mean()
+    # after
+    loss = -(sequence_ratio * advantages).mean()
+
+    # before: [B, T] * [B]
+    token_loss = -ratio * advantages
+    # after
+    token_loss = -ratio * advantages[:, None]
+
+## When it is wrong
+Where the text leaves a shape open nothing is said. A table of all rows against all rows that is meant (a contrastive
+loss) is not part of a policy's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.dataflow.value import Value, ancestors
+from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.reading.advantages import POLICY
+from assay.doctor.reading.example import GRPO, changed
+from assay.doctor.reading.shapes import Shape, Shapes, enlarged
+from assay.source.program import Program
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    shapes = Shapes(program)
+    seen: set[int] = set()
+    for loss, terms in program.losses:
+        if not any(term.kind in POLICY for term in terms):
+            continue
+        for value in ancestors(loss):
+            if value.op not in ("mul", "add", "sub", "div", "minimum", "maximum") or id(value) in seen:
+                continue
+            seen.add(id(value))
+            left, right = shapes.of(value.input), shapes.of(value.argument("other"))
+            if not left or not right:
+                continue
+            told = enlarged(left, right)
+            if not told:
+                yield healthy("the shapes fit", places=(value.place,))
+                continue
+            yield finding(
+                f"`{value.place.text}` puts {_shown(left)} against {_shown(right)}: {told}",
+                confidence=Confidence.LIKELY,
+                places=(value.place,),
+                why=tuple(_why(value, name, shapes) for name in ("input", "other")),
+            )
+
+
+def _why(value: Value, name: str, shapes: Shapes) -> str:
+    side = value.arguments[name]
+    return f"line {side.place.line}: {side.shown} is {_shown(shapes.of(side))}"
+
+
+def _shown(shape: Shape) -> str:
+    return "[" + ", ".join(shape or ()) + "]"
+
+
+ILLNESS = Illness(
+    code="ADV08",
+    name="broadcast",
+    severity=Severity.FATAL,
+    summary="Shapes that do not match are stretched: rows are weighed by the advantages of other rows.",
+    fix="Bring both sides to one shape: [B, 1] against tokens (unsqueeze(1)), [B] against sums over tokens.",
+    explanation=__doc__,
+    source=check_source,
+    scripts=Scripts(
+        changed("advantages = advantages.view(-1, 1)\n", "advantages = advantages.view(-1, 1).unsqueeze(-1)\n").replace(
+            "rewards = rewards_of(ids[:, start:])",
+            "rewards = torch.tensor([rewards_of(one) for one in ids[:, start:]])",
+        ),
+        GRPO.replace(
+            "rewards = rewards_of(ids[:, start:])",
+            "rewards = torch.tensor([rewards_of(one) for one in ids[:, start:]])",
+        ),
+    ),
+    explains=frozenset({"ADV05", "LOSS03", "MASK04"}),
+)
