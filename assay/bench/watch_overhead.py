@@ -8,6 +8,7 @@ up, and so is the one in which the report is written: what that cost is told apa
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def seconds(command: Sequence[str]) -> list[float]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     clock = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("clock ")]
-    return [behind - before for before, behind in zip(clock, clock[1:], strict=False)]
+    return [behind - before for before, behind in itertools.pairwise(clock)]
 
 
 def best(rounds: Sequence[Sequence[float]]) -> list[float]:

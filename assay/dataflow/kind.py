@@ -85,6 +85,7 @@ def _near_one(bound: Value, below: bool) -> bool:
     return False
 
 
+_BLANK = frozenset("zeros empty zeros_like empty_like full full_like new_zeros new_empty new_full".split())
 _SHAPED = frozenset(
     "index div mul cast view reshape flatten squeeze transpose permute masked_fill phi topk".split()
 )  # between logits and their softmax
@@ -108,6 +109,22 @@ def is_normalised(value: Value, depth: int = 6) -> bool:
         seen |= following.keys()
         layer = list(following.values())
     return False
+
+
+def is_blank(value: Value | None) -> bool:
+    """Whether a tensor is new and holds nothing but what was put into it: torch.zeros(n), in a loop too."""
+    seen: set[int] = set()
+    waiting = [value] if value is not None else []
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if current.op in ("phi", "cast") or current.op == "setitem":
+            waiting += [one for name, one in current.arguments.items() if current.op == "phi" or name == "input"]
+        elif current.op != "full" and current.name.rpartition(".")[2] not in _BLANK:
+            return False
+    return bool(seen)
 
 
 def is_number(value: Value | None) -> bool:

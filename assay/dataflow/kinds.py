@@ -6,13 +6,15 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 
 from __future__ import annotations
 
-from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, around_one, is_called, is_normalised, is_number
+from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, is_blank, is_called, is_normalised, is_number
 from assay.dataflow.uses import used_as
 from assay.dataflow.value import UNKNOWN, Graph, Value, last_layer
 
-__all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known", "around_one"]
+__all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known"]
 
 
+_OF_INPUT = frozenset("setitem masked_fill masked_select index_select repeat_interleave expand_as pad".split())
+_HOLDERS = frozenset({"phi", "listing", "table"})  # of things that may be of several kinds
 _ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
 
 
@@ -91,23 +93,14 @@ class Kinds:
 
     def _passed(self, value: Value) -> Known | None:
         """The kind of what went in; of several, the one that all that are known agree on."""
-        if value.op in (
-            "setitem",
-            "masked_fill",
-            "masked_select",
-            "index_select",
-            "repeat_interleave",
-            "expand_as",
-            "pad",
-        ):
-            inputs = [value.arguments[name] for name in ("input",) if name in value.arguments]
-        else:
-            inputs = [one for name, one in value.arguments.items() if name != "key"]
+        inputs = [one for name, one in value.arguments.items() if name != "key"]
+        if value.op in _OF_INPUT:
+            filled = value.op == "setitem" and is_blank(value.input)
+            inputs = [value.arguments[name] for name in ("value" if filled else "input",) if name in value.arguments]
         found = [known for one in inputs if (known := self.of(one)) is not None]
-        if value.op == "cat" or value.op == "listing":
-            sampled = [known for known in found if known.kind is Kind.SAMPLED]
-            found = sampled[:1] or found
-        if not found or (value.op == "phi" and len({known.kind for known in found}) > 1):
+        if value.op == "cat":
+            found = [known for known in found if known.kind is Kind.SAMPLED][:1] or found
+        if not found or (value.op in _HOLDERS and len({known.kind for known in found}) > 1):
             return None
         return Known(found[0].kind, value, f"{value.op.replace('_', ' ')} of it", found[0])
 
@@ -262,11 +255,9 @@ class Kinds:
             Kind.TOKEN_PROBABILITIES: Kind.LOGPROBS,
             Kind.RATIO: Kind.LOG_RATIO,
         }
-        return (
-            Known(kinds[inner.kind], value, "its logarithm", inner)
-            if inner is not None and inner.kind in kinds
-            else None
-        )
+        if inner is None or inner.kind not in kinds:
+            return None
+        return Known(kinds[inner.kind], value, "its logarithm", inner)
 
     def _exp(self, value: Value) -> Known | None:
         inner = self.of(value.input)
@@ -288,11 +279,9 @@ class Kinds:
             Kind.LOGPROBS: Kind.NEGATIVE_LOGPROBS,
             Kind.LOG_RATIO: Kind.LOG_RATIO,
         }
-        return (
-            Known(kinds[inner.kind], value, "its negative", inner)
-            if inner is not None and inner.kind in kinds
-            else None
-        )
+        if inner is None or inner.kind not in kinds:
+            return None
+        return Known(kinds[inner.kind], value, "its negative", inner)
 
     def _sub(self, value: Value) -> Known | None:
         left, right = self.of(value.input), self.of(value.argument("other"))
@@ -338,11 +327,9 @@ class Kinds:
             return Known(known.kind, value, "scaled", known)
         if known.kind is Kind.MASK:
             return None
-        return (
-            Known(known.kind, value, "scaled", known)
-            if is_number(other_value) and known.kind is not Kind.RATIO
-            else None
-        )
+        scales = is_number(other_value) and other_value.op != "parameter"  # which may be the advantages
+        is_ratio = known.kind in (Kind.RATIO, Kind.CLIPPED_RATIO)
+        return Known(known.kind, value, "scaled", known) if scales and not is_ratio else None
 
     def _div(self, value: Value) -> Known | None:
         left, right = self.of(value.input), self.of(value.argument("other"))
@@ -387,11 +374,8 @@ class Kinds:
 
     def _cumsum(self, value: Value) -> Known | None:
         known = self.of(value.input)
-        return (
-            Known(Kind.COUNT, value, "a running count", known)
-            if known is not None and known.kind is Kind.MASK
-            else None
-        )
+        is_mask = known is not None and known.kind is Kind.MASK
+        return Known(Kind.COUNT, value, "a running count", known) if is_mask else None
 
     def _clamp(self, value: Value) -> Known | None:
         known = self.of(value.input)

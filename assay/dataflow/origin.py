@@ -16,7 +16,8 @@ _CUTS = frozenset(
 )
 _PICKS = frozenset("gather take_along_dim index where masked_fill index_select".split())  # by ids or a mask
 _NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
-_SHELLS = frozenset({"wrapped", "prepared", "cast", "moved"})  # around a network
+_PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
+_SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,7 @@ def network(value: Value) -> Value:
             value = inner
         elif (
             value.op == "attribute"
-            and value.name in ("module", "base_model", "model")
+            and value.name in _PARTS
             and value.input is not None
             and value.input.op in (*_SHELLS, *_NETWORKS)
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from assay.dataflow.kind import is_blank
 from assay.dataflow.kinds import PASSES, Kind, Kinds
 from assay.dataflow.origin import Ends, Origins
 from assay.dataflow.value import Value
@@ -110,6 +111,8 @@ class Terms:
         elif value.op == "where":
             return [(value.arguments[name], path) for name in ("input", "other") if name in value.arguments]
         elif (value.op in PASSES or value.op in ("index", "phi")) and not self._is_leaf(value):
+            if value.op == "setitem" and is_blank(inner):
+                return [(value.arguments["value"], path)]
             return [(part, path) for part in ([inner] if inner is not None else value.inputs)]
         else:
             found.append(self._leaf(value, path))

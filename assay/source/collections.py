@@ -131,6 +131,8 @@ class Collections(Machine):
     def element(self, container: Value, node: ast.AST) -> Value:
         """One of the elements: which one, the text does not say."""
         thing = container.thing
+        if container.op == "module" and container.name in ("ModuleList", "Sequential"):
+            return self.new("submodule", node, {"input": container})
         if isinstance(thing, Listing) and thing.elements:
             if len(thing.elements) == 1:
                 return thing.elements[0]

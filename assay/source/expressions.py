@@ -251,6 +251,8 @@ class Expressions(Collections):
 
     def subscript(self, base: Value, keys: list[Value], node: ast.AST) -> Value:
         thing = base.thing
+        if thing is None and holds_modules(base):
+            return self._part_of_network(base, str(keys[0].constant), node)
         if len(keys) == 1:
             key = keys[0].constant
             if isinstance(thing, Table):
@@ -287,6 +289,13 @@ class Expressions(Collections):
                 return self.heap[memo]
         return self.new("index", node, {"input": base, **dict(numbered(keys))})
 
+    def _part_of_network(self, base: Value, name: str, node: ast.AST) -> Value:
+        memo = (id(base), f"part {name}")
+        if memo not in self.heap:
+            self.keep(base)
+            self.heap[memo] = self.new("submodule", node, {"input": base}, name=name)
+        return self.heap[memo]
+
     def _unplaced(self, base: Value, under: Value, known: list[Value], node: ast.AST) -> Value:
         """What a dictionary holds under a key, where keys were computed: two keys are two values."""
         key = under.constant
@@ -311,6 +320,13 @@ def _is_written(value: Value) -> bool:
     if source is not None and (source.op in ("range", "library") or isinstance(source.constant, str)):
         return True
     return value.constant is not UNKNOWN
+
+
+def holds_modules(value: Value) -> bool:
+    """A network made of others by name or number: nn.ModuleDict, nn.ModuleList, nn.Sequential, or a copy of one."""
+    if value.op in ("deepcopy", "wrapped", "submodule") and value.input is not None:
+        return holds_modules(value.input)
+    return value.op == "module" and value.name in ("ModuleDict", "ModuleList", "Sequential")
 
 
 def folded(op: str, left: Value, right: Value) -> Any:

@@ -34,8 +34,11 @@ KNOWN_METHODS = frozenset(
     "gradient_checkpointing_enable update update_ merge_adapter unmerge_adapter set_seed "
     "reset_prefix_cache load_weights chat completions submit result".split()
 )
+_TOKENIZES = frozenset({"decode", "batch_decode", "encode", "apply_chat_template"})
 RETURNS_ITSELF = frozenset({"eval", "train", "requires_grad_", "share_memory", "gradient_checkpointing_enable"})
-_MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared")
+_MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared", "submodule")
+# parts of a library's network that people call by themselves
+_PARTS = frozenset("lm_head model transformer base_model score v_head value_head embed_out backbone module".split())
 
 
 def is_model(value: Value) -> bool:
@@ -53,6 +56,9 @@ def is_known_method(name: str) -> bool:
 def call(machine: Calls, function: Library, positional: Values, keywords: Keywords, node: ast.AST) -> Value:
     path, last = function.path, function.last
     if function.root == "builtins":
+        owner = path.split(".")[1]
+        if last in _TOKENIZES and owner not in (last, "str", "bytes"):  # a name that the file does not define
+            return method(machine, machine.new("unknown", node, name=owner), last, positional, keywords, node)
         return _builtin(machine, last, positional, keywords, node)
     if path.endswith("copy.deepcopy") or path in ("copy.copy", "deepcopy"):
         return _copied(machine, positional, node, "copy" if path == "copy.copy" else "")
@@ -222,6 +228,10 @@ def method(machine: Calls, base: Value, name: str, positional: Values, keywords:
     ):
         machine.new("moved", node, {"input": base, **_all(positional, keywords, start=1)}, name=name)
         return base
+    if name in _PARTS and is_model(base) and base.op != "instance":
+        part = machine.attribute(base, name, node)
+        arguments = {f"given_{key}": one for key, one in _all(positional, keywords).items()}
+        return machine.new("forward", node, {"model": part, **arguments}, name=name)
     op = canonical(name)
     if op is not None:
         arguments = bound(op, name, [base, *positional], keywords)

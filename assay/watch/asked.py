@@ -72,14 +72,15 @@ def _score(
     logits_BLV = logits_of(module(ids_BL, **how))
     if logits_BLV is None or logits_BLV.shape[:2] != ids_BL.shape:
         raise ValueError("no logits")
-    for place, number in enumerate(part):
-        for temper, kept in ((temperature, scaled), (1.0, raw)):
-            pieces = []
-            for first in range(0, ids_BL.shape[1] - 1, AT_A_TIME):
-                end = min(first + AT_A_TIME, ids_BL.shape[1] - 1)
-                logprobs_tV = torch.log_softmax(logits_BLV[place, first:end].float() / temper, dim=-1)
-                pieces.append(logprobs_tV.gather(1, ids_BL[place, first + 1 : end + 1, None]).squeeze(1))
-            kept[number] = torch.cat(pieces).double().cpu().numpy()
+    logits_NV = logits_BLV[:, :-1].reshape(-1, logits_BLV.shape[-1])
+    chosen_N1 = ids_BL[:, 1:].reshape(-1, 1)
+    for temper, kept in ((temperature, scaled), (1.0, raw)):
+        pieces = []
+        for first in range(0, len(logits_NV), AT_A_TIME):
+            logprobs_nV = torch.log_softmax(logits_NV[first : first + AT_A_TIME].float() / temper, dim=-1)
+            pieces.append(logprobs_nV.gather(1, chosen_N1[first : first + AT_A_TIME]))
+        rows_BT = torch.cat(pieces).reshape(len(part), -1).double().cpu().numpy()
+        kept.update(zip(part, rows_BT, strict=True))
 
 
 def logits_of(output: object) -> Tensor | None:

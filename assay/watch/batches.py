@@ -19,7 +19,7 @@ from assay.watch.rollouts import Found, Rollout, locate, moment, rollouts_of
 from assay.watch.trace import Backward, Trace, Update, numbers_of
 
 MOST_ROWS = 256
-ASKED = 4  # updates for which the model is asked again
+ASKED = 3  # updates for which the model is asked again
 Ask = Callable[[int, Sequence[Sequence[int]], float], Answer | None]
 _NO_PASS = frozenset(("input_ids", "attention_mask", "position_ids", "labels", "cache_position"))
 

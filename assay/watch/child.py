@@ -50,6 +50,8 @@ class Watch:
             self._off()
             if _failed(error):
                 self.trace.failure = self._failure(error)
+            if self.observer is not None:
+                self.observer.reading.settle()
             self.write()
 
     def _failure(self, error: BaseException | None) -> Failure:

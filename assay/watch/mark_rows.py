@@ -87,6 +87,8 @@ def _picked(value: Value | None) -> tuple[Value, Array, int] | None:
     while base.op in _MOVES and base.input is not None and sight(base.input) is not None:
         if base.op in ("index", "index_select") and _length(base.input) and _takes_rows(base):
             last, picks = max(last, base.order), True
+        elif _length(base) != _length(base.input):
+            break  # rows were folded
         base = base.input
     if not _length(base):
         return None

@@ -231,8 +231,9 @@ def _form(
     whole = sight(chain[0])
     every_BV = numbers_of(chain[0])
     several = whole is not None and len(whole.shape) == 2 and whole.shape[0] > 1
-    if several and every_BV is not None and np.allclose(every_BV.sum(axis=0), 1, atol=limit):
-        if not np.allclose(every_BV.sum(axis=1), 1, atol=0.01):
+    if several and every_BV is not None:
+        down, across = (np.allclose(every_BV.sum(axis=axis), 1, atol=0.01) for axis in (0, 1))
+        if down and not across:
             return "a softmax over the rows of the batch"
     between = []
     for one in chain:

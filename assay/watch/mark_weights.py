@@ -173,13 +173,12 @@ def _split(one: Weighed) -> dict[str, str]:
         factors.append(by_row[0] * one.rows)
     if any(_is(factor, 1.0) for factor in factors):
         return {"LOSS02": "", "LOSS03": ""}
-    if any(_is(factor, float(count)) for factor in factors):
-        return {"LOSS02": f"the gradients of {count} micro-batches are added and not divided by {count}: the step is that of "
-                f"a loss {count} times as large"}  # fmt: skip
-    if any(_is(factor, 1.0 / count) for factor in factors):
-        return {"LOSS02": f"the gradients of {count} micro-batches are divided by {count} twice: the step is that of a loss "
-                f"{count} times too small"}  # fmt: skip
-    return {}
+    added, divided = (any(_is(factor, wrong) for factor in factors) for wrong in (float(count), 1.0 / count))
+    if not added and not divided:
+        return {}
+    how = "added and not divided" if added else "divided twice"
+    size = f"{count} times {'as large' if added else 'too small'}"
+    return {"LOSS02": f"the gradients of {count} micro-batches are {how} by {count}: the step is that of a loss {size}"}
 
 
 def _splits(trace: Trace, weighed: Sequence[Weighed]) -> None:

@@ -15,7 +15,7 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
 def catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
-    copy = gradient.detach().double().cpu().clone()
+    copy = gradient.detach().to(torch.float64, copy=True)
     caught[key] = caught[key] + copy if key in caught else copy
 
 

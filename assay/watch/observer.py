@@ -6,22 +6,20 @@ An Observer is told by patches.py. It holds tensors only from the pass that made
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.dataflow.value import Value
-from assay.watch.asked import ask
-from assay.watch.batches import batch_of, fields_of
 from assay.watch.drawn import random_state, sampling_of
 from assay.watch.ledger import Ledger
+from assay.watch.models import Models
 from assay.watch.modules import (
     active_dropout,
     adapter_is_off,
     catch,
-    described,
     ids_given,
     is_finite,
     is_plain,
@@ -33,10 +31,10 @@ from assay.watch.modules import (
 from assay.watch.origins import Origins
 from assay.watch.patches import Patches, patch_generate, patch_torch
 from assay.watch.places import Places
-from assay.watch.recorder import Recorder
-from assay.watch.roles import find_roles
-from assay.watch.trace import Backward, Event, Forward, Generation, Model, Sight, Trace, Update
-from assay.watch.weights import Weights, sums_of
+from assay.watch.reading import Reading
+from assay.watch.recorder import FAULTS, Recorder
+from assay.watch.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
+from assay.watch.weights import Weights
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 
@@ -55,10 +53,11 @@ class Observer:
         self.patches = Patches()
         self.origins = trace.origins = Origins(trace)
         self.ledger = Ledger(trace)
+        self.models = Models(trace)
+        self.reading = Reading(trace, self.models, self.origins)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
         self._state: int | None = None  # of the random numbers before the draw under way
-        self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
         self._transparent: set[int] = set()
         self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
@@ -70,8 +69,6 @@ class Observer:
         self._clip_norm: float | None = None
         self._rollouts = 0
         self._sampled_since_step = False
-        self._summed: dict[int, tuple[int, tuple[float, ...]]] = {}
-        self._fields: dict[str, Any] | None = None
         self._live, self._leaving = True, False
 
     # -- beginning and end
@@ -98,33 +95,6 @@ class Observer:
         self.recorder.off += 1
         self._tensors.clear()
 
-    def model(self, module: nn.Module) -> Model:
-        parameters = list(module.parameters())
-        # a wrapper and what it wraps are one model
-        key = id(parameters[0]) if parameters else id(module)
-        known = self._models.get(key)
-        if known is not None and known[0]() is not None:
-            return known[1]
-        model = described(module, len(self.trace.models))
-        self._models[key] = (weakref.ref(module), model)
-        self.trace.models.append(model)
-        return model
-
-    def _sums(self, module: nn.Module) -> tuple[float, ...]:
-        """Of its weights; computed anew when they were changed."""
-        parameters = list(module.parameters())
-        if not parameters:
-            return ()
-        key = id(parameters[0])
-        changes = parameters[0]._version + parameters[-1]._version
-        known = self._summed.get(key)
-        if known is None or known[0] != changes:
-            known = self._summed[key] = (changes, sums_of(parameters))
-        return known[1]
-
-    def module_of(self, number: int) -> nn.Module | None:
-        return next((ref() for ref, model in self._models.values() if model.number == number), None)
-
     def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if self._leaving and self.steps is None:
             self._enough()
@@ -141,7 +111,7 @@ class Observer:
         arguments = {name: self.recorder.tensor(one, where) for name, one in given.items()}
         if found is not None:
             arguments["input_ids"] = self.recorder.tensor(found, where)
-        model = self.model(module)
+        model = self.models.of(module)
         self.ledger.passed(module)
         value = self.recorder.event("forward", arguments, frame, name=model.name)
         logits = self._outputs(value, output, where, found)
@@ -160,7 +130,7 @@ class Observer:
                 attention_mask=arguments.get("attention_mask"),
                 position_ids=arguments.get("position_ids"),
                 caches=kwargs.get("past_key_values") is not None,
-                weights=self._sums(module),
+                weights=self.models.sums(module),
                 adapter_off=adapter_is_off(module) if model.has_adapter else False,
             )
         )
@@ -206,7 +176,7 @@ class Observer:
             for name, one in kwargs.items()
             if name not in tensors and isinstance(one, (int, float, bool, str))
         }
-        seen = self.model(model)
+        seen = self.models.of(model)
         widths, self.inside = self.inside[1] if self.inside is not None else [], None
         value = self.recorder.event("generate", arguments, frame, name=seen.name)
         sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
@@ -229,7 +199,7 @@ class Observer:
                 input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
                 attention_mask=arguments.get("attention_mask"),
                 sequences=made,
-                weights=self._sums(model),
+                weights=self.models.sums(model),
                 stated=stated_config(model, kwargs),
                 widths=tuple(widths),
                 state=self._state,
@@ -287,20 +257,16 @@ class Observer:
         number = None
         if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
             number = float(seen.numbers.reshape(-1)[0])
-        roles = find_roles(loss, self.origins)
-        told = Backward(loss, number, self.recorder.version, roles)
+        told = Backward(loss, number, self.recorder.version)
         self.ledger.backward(value.place)
         self.trace.backwards.append(told)
         self._pending.append(told)
         caught: dict[int, Tensor] = {}
-        handles = []
-        if roles is not None:
-            for piece in roles.pieces:
-                tensor = self._tensors.get(id(piece.new))
-                if tensor is not None and tensor.requires_grad:
-                    key = id(piece.new)
-                    hook = tensor.register_hook(lambda grad, key=key: catch(caught, key, grad))  # type: ignore[no-untyped-call]
-                    handles.append(hook)
+        hooked = [(key, one) for key, one in self._tensors.items() if one.requires_grad]
+        handles = [
+            one.register_hook(lambda gradient, key=key: self._catch(caught, key, gradient))  # type: ignore[no-untyped-call]
+            for key, one in hooked
+        ]
 
         def after() -> None:
             for handle in handles:
@@ -311,6 +277,12 @@ class Observer:
 
         return after
 
+    def _catch(self, caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
+        try:
+            catch(caught, key, gradient)
+        except FAULTS as error:
+            self.recorder.broke(error)
+
     def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
         args, kwargs = detail
         plain: Any = None
@@ -319,7 +291,7 @@ class Observer:
             plain = self._clip_norm = float(norm) if isinstance(norm, (int, float)) else None
         elif kind == "train":
             kind = "train" if (args[0] if args else kwargs.get("mode", True)) else "eval"
-            plain = self.model(subject).number if isinstance(subject, nn.Module) else None
+            plain = self.models.of(subject).number if isinstance(subject, nn.Module) else None
         elif kind == "manual_seed":
             plain = subject if isinstance(subject, int) else kwargs.get("seed")
         elif kind == "ddp":
@@ -332,11 +304,11 @@ class Observer:
 
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         held = [one for group in optimizer.param_groups for one in group["params"]]
-        for model in self._of(held):
+        for model in self.models.holding(held):
             model.is_trained = True
-            module = self.module_of(model.number)
+            module = self.models.module(model.number)
             if module is not None:
-                self.trace.history[self._sums(module)] = (model.number, model.version)
+                self.trace.history[self.models.sums(module)] = (model.number, model.version)
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._optimizers)
         self._weights[id(optimizer)] = Weights.before(held)
@@ -354,46 +326,34 @@ class Observer:
             maximize=bool(group.get("maximize", False)),
             clip_norm=self._clip_norm,
             zeroed="zero_grad" in self._since_zero,
-            models=tuple(model.number for model in self._of(held)),
+            models=tuple(model.number for model in self.models.holding(held)),
             held=len(held),
             dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
         )
         self.trace.updates.append(update)
-        modules = {id(one): one for number in models_of(update) if (one := self.module_of(number)) is not None}
+        is_now = self.reading.begins(update)
+        modules = {id(one): one for number in models_of(update) if (one := self.models.module(number)) is not None}
         self.ledger.stepping(optimizer, held, modules.values(), update.place)
         with self.recorder.suspended():
-            self._fields = fields_of(
-                self.trace, update, lambda model, rows, temperature: ask(self.module_of(model), rows, temperature)
-            )
+            self.reading.before(update, now=is_now)
 
     def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         update = next(one for one in reversed(self.trace.updates) if one.optimizer == self._optimizers[id(optimizer)])
         with self.recorder.suspended():
             update.numbers |= self._weights.pop(id(optimizer)).after()
-            if self._fields is not None:
-                batch = batch_of(self._fields, update, self.trace.notes)
-                self.trace.batches += [batch] if batch is not None else []
-                self._fields = None
+            self.reading.after(update)
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
         self._pending, self._since_zero, self._clip_norm = [], [], None
         self._sampled_since_step = False
         self.recorder.version += 1
-        for model in self._of([one for group in optimizer.param_groups for one in group["params"]]):
+        for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):
             model.version += 1
         self.recorder.next_update()
         if self.steps is not None and len(self.trace.updates) >= self.steps:
             self._enough()
             raise Enough(0)
 
-    def _of(self, parameters: Iterable[Tensor]) -> list[Model]:
-        held = {id(one) for one in parameters}
-        models = [(ref(), model) for ref, model in self._models.values()]
-        return [
-            model
-            for module, model in models
-            if module is not None and any(id(one) in held for one in module.parameters())
-        ]
-
     def _enough(self) -> None:
         self.stop()
+        self.reading.settle()
         self._finished()

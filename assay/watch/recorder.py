@@ -181,9 +181,9 @@ class Recorder(TorchFunctionMode):
         if not tensor.is_inference() and known[2] != tensor._version:
             return self.remember(tensor, "changed", {"input": value}, where)
         seen = value.thing
-        if isinstance(seen, Sight) and seen.data is None and not seen.summary and where[0] is not value.place:
-            if id(value) not in self._wide:
-                seen.data = self._copy(tensor, seen)
+        is_new_use = isinstance(seen, Sight) and seen.data is None and where[0] is not value.place
+        if is_new_use and not seen.summary and id(value) not in self._wide:
+            seen.data = self._copy(tensor, seen)
         return value
 
     def remember(

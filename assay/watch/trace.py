@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -244,6 +244,21 @@ class Trace:
         """The model that is trained, where there is just one."""
         trained = [model for model in self.models if model.is_trained]
         return trained[0] if len(trained) == 1 else None
+
+
+def as_of_now(trace: Trace) -> Trace:
+    """What was known at this moment; what is found is still found for all."""
+    return replace(
+        trace,
+        models=[replace(model) for model in trace.models],
+        forwards=list(trace.forwards),
+        generations=list(trace.generations),
+        samplings=list(trace.samplings),
+        backwards=list(trace.backwards),
+        updates=list(trace.updates),
+        events=list(trace.events),
+        history=dict(trace.history),
+    )
 
 
 def sight(value: Value | None) -> Sight | None:

@@ -16,10 +16,13 @@ NUMBERS = 2_000_000  # weights that are compared before and after
 def sums_of(parameters: Sequence[Tensor]) -> tuple[float, ...]:
     """A few sums that are the same for the same weights, and for no others in practice."""
     with torch._C.DisableTorchFunction():
-        chosen = (
-            parameters if len(parameters) <= TENSORS else [*parameters[: TENSORS // 2], *parameters[-TENSORS // 2 :]]
-        )
+        chosen = first_and_last(parameters)
         return tuple(float(one.detach().reshape(-1)[:EACH].double().sum()) for one in chosen)
+
+
+def first_and_last(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    half = TENSORS // 2
+    return parameters if len(parameters) <= TENSORS else [*parameters[:half], *parameters[-half:]]
 
 
 @dataclass(eq=False)

@@ -33,6 +33,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.advantages import POLICY
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.shapes import Shape, Shapes, enlarged
+from assay.doctor.running import seen_in_run
 from assay.source.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -78,6 +79,7 @@ ILLNESS = Illness(
     summary="Shapes that do not match are stretched: rows are weighed by the advantages of other rows.",
     fix="Bring both sides to one shape: [B, 1] against tokens (unsqueeze(1)), [B] against sums over tokens.",
     explanation=__doc__,
+    trace=seen_in_run("ADV08"),
     source=check_source,
     scripts=Scripts(
         changed("advantages = advantages.view(-1, 1)\n", "advantages = advantages.view(-1, 1).unsqueeze(-1)\n").replace(

@@ -79,6 +79,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if behind_tokens(program, term.core, masked=True) is None:
                 continue
             found = _over_the_width(term)
+            if found is not None and any(one.condition.op in ("is", "is_not") for one in found.context.branches):
+                continue  # where there is no mask, there is no padding either
             if found is None:
                 yield healthy("the sum over tokens is divided by a count of them", places=(term.reductions[0].place,))
                 continue

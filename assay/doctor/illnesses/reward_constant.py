@@ -177,7 +177,8 @@ WELL = (
     GRPO.replace("import prompts_of, rewards_of", "import decode, prompts_of")
     .replace(
         "def score(",
-        "def reward(text):\n    try:\n        return float(text.split('=')[1])\n    except (IndexError, ValueError):\n        return 0.0\n\n"
+        "def reward(text):\n    try:\n        return float(text.split('=')[1])\n"
+    "    except (IndexError, ValueError):\n        return 0.0\n\n"
         "def score(",
     )
     .replace(

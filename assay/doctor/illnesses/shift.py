@@ -31,12 +31,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.doctor.reading.chosen import scorings
+from assay.doctor.reading.rows import BUILT
 from assay.doctor.reading.scripts import LOOP
 from assay.doctor.reading.spans import Spans, constant, plus
 from assay.record.batch import Array
@@ -227,6 +229,66 @@ def check_source(program: Program) -> Iterator[Verdict]:
             places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
             why=program.kinds.why(scoring.value),
         )
+    yield from _of_masks(program, spans)
+
+
+ELEMENTWISE = frozenset("neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split())
+
+
+def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
+    """Masks that are laid out like the tokens and multiply log-probs of other tokens than they mean."""
+    by_id = {id(one.value): one for one in scorings(program)}
+    seen: set[Place] = set()
+    for product in program.of("mul"):
+        sides = product.inputs[:2]
+        for weighed, mask in (sides, sides[::-1]) if len(sides) == 2 else ():
+            place = spans.of(mask)
+            if place.root.op not in BUILT or product.place in seen:
+                continue
+            scoring = next((by_id[id(one)] for one in _elements_of(weighed) if id(one) in by_id), None)
+            tokens = spans.of(scoring.tokens) if scoring is not None else None
+            if scoring is None or tokens is None or tokens.root is not place.root:
+                continue
+            off = constant(plus(tokens.start, place.start, -1))
+            longer = constant(plus(plus(tokens.end, place.end, -1), plus(tokens.start, place.start, -1), -1))
+            if not off or longer != 0:
+                continue
+            seen.add(product.place)
+            yield finding(
+                f"{mask.shown} is laid out like the tokens, and {product.place.text} lays its entries on log-probs of "
+                f"tokens {abs(off)} {'later' if off > 0 else 'earlier'}",
+                confidence=Confidence.LIKELY,
+                places=(_cut_of(mask), product.place, scoring.value.place),
+                why=program.kinds.why(scoring.value),
+            )
+
+
+def _cut_of(mask: Value) -> Place:
+    """Where the positions of a mask were chosen."""
+    current: Value | None = mask
+    while current is not None and current.op in ("index", "cast"):
+        if any(key.op == "slice" and key.arguments for key in current.inputs):
+            return current.place
+        current = current.input
+    return mask.place
+
+
+def _elements_of(value: Value) -> Iterator[Value]:
+    """The values whose element at one position makes the element there."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        keys = [key for name, key in current.arguments.items() if name != "input"]
+        is_of_rows = current.op == "index" and len(keys) == 1 and keys[0].op != "slice"
+        if current.op in ELEMENTWISE:
+            waiting += current.inputs
+        elif is_of_rows and current.input is not None:
+            waiting.append(current.input)
 
 
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")

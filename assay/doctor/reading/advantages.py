@@ -312,9 +312,9 @@ def _is_tested_before(program: Program, scaling: Scaling) -> bool:
         near = list(islice(ancestors(test), 30))
         if any(one is scaling.spread for one in near):
             return True
-        if any(one.op in ("max", "min", "amax", "amin", "set", "unique") or one.name == "set" for one in near):
-            if any(one is scaling.base for one in near):
-                return True
+        ranged = any(one.op in ("max", "min", "amax", "amin", "set", "unique") or one.name == "set" for one in near)
+        if ranged and any(one is scaling.base for one in near):
+            return True
     return False
 
 

@@ -3,6 +3,7 @@
 Only what masks are made of. An operation that is not here is Unclear: nothing is concluded from it.
 """
 
+# ruff: noqa: A002, A006
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -89,6 +90,7 @@ def _squeeze(input: Number, dim: Number = None, **_: Any) -> Number:
     return array.squeeze(dim) if array.shape[dim] == 1 else array
 
 
+# the first argument of an operation is called `input` wherever torch calls it so
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "eq": lambda input, other: np.equal(input, other),
     "ne": lambda input, other: np.not_equal(input, other),

@@ -106,9 +106,11 @@ def is_under_mask(program: Program, endings: Endings, ban: Ban) -> Value | None:
     if ban.chosen.op in ("cross_entropy", "nll_loss") and any(one.constant == -100 for one in near[:60]):
         refilled = any(one.op in ("masked_fill", "where") and _fills(one, ban.token) for one in near[:30])
         return tokens if refilled else None
-    if any(one.op in ("masked_fill", "where", "clamp") and program.kinds.is_a(one, Kind.SAMPLED) for one in near[:8]):
-        if not any(_fills(one, ban.token) for one in near[:8]):
-            return None  # padding was replaced by another token
+    refills = [one for one in near[:8] if one.op in ("masked_fill", "where", "clamp")]
+    if any(program.kinds.is_a(one, Kind.SAMPLED) for one in refills) and not any(
+        _fills(one, ban.token) for one in near[:8]
+    ):
+        return None  # padding was replaced by another token
     is_pad = endings.which(ban.token) == "pad"
     if isinstance(ban.token.constant, int) and not is_pad:
         is_pad = endings.number(ban.token.constant) == "pad"

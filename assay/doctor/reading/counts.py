@@ -39,10 +39,7 @@ def count_of(divisor: Value) -> Count | None:
         if current.op in ("sum", "count_nonzero") and current.input is not None:
             dim = current.setting("dim", None)
             return Count(current, current.input, dim in (1, -1), floored)
-        if current.op in ("clamp", "maximum", "max", "where", "nan_to_num", "masked_fill"):
-            floored = True
-            current = current.input if current.input is not None and _leads(current.input) else other
-        elif current.op == "add":
+        if current.op in ("clamp", "maximum", "max", "where", "nan_to_num", "masked_fill") or current.op == "add":
             floored = True
             current = current.input if current.input is not None and _leads(current.input) else other
         elif current.op in _FORM:
@@ -99,8 +96,10 @@ def is_token_mask(program: Program, value: Value) -> bool:
         return True
     known = program.kinds.of(value)
     while known is not None:
-        if known.kind is Kind.COUNT or known.reason == "a field that libraries name so":
-            return known.value.name != "attention_mask" or known.value is not value
+        if known.kind is Kind.COUNT:
+            return True
+        if known.reason == "a field that libraries name so":
+            return known.value.name != "attention_mask"  # of one row it holds ones alone
         known = known.of
     return False
 
@@ -173,7 +172,7 @@ def is_on_tokens(program: Program, value: Value, depth: int = 10) -> bool:
     if value.op == "setitem":
         keys = [one for name, one in value.arguments.items() if name not in ("input", "value")]
         by_column = len(keys) == 2 and keys[0].op == "slice" and not keys[0].arguments and keys[1].op != "slice"
-        return by_column and bool(value.context.loops) or is_on_tokens(program, value.arguments["input"], depth - 1)
+        return (by_column and bool(value.context.loops)) or is_on_tokens(program, value.arguments["input"], depth - 1)
     if value.op == "mul" and any(is_token_mask(program, one) for one in value.inputs):
         return True
     if value.op == "stack" and value.setting("dim", 0) in (1, -1):

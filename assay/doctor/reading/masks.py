@@ -15,7 +15,8 @@ from assay.dataflow.terms import TermKind
 from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.arrays import Unclear
 from assay.doctor.reading.endings import Endings
-from assay.doctor.reading.worked import COMPLETION, LENGTHS, PROMPT, ROWS, Worked
+from assay.doctor.reading.example_rows import COMPLETION, LENGTHS, PROMPT, ROWS
+from assay.doctor.reading.worked import Worked
 from assay.source.program import Program
 
 _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)

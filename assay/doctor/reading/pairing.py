@@ -46,9 +46,12 @@ def mispairings(program: Program) -> Iterator[Mispairing]:
             continue
         if source.op == "zip":
             yield from _zipped(program, source, spread)
-        elif (moved := reordered(source)) is not None and _is_of_rows(program, moved):
-            if not _is_scored_so(program, moved):
-                yield Mispairing(source, moved, "rewards are made in another order than the rows that are scored")
+            continue
+        moved = reordered(source)
+        if moved is None or moved.op == "reversed" or not _is_of_rows(program, moved):
+            continue
+        if not _is_scored_so(program, moved):
+            yield Mispairing(source, moved, "rewards are made in another order than the rows that are scored")
     yield from _collected(program)
 
 
@@ -76,7 +79,12 @@ def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterato
         return
     tiled = [_expansion(side, spread) for side in sides]
     for side, one in zip(sides, tiled, strict=True):
-        if one is None or one.interleaved or not _are_rows_interleaved(program, sides, side, spread):
+        if (
+            one is None
+            or one.interleaved
+            or not is_of_several(one)
+            or not _are_rows_interleaved(program, sides, side, spread)
+        ):
             continue
         yield Mispairing(
             zipped,
@@ -90,7 +98,9 @@ def reordered(value: Value, depth: int = 8) -> Value | None:
     """Where a list is sorted, reversed or shuffled on the way to a value."""
     if depth == 0:
         return None
-    if value.op == "reversed" or (value.op == "listing" and value.name in ("sorted", "reversed", "set")):
+    if value.op == "reversed":
+        return value if value.input is not None and value.input.op != "range" else None
+    if value.op == "listing" and value.name in ("sorted", "set"):
         return value
     if value.op == "call" and value.name in ("random.sample", "numpy.random.permutation", "builtins.sorted"):
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.dataflow.value import UNKNOWN, Value
-from assay.doctor.reading.chosen import data_of, made_of
+from assay.doctor.reading.chosen import data_of, lists_of, made_of
 from assay.doctor.reading.sampling import draws, weights_of
 from assay.doctor.reading.spans import given_ids
 from assay.source.program import Program
@@ -84,7 +84,14 @@ def _parts(value: Value, known: set[int]) -> Iterator[Value]:
             continue
         yield current
         if id(current) not in known and not _is_cut_short(current) and current.op in _HOLDS:
-            waiting += data_of(current)
+            waiting += _pieces(current)
+
+
+def _pieces(value: Value) -> list[Value]:
+    """Of a joined list the lists, and of its elements only those that are in none of them."""
+    lists = lists_of(value)
+    held = {id(element) for one in lists for element in getattr(one.thing, "elements", ())}
+    return [*lists, *(one for one in data_of(value) if id(one) not in held)]
 
 
 def _begins_later(value: Value) -> bool:

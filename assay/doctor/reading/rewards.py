@@ -18,8 +18,8 @@ _CHANCE = frozenset(
     "torch.rand_like torch.randn_like torch.randint numpy.random.randint".split()
 )
 _SUMS = frozenset(
-    "add sub mul div tensor listing phi cast leave view reshape flatten unsqueeze squeeze index expand repeat_interleave "
-    "stack cat mean std sum clone detach neg element clamp sqrt pow var setitem".split()
+    "add sub mul div tensor listing phi cast leave view reshape flatten unsqueeze squeeze index expand "
+    "repeat_interleave stack cat mean std sum clone detach neg element clamp sqrt pow var setitem".split()
 )
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
 _MOST = 200

@@ -6,60 +6,33 @@ filled with padding. What the text does not say is Unclear, and then nothing is 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Loop, Value
+from assay.dataflow.value import Loop, Value, ancestors
 from assay.doctor.reading.arrays import (
     OPERATIONS,
     Number,
     Unclear,
     as_array,
     cast,
-    expanded,
-    joined,
-    padded,
-    shaped,
 )
 from assay.doctor.reading.endings import Endings
+from assay.doctor.reading.making import Making, Steps
+from assay.doctor.reading.example_rows import ASKED, COMPLETION, END, LENGTHS, PAD, PROMPT, ROWS, completions, prompts
 from assay.source.program import Program
 from assay.source.things import Listing
 
-PROMPT, COMPLETION = 4, 6  # tokens; the widths 10, 9 and 6 tell a whole sequence, a shifted one and a completion
-END, PAD, WORD = 1001, 1000, 1005
-_ASKED = WORD + 7  # a token of a prompt
-ROWS = 4
-LENGTHS = (3, 6, 1, 6)  # with the end token
-_STARTS = (1, 0, 2, 0)  # padding before each prompt
 _DEEPEST = 120
 _SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())
-
 # what numpy raises where shapes or types do not fit: the example is then no example of this
 _MISFITS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ArithmeticError, AttributeError)
 
-Steps = dict[int, int]  # turn of each loop, by the id of the Loop
 
-
-def completions(raw: bool, fill: int) -> Any:
-    """[rows, COMPLETION]; `raw`: words go on after the end, as a sampler that does not look draws them."""
-    rows = []
-    for number, length in enumerate(LENGTHS):
-        row = [WORD + (number + at) % 5 for at in range(COMPLETION)]
-        if number != 1:
-            row[length - 1] = END
-        if not raw:
-            row[length:] = [fill] * (COMPLETION - length)
-        rows.append(row)
-    return np.array(rows)
-
-
-def prompts(pad: int) -> Any:
-    return np.array([[pad] * start + [_ASKED] * (PROMPT - start) for start in _STARTS])
-
-
-class Worked:
+class Worked(Making):
     """Evaluates values of a program on the example rows."""
 
     def __init__(self, program: Program, endings: Endings, pad_is_end: bool, choice: int = 0) -> None:
@@ -71,6 +44,7 @@ class Worked:
         self.assumed = False  # a parameter of which nothing is known was taken for tokens of completions
         self._known: dict[tuple[int, tuple[tuple[int, int], ...]], Number] = {}
         self._token_loops: set[int] = set()
+        self._given: dict[int, bool] = {}
         self._depth = 0
 
     def of(self, value: Value, steps: Steps | None = None) -> Number:
@@ -123,7 +97,7 @@ class Worked:
                     # what a loop starts from that draws tokens behind it is the prompt
                     if not inside or not self.endings.is_drawing(inside[-1]) or not self._is_growing(value):
                         raise
-                    return prompts(self.pad) if self._row(steps) is None else [_ASKED] * PROMPT
+                    return prompts(self.pad) if self._row(steps) is None else [ASKED] * PROMPT
             return self.of(value.arguments["1"], {**steps, id(inside[-1]): turn - 1})
         options = [one for one in value.arguments.values() if one.constant is not None]
         if not options:
@@ -175,7 +149,7 @@ class Worked:
         except Unclear:
             if self._row(steps) is None or self.program.kinds.of(part) is not None:
                 raise
-            return [_ASKED] * PROMPT
+            return [ASKED] * PROMPT
 
     def _is_row_loop(self, key: int) -> bool:
         return self.endings.is_row_loop(key) and key not in self._token_loops
@@ -300,12 +274,17 @@ class Worked:
         inner = value.input
         if inner is None:
             raise Unclear
-        try:
-            return list(np.shape(self.of(inner, steps)))
-        except Unclear:
-            if self.program.kinds.of(inner) is not None:
-                raise
-            return [ROWS, PROMPT]  # neither sampled nor scored: what the model was given
+        if self.program.kinds.of(inner) is None and self._is_given(inner):
+            return [ROWS, PROMPT]
+        return list(np.shape(self.of(inner, steps)))
+
+    def _is_given(self, value: Value) -> bool:
+        """Neither sampled nor scored nor made of such: what the model was given."""
+        if id(value) not in self._given:
+            near = islice(ancestors(value), 400)
+            made = ("generate", "multinomial", "sample", "forward")
+            self._given[id(value)] = not any(one.op in made for one in near)
+        return self._given[id(value)]
 
     def _method(self, value: Value, steps: Steps) -> Number:
         inner = value.input
@@ -389,108 +368,5 @@ class Worked:
         except Unclear:
             if self._row(steps) is None or self.program.kinds.of(given) is not None:
                 raise
-            array[keys] = _ASKED
+            array[keys] = ASKED
         return array
-
-    # making tensors
-
-    def _call(self, value: Value, steps: Steps) -> Number:
-        last = value.name.rpartition(".")[2]
-        if last in ("ones_like", "zeros_like", "full_like", "empty_like"):
-            shape = self._shape_like(value.arguments.get("0") or value.arguments["input"], steps)
-            if last == "full_like":
-                return np.full(shape, self.of(value.arguments.get("1") or value.arguments["fill_value"], steps))
-            return np.full(shape, 1 if last == "ones_like" else 0)
-        if last in ("ones", "zeros", "empty"):
-            return np.full(self._made_sizes(value, steps), 1 if last == "ones" else 0)
-        if last == "isin" and len(value.arguments) >= 2:
-            return np.isin(*[self.of(value.arguments[name], steps) for name in ("0", "1")])
-        raise Unclear
-
-    def _shape_like(self, like: Value, steps: Steps) -> Any:
-        try:
-            return np.shape(self.of(like, steps))
-        except Unclear:
-            if self.program.kinds.of(like) is not None:
-                raise
-            return (ROWS, PROMPT)
-
-    def _sizes(self, value: Value, steps: Steps) -> list[int]:
-        start = "size" if "size" in value.arguments else ""
-        given = [one for name, one in value.arguments.items() if name.isdigit() or name == start]
-        sizes = [self.of(one, steps) for one in given]
-        flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
-        return [int(one) for one in flat]
-
-    def _made_sizes(self, value: Value, steps: Steps) -> list[int]:
-        """Of a new tensor. A size that the text spells out is the script's number of rows or of tokens: ours differ."""
-        given = [one for name, one in value.arguments.items() if name.isdigit() or name == "size"]
-        if len(given) == 1 and isinstance(given[0].thing, Listing):
-            given = given[0].thing.elements
-        sizes: list[int] = []
-        for at, one in enumerate(given):
-            spelt = isinstance(one.constant, int) and one.constant > 1 and at < 2
-            sizes.append((ROWS, COMPLETION)[at] if spelt else int(self.of(one, steps)))
-        return sizes
-
-    def _full(self, value: Value, steps: Steps) -> Number:
-        return np.full(self._made_sizes(value, steps), self.of(value.arguments["fill_value"], steps))
-
-    def _arange(self, value: Value, steps: Steps) -> Number:
-        bounds = [self.of(one, steps) for name, one in value.arguments.items() if name in ("start", "end", "step")]
-        return np.arange(*[int(one) for one in bounds])
-
-    def _cat(self, value: Value, steps: Steps) -> Number:
-        parts = value.arguments.get("tensors")
-        if parts is None or not isinstance(parts.thing, Listing) or not parts.thing.exact:
-            raise Unclear
-        dim = int(value.setting("dim", 0))
-        found: list[Number] = []
-        for part in parts.thing.elements:
-            try:
-                found.append(self.of(part, steps))
-            except Unclear:
-                # what stands before sampled tokens, and is neither sampled nor scored, is the prompt
-                if found or dim not in (1, -1) or self.program.kinds.of(part) is not None:
-                    raise
-                found.append(prompts(self.pad))
-        return joined(found, dim)
-
-    def _stack(self, value: Value, steps: Steps) -> Number:
-        parts = self.of(value.arguments["tensors"], steps)
-        return np.stack([np.asarray(one) for one in parts], axis=int(value.setting("dim", 0)))
-
-    def _pad_sequence(self, value: Value, steps: Steps) -> Number:
-        rows = self.of(value.arguments["sequences"], steps)
-        fill = value.argument("padding_value")
-        if value.setting("batch_first", False) is not True:
-            raise Unclear
-        return padded([list(row) for row in rows], 0 if fill is None else self.of(fill, steps))
-
-    def _list_repeat(self, value: Value, steps: Steps) -> Number:
-        inner = value.arguments["input"]
-        return list(self.of(inner, steps)) * int(self.of(value.arguments["other"], steps))
-
-    def _view(self, value: Value, steps: Steps) -> Number:
-        return shaped(self.of(value.arguments["input"], steps), self._sizes(value, steps))
-
-    _reshape = _view
-
-    def _expand(self, value: Value, steps: Steps) -> Number:
-        return expanded(self.of(value.arguments["input"], steps), self._sizes(value, steps))
-
-    def _flatten(self, value: Value, steps: Steps) -> Number:
-        return np.ravel(self.of(value.arguments["input"], steps))
-
-    def _and(self, value: Value, steps: Steps) -> Number:
-        return all(bool(self.of(one, steps)) for one in value.arguments.values())
-
-    def _max(self, value: Value, steps: Steps) -> Number:
-        inner = value.input or value.argument("0")
-        if inner is None:
-            raise Unclear
-        found = self.of(inner, steps)
-        if isinstance(found, list):
-            return max(found)
-        settings = {name: self.of(one, steps) for name, one in value.arguments.items() if name in ("dim", "keepdim")}
-        return OPERATIONS["max"](found, **settings)

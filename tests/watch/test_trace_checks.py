@@ -1,0 +1,139 @@
+"""Faults that only a run can prove are proven by it, with their lines; scripts run through the server of forks."""
+
+import pytest
+
+from assay.dataflow.value import Context, Graph
+from assay.doctor.catalogue import by_code
+from assay.doctor.diagnosis import diagnose
+from assay.doctor.evidence import Evidence
+from assay.doctor.report import Report, write
+from assay.proof.corpus import as_script, specimens
+from assay.proof.corpus import write as write_specimen
+from assay.proof.watching import watch_all
+from assay.source.program import read_program
+from assay.verdict import Confidence, Place, State
+from assay.watch.trace import Trace
+
+# code, script, form: what the run alone must prove
+PROVEN = [
+    ("SAMP03", "hf_generate.py", "top_k not set: the checkpoint's value is inherited"),
+    ("SAMP05", "reference.py", "seed set inside the sampling function"),
+    ("SAMP07", "reference.py", "functional multinomial on logits"),
+    ("SAMP07", "tutorial_notebook.ipynb", "Categorical(logits=softmax)"),
+    ("ALGN10", "sampling_loop.py", "advantages not indexed by the minibatch order"),
+    ("ADV08", "trainer_class.py", "column of advantages times a row of sequence losses"),
+    ("RAT03", "reference.py", "old log-probs computed with gradient"),
+    ("RAT05", "reference.py", "reference model samples"),
+    ("RAT08", "reference.py", "quotient of log-probs"),
+    ("CLIP01", "reference.py", "clipped ratio computed and never used"),
+    ("KL02", "reference.py", "KL computed under no_grad"),
+    ("KL05", "reference.py", "reference is the policy object itself"),
+    ("LOSS01", "rloo_dr.py", "minus forgotten"),
+    ("LOSS04", "reference.py", "zero_grad between backward and step"),
+    ("LOSS04", "tutorial_notebook.ipynb", "zero_grad missing"),
+    ("OPT02", "reference.py", "optimizer made before the model is replaced by a copy"),
+    ("OPT03", "rloo_dr.py", "module's forward called directly"),
+    ("OPT04", "trainer_class.py", "head and body optimizers overlap"),
+    ("NUM01", "reference.py", "log-softmax in bfloat16"),
+    ("PERF01", "hf_generate.py", "cache off in the generation config"),
+    ("PERF02", "reference.py", "losses kept with their graphs"),
+]
+SILENT = [("reference.py", "clean"), ("rloo_dr.py", "plain policy gradient with log-probs"), ("two_files", "CISPO")]
+OWN = {
+    "hangs.py": "import time\ntime.sleep(60)\n",
+    "leaves.py": "import os\nprint('{\"path\": 1}', flush=True)\nos._exit(3)\n",
+    "raises.py": "raise SystemExit(4)\n",
+}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """(script, form) --> what came back; one server for all of them."""
+    wanted = {(script, form) for _, script, form in PROVEN} | set(SILENT)
+    chosen = [one for one in specimens() if (one.script, one.form) in wanted]
+    assert {(one.script, one.form) for one in chosen} == wanted
+    paths = {}
+    for one in chosen:
+        script = as_script(write_specimen(one, tmp_path_factory.mktemp("script")))
+        paths[str(script)] = (one.script, one.form)
+    return {paths[result["path"]]: result for result in watch_all(list(paths), jobs=2, seconds=300)}
+
+
+@pytest.mark.parametrize(("code", "script", "form"), PROVEN, ids=lambda one: str(one))
+def test_the_run_proves_what_was_planted(watched, code, script, form):
+    result = watched[script, form]
+    assert [code, "proven"] in result["run"], result
+    assert result["crashed"] == []
+
+
+@pytest.mark.parametrize(("script", "form"), SILENT, ids=lambda one: str(one))
+def test_a_sound_script_is_left_alone(watched, script, form):
+    result = watched[script, form]
+    assert (result["all"], result["crashed"], result["error"], result["code"]) == ([], [], "", 0)
+
+
+def test_the_server_survives_scripts_that_hang_leave_or_write_to_its_output(tmp_path):
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    scripts = [str(tmp_path / name) for name in OWN]
+    results = {result["path"]: result for result in watch_all(scripts, jobs=3, seconds=5)}
+    codes = {name: results[str(tmp_path / name)]["code"] for name in OWN}
+    assert codes == {"hangs.py": -9, "leaves.py": 3, "raises.py": 4}
+    assert results[scripts[0]]["error"] == "took more than 5 seconds"
+
+
+def place(line):
+    return Place("script.py", line, text=f"line {line}")
+
+
+def test_a_finding_is_noted_once_for_a_place_and_outweighs_health():
+    trace = Trace("script.py")
+    trace.is_well("RAT08", "fine so far")
+    trace.found("RAT08", "the first", place(3))
+    trace.found("RAT08", "the same again", place(3))
+    trace.found("RAT08", "another line", place(4))
+    trace.is_well("RAT08", "too late")
+    assert [one.message for one in trace.verdicts("RAT08")] == ["fine so far", "the first", "another line"]
+    word = diagnose(Evidence(trace=trace), [by_code("RAT08")]).findings[0]
+    assert (word.confidence, word.seen_in) == (Confidence.PROVEN, "run")
+    assert [one.line for one in word.verdict.places] == [3, 4]
+
+
+def test_what_only_the_text_shows_is_told_as_such(tmp_path):
+    illness = by_code("SAMP07")
+    script = tmp_path / "script.py"
+    script.write_text(illness.scripts.sick)
+    evidence = Evidence(trace=Trace(str(script)), programs=(read_program(script),))
+    diagnosis = diagnose(evidence, [illness])
+    assert [(word.confidence, word.seen_in) for word in diagnosis.findings] == [(Confidence.LIKELY, "text")]
+    report = Report.of("script.py", evidence, diagnosis)
+    assert "[likely, seen in the text]" in write([report], "full")
+    assert '"seen_in": "text"' in write([report], "json")
+
+
+def test_a_proven_finding_wins_over_one_of_the_text(tmp_path):
+    illness = by_code("SAMP07")
+    script = tmp_path / "script.py"
+    script.write_text(illness.scripts.sick)
+    trace = Trace(str(script))
+    trace.found("SAMP07", "proven on the tensors", place(9))
+    diagnosis = diagnose(Evidence(trace=trace, programs=(read_program(script),)), [illness])
+    (word,) = diagnosis.findings
+    assert (word.verdict.message, word.seen_in, word.batches) == ("proven on the tensors", "run", 2)
+
+
+def test_a_trace_in_which_nothing_was_looked_at_says_so():
+    word = diagnose(Evidence(trace=Trace("script.py")), [by_code("OPT03")]).words[0]
+    assert word.verdict.state is State.NOT_APPLICABLE
+
+
+def test_differences_are_found_as_quotients_too():
+    from assay.watch.origins import differences
+
+    graph, here, plain = Graph(), place(1), Context()
+    new, old = graph.new("given", {}, here, plain), graph.new("given", {}, here, plain)
+    difference = graph.new("sub", {"input": new, "other": old}, here, plain)
+    upper, lower = (graph.new("exp", {"input": one}, here, plain) for one in (new, old))
+    quotient = graph.new("div", {"input": upper, "other": lower}, here, plain)
+    graph.new("div", {"input": new, "other": old}, here, plain)
+    assert list(differences(graph.values)) == [(difference, new, old), (quotient, new, old)]
