@@ -40,8 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 COMMON = {"types", "config", "grpo", "durable", "verdict"}
-# what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is
-BOUNDARIES = {"call.py", "process.py", "sinks.py", "turn.py"}
+# what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
+# assay/watch/guard.py the boundary between our faults and a script that is watched
+BOUNDARIES = {"call.py", "guard.py", "process.py", "sinks.py", "turn.py"}
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",
     "assay.verdict", "assay.doctor.catalogue", "assay.doctor.diagnosis", "assay.doctor.command",

@@ -17,6 +17,7 @@ from assay.doctor.explain import Entry, as_json, entries, explained, find, liste
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import select
 from assay.record.batch import Batch
+from assay.source.program import Program
 from assay.source.text import SourceError
 from assay.verdict import Place, State, not_applicable
 
@@ -90,7 +91,19 @@ def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | Non
             notes: list[str] = []
             batches = (*evidence.batches, *recompute(path, notes.append))  # of equal words the last batch's counts
             evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *notes))
-        return Report.of(str(path), evidence, diagnose(evidence, illnesses))
+        diagnosis = diagnose(evidence, illnesses)
+        unused = [note for program in evidence.programs for note in _unused(program, illnesses)]
+        return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *unused)))
+
+
+def _unused(program: Program, illnesses: Sequence[Illness]) -> list[str]:
+    """Comments that ask to ignore what is not found; only of illnesses that were looked for."""
+    asked = {one.code for one in illnesses if one.source is not None}
+    return [
+        f"{one.place}: `{one.place.text}` silences nothing; take it away"
+        for one in program.ignores
+        if one not in program.used_ignores and one.codes and one.codes <= asked
+    ]
 
 
 def _reports(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from assay.dataflow.value import Value
 from assay.watch.drawn import random_state, sampling_of
+from assay.watch.guard import attempt
 from assay.watch.ledger import Ledger
 from assay.watch.models import Models
 from assay.watch.modules import (
@@ -32,7 +33,7 @@ from assay.watch.origins import Origins
 from assay.watch.patches import Patches, patch_generate, patch_torch
 from assay.watch.places import Places
 from assay.watch.reading import Reading
-from assay.watch.recorder import FAULTS, Recorder
+from assay.watch.recorder import Recorder
 from assay.watch.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
 from assay.watch.weights import Weights
 
@@ -278,10 +279,7 @@ class Observer:
         return after
 
     def _catch(self, caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
-        try:
-            catch(caught, key, gradient)
-        except FAULTS as error:
-            self.recorder.broke(error)
+        attempt(self.recorder.broke, catch, caught, key, gradient)
 
     def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
         args, kwargs = detail

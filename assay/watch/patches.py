@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from assay.watch.recorder import FAULTS, Recorder
+from assay.watch.guard import attempt
+from assay.watch.recorder import Recorder
 
 
 class Watching(Protocol):
@@ -92,6 +93,8 @@ def patch_torch(patches: Patches, observer: Watching) -> None:
     steps: list[Any] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if steps and steps[-1][0] is optimizer:  # the step before raised, and the script went on
+            steps.pop()[1].__exit__(None, None, None)
         if recorder.off == 0:
             _tell(observer, observer.stepping, optimizer, sys._getframe(1))
             context = recorder.suspended()
@@ -118,10 +121,7 @@ def patch_generate(patches: Patches, observer: Watching, module: ModuleType) -> 
 
 
 def _tell(observer: Watching, what: Callable[..., None], *details: Any) -> None:
-    try:
-        what(*details)
-    except FAULTS as error:
-        observer.recorder.broke(error)
+    attempt(observer.recorder.broke, what, *details)
 
 
 def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any]:
@@ -130,9 +130,9 @@ def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if recorder.off:
             if observer.inside is not None and observer.inside[0] is self:
-                observer.inside[1].append(_width(args, kwargs))
+                _tell(observer, _width, observer.inside[1], args, kwargs)
             return original(self, *args, **kwargs)
-        if not observer.is_a_pass(self, args, kwargs):
+        if not attempt(recorder.broke, observer.is_a_pass, self, args, kwargs):
             return original(self, *args, **kwargs)
         observer.dropouts = 0
         nn.Module.__call__ = original  # type: ignore[method-assign]
@@ -148,9 +148,9 @@ def _pass(original: Callable[..., Any], observer: Watching) -> Callable[..., Any
     return __call__
 
 
-def _width(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _width(widths: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     ids = next((one for one in (kwargs.get("input_ids"), *args) if isinstance(one, torch.Tensor)), None)
-    return 0 if ids is None or ids.dim() < 2 else int(ids.shape[1])
+    widths.append(0 if ids is None or ids.dim() < 2 else int(ids.shape[1]))
 
 
 def _dropping(original: Callable[..., Any], name: str, observer: Watching) -> Callable[..., Any]:
@@ -158,6 +158,10 @@ def _dropping(original: Callable[..., Any], name: str, observer: Watching) -> Ca
 
     @functools.wraps(original)
     def dropping(*args: Any, **kwargs: Any) -> Any:
+        _tell(observer, count, args, kwargs)
+        return original(*args, **kwargs)
+
+    def count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name == "dropout":
             p, on = (
                 kwargs.get("p", args[1] if len(args) > 1 else 0.5),
@@ -166,7 +170,6 @@ def _dropping(original: Callable[..., Any], name: str, observer: Watching) -> Ca
         else:
             p, on = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0), True
         observer.dropouts += bool(on and p > 0)
-        return original(*args, **kwargs)
 
     return dropping
 
@@ -215,7 +218,7 @@ def _asked(original: Callable[..., Any], kind: str, observer: Watching) -> Calla
     def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if observer.recorder.off:
             return original(self, *args, **kwargs)
-        observer.drawing(kind)
+        _tell(observer, observer.drawing, kind)
         with observer.recorder.suspended():
             result = original(self, *args, **kwargs)
         _tell(observer, observer.asked, self, kind, args or tuple(kwargs.values()), result, sys._getframe(1))

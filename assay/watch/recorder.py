@@ -21,6 +21,7 @@ from assay.dataflow.operations import bound, canonical
 from assay.dataflow.value import UNKNOWN, Context, Value
 from assay.verdict import Place
 from assay.watch.drawn import random_state
+from assay.watch.guard import attempt, sentence
 from assay.watch.places import Places
 from assay.watch.trace import Sight, Trace
 
@@ -33,11 +34,6 @@ FEW = 4096  # numbers that are always copied
 ROWS = 4  # of a tensor as wide as the vocabulary that are looked at
 SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
 MOST_VALUES = 400_000
-# what a bug of ours may raise
-FAULTS = (
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
-)  # fmt: skip
 
 # what tells about a tensor and makes none
 _TELLS = frozenset(
@@ -104,33 +100,29 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
-        try:
-            op, given, where = self._given(name, args, kwargs, sys._getframe(1))
-        except FAULTS as error:
-            self.broke(error)
+        known = attempt(self.broke, self._given, name, args, kwargs, sys._getframe(1))
+        if known is None:
             return func(*args, **kwargs)
-        if op == "multinomial":
-            self.state = random_state(args[0] if args else kwargs.get("input"), kwargs.get("generator"))
+        op, given, where = known
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
-            self.trace.raised = self.trace.graph.new(op, given, where[0], where[2], name=name)
+            self.trace.raised = Value(op, given, where[0], where[2], len(self.trace.graph.values), name)
             raise
-        try:
-            self._result(op, name, given, where, result, args)
-        except FAULTS as error:
-            self.broke(error)
+        attempt(self.broke, self._result, op, name, given, where, result, args)
         return result
 
-    def broke(self, error: BaseException) -> None:
+    def broke(self, error: Exception) -> None:
         """A fault of ours is no reason to end somebody's script: it is told, and nothing more is looked at."""
         self.off += 1
-        self.trace.notes.append(f"observation ended early, by a fault of assay: {type(error).__name__}: {error}")
+        self.trace.notes.append(sentence(error))
 
     def _given(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: Any
     ) -> tuple[str, dict[str, Value], tuple[Place, str, Context]]:
         """The operation and its arguments, as they are before it: it may change them in place."""
+        if name == "multinomial":
+            self.state = random_state(args[0] if args else kwargs.get("input"), kwargs.get("generator"))
         where = self.here(frame)
         op = self._names.get(name)
         if op is None:
@@ -276,20 +268,20 @@ class Recorder(TorchFunctionMode):
             self.drawn(value)
 
     def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        after: Callable[[], None] | None = None
-        try:
-            where = self.here(sys._getframe(2))
-            loss = self.tensor(args[0], where)
-            value = self.trace.graph.new("backward", {"input": loss}, where[0], where[2])
-            after = self.before["backward"](value)
-        except FAULTS as error:
-            self.broke(error)
+        after = attempt(self.broke, self._before_backward, args[0] if args else None, sys._getframe(2))
         try:
             with self.suspended():
                 return func(*args, **kwargs)
         finally:
             if after is not None:
-                after()
+                attempt(self.broke, after)
+
+    def _before_backward(self, loss: Any, frame: Any) -> Callable[[], None] | None:
+        if not isinstance(loss, Tensor):
+            return None
+        where = self.here(frame)
+        value = self.trace.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
+        return self.before["backward"](value)
 
     def widen(self, value: Value) -> None:
         """Its last dimension is the vocabulary. What was kept of it is let go where it is large."""

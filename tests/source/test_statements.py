@@ -115,6 +115,11 @@ def test_loops_know_how_often_they_run(read):
     assert [loop.turns for loop in value.context.loops] == [3, None]
 
 
+def test_what_is_made_in_a_handler_is_known_to_be(read):
+    program = read("import torch\ntry:\n    f()\nexcept E:\n    b = torch.exp(a)\nc = torch.exp(a)")
+    assert [one.context.in_handler for one in program.of("exp")] == [True, False]
+
+
 def test_a_handler_that_raises_swallows_nothing(read):
     program = read("import torch\ntry:\n    b = torch.exp(a)\nexcept E:\n    raise")
     assert program.of("exp")[0].context.handled is False

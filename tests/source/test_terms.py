@@ -66,6 +66,7 @@ def test_a_loss_has_the_terms(loss, terms, read):
         ("torch.exp(ref - new) - 1 - (ref - new)", "k3"),
         ("(ref - new).exp() + (new - ref) - 1", "k3"),
         ("torch.expm1(ref - new) - (ref - new)", "k3"),
+        ("torch.exp(ref - new) + (-((ref - new) + 1))", "k3"),
         ("(new - ref).abs()", "abs"),
         ("torch.nn.functional.kl_div(new, ref)", "full"),
     ],

@@ -176,9 +176,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if not all(one.misses_ends for one in filled):
                 yield healthy("the token that ends a row is inside the mask", places=(made.place,))
                 continue
-            by_value = read.shared is not None and not any(
-                one.misses_ends for one in read.of(filled[0].mask, pad_is_end=False)
-            )
+            otherwise = read.of(filled[0].mask, pad_is_end=False)
+            by_value = read.shared is not None and not all(one.misses_ends for one in otherwise)
             where = read.shared[0].place if by_value and read.shared is not None else None
             certain = not by_value or (read.shared is not None and read.shared[1])
             because = " where padding has the id of the end token" if by_value else ""

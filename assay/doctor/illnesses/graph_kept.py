@@ -8,6 +8,8 @@ A tensor that was computed with gradients holds all that led to it. A list of lo
 memory grows until the run is killed. A reference that is scored with gradients costs its activations in every step.
 
 ## How to fix it
+Keep the number, not the tensor.
+
     # before
     losses.append(loss)
     # after

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 
 from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.chosen import behind
+from assay.doctor.reading.chosen import behind, made_of
+from assay.doctor.reading.prompts import prompts_of
 from assay.doctor.reading.scripts import GENERATE
 from assay.source.program import Program
 from assay.source.things import Listing, Table
@@ -76,12 +77,14 @@ def _edit(value: Value) -> Edit | None:
 
 
 def _behind_generation(program: Program) -> set[int]:
-    """Ids of all values that a call of generate() is given, or that are made into such."""
+    """Ids of all values that a call of generate() is given, or tokens are drawn after, and of what these are made."""
     found: set[int] = set()
     for generate in program.of("generate"):
         given = [one for name, one in generate.arguments.items() if name != "input"]
         for one in given:
             found |= {id(value) for value in behind(one)}
+    for prompts in prompts_of(program):
+        found |= {id(value) for value in made_of(prompts)}
     return found
 
 

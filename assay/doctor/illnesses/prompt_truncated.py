@@ -34,9 +34,8 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
 from assay.doctor.reading.chosen import lists_of, made_of
-from assay.doctor.reading.sampling import draws, weights_of
+from assay.doctor.reading.prompts import prompts_of
 from assay.doctor.reading.scripts import GENERATE
-from assay.doctor.reading.spans import given_ids
 from assay.doctor.reading.tokens import is_encoding
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
@@ -151,7 +150,7 @@ def _cut_on_the_right(original):  # type: ignore[no-untyped-def]
 def check_source(program: Program) -> Iterator[Verdict]:
     sides = _sides(program)
     seen: set[int] = set()
-    for prompts in _prompts(program):
+    for prompts in prompts_of(program):
         for value in made_of(prompts):
             if id(value) in seen:
                 continue
@@ -166,21 +165,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     confidence=Confidence.LIKELY,
                     places=(value.place,),
                 )
-
-
-def _prompts(program: Program) -> Iterator[Value]:
-    """What is drawn after."""
-    for draw in draws(program):
-        if draw.op == "generate":
-            yield from (
-                one for name, one in draw.arguments.items() if name in ("input_ids", "**", "inputs", "1", "prompts")
-            )
-            continue
-        weights = weights_of(draw)
-        for call in program.origins.forwards(weights) if weights is not None else []:
-            ids = given_ids(call)
-            if ids is not None:
-                yield ids
 
 
 def _of_encoding(value: Value, sides: set[object]) -> Iterator[Verdict]:

@@ -57,6 +57,8 @@ class Making:
             given = given[0].thing.elements
         sizes: list[int] = []
         for at, one in enumerate(given):
+            if len(given) == 1 and isinstance(shape := self.of(one, steps), list | tuple):  # torch.ones(x.shape)
+                return [int(size) for size in shape]
             spelt = isinstance(one.constant, int) and one.constant > 1 and at < 2
             sizes.append((ROWS, COMPLETION)[at] if spelt else int(self.of(one, steps)))
         return sizes

@@ -22,7 +22,21 @@ _GIVEN = frozenset(
     "attention_mask position_ids use_cache return_dict logits_to_keep num_logits_to_keep output_hidden_states mask "
     "attn_mask padding_mask".split()
 )
+_PROMPTS = ("input_ids", "**", "inputs", "1", "prompts")
 LONELY = 2  # tokens: so few of a prompt are no prompt
+
+
+def prompts_of(program: Program) -> Iterator[Value]:
+    """What is drawn after: given to generate(), or to the network of the script's own loop."""
+    for draw in draws(program):
+        if draw.op == "generate":
+            yield from (one for name, one in draw.arguments.items() if name in _PROMPTS)
+            continue
+        weights = weights_of(draw)
+        for call in program.origins.forwards(weights) if weights is not None else []:
+            ids = given_ids(call)
+            if ids is not None:
+                yield ids
 
 
 def is_prompted(program: Program, tokens: Value) -> bool:
@@ -49,7 +63,7 @@ def _drawn_after(program: Program, draw: Value) -> Iterator[Value]:
 
 def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
     """Whether drawn tokens are scored with nothing of their prompt before them but special tokens."""
-    names = {name.removeprefix("given_") for name in call.arguments if name.startswith("given_")}
+    names = {name.removeprefix("given_") for name in call.arguments if name not in ("model", "output", "callee")}
     if len(names - _GIVEN) > 1:
         return ""  # a state, a cache, an encoder's output may stand for the prompt
     known = {id(one) for one in draws(program)}

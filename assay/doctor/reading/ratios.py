@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.dataflow.kind import PASSES, Kind
-from assay.dataflow.kind import around_one
+from assay.dataflow.kind import PASSES, Kind, around_one
 from assay.dataflow.terms import Product, Term, TermKind
 from assay.dataflow.value import Value
 from assay.source.program import Program

@@ -160,7 +160,8 @@ class Worked(Making):
         if source is None or not self.program.kinds.is_a(source, Kind.SAMPLED):
             return False
         if isinstance(source.thing, Listing) and len(source.thing.elements) == 1:
-            return source.thing.elements[0].op not in ("listing", "leave", "tensor", "table")
+            element = source.thing.elements[0]
+            return element.op not in ("listing", "tensor", "table") and element.name != "tolist"
         return True
 
     def _row(self, steps: Steps) -> int | None:

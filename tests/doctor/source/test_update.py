@@ -188,6 +188,7 @@ WRONG_SUMS = {
 RIGHT_SUMS = {
     "divided by a number": with_update(parts(MEAN, ["(loss / 4).backward()"])),
     "every fourth, divided": with_update(every_fourth("(loss / 4).backward()")),
+    "multiplied by a quarter": with_update(parts(MEAN, ["(loss * 0.25).backward()"])),
     "multiplied by the share": with_update(parts(MEAN, ["(loss * len(rows) / len(ids)).backward()"])),
     "tokens of the whole": with_update(parts(TOKENS + " / mask.sum()", ["loss.backward()"])),
     "a sum over a constant": with_update(parts(TOKENS + " / (16 * 64)", ["loss.backward()"])),
