@@ -94,6 +94,7 @@ class Attached:
         self._read: dict[str, Any] | None = None  # inputs of TRL's own loss
         self._in_loss = False
         self._looking = False
+        self._looked_at: Rollouts | None = None  # of the first micro-batch of this update
         self._pieces: list[Piece] = []
         self._losses: list[Tensor] = []
         self._weights: Weights | None = None
@@ -163,22 +164,19 @@ class Attached:
     def _sampled(self, original: Callable[..., Any], prompt_ids: Any, *args: Any, **others: Any) -> Any:
         answer = original(prompt_ids, *args, **others)
         if (coming := self._coming) is not None:
-            coming.turns += 1
-            coming.prompts, coming.sampled = list(prompt_ids), list(answer[0])
+            self._attempt(lambda: coming.add_turn(prompt_ids, answer[0]), None)
         return answer
 
     def _generated(self, original: Callable[..., Any], *args: Any, **others: Any) -> Any:
         answer = original(*args, **others)
         if (coming := self._coming) is not None:
-            coming.tool_mask = answer[2]
-            if coming.turns != 1 or coming.tool_mask is not None:  # several turns, or a rollout_func of the user
-                coming.prompts, coming.sampled = list(answer[0]), list(answer[1])
+            self._attempt(lambda: coming.add_whole(*answer[:3]), None)
         return answer
 
     def _rewarded(self, original: Callable[..., Any], *args: Any, **others: Any) -> Any:
         rewards_BF = original(*args, **others)
         if (coming := self._coming) is not None:
-            coming.rewards_BF, coming.weights_F = rewards_BF.detach().clone(), self.trainer.reward_weights
+            self._attempt(lambda: coming.add_rewards(rewards_BF, self.trainer.reward_weights), None)
         return rewards_BF
 
     def _made(self, original: Callable[..., Any], *args: Any, **others: Any) -> Any:
@@ -215,23 +213,25 @@ class Attached:
         try:
             if rows is None or not self.trainer.model.training or not torch.is_grad_enabled() or not self._is_on():
                 return original(model, inputs, *args, **others)
-            return self._loss_of(original, model, inputs, rows)
+            return self._loss_of(lambda: original(model, inputs, *args, **others), model, inputs, rows)
         finally:
             if rows is not None:
                 inputs[ROWS] = rows  # TRL trains on the same rows again in its next iteration
 
-    def _loss_of(self, original: Callable[..., Any], model: Any, inputs: Mapping[str, Any], rows: Tensor) -> Any:
+    def _loss_of(self, original: Callable[[], Any], model: Any, inputs: Mapping[str, Any], rows: Tensor) -> Any:
         if not self._losses:  # the first micro-batch of an update
-            self._looking = self._rollouts is not None and self._may_look()
+            self._looked_at, self._looking = self._rollouts, self._rollouts is not None and self._may_look()
+        elif self._looked_at is not self._rollouts:  # rows of two generations in one update make no Batch
+            self._pieces, self._looking = [], False
         if not self._looking:
-            loss = original(model, inputs)
+            loss = original()
             self._losses.append(loss.detach())
             return loss
         seen = dict(inputs)
         self._scored, self._read, self._in_loss = None, None, True
         try:
             with watched(self.trainer.accelerator.unwrap_model(model)) as given:
-                loss = original(model, inputs)
+                loss = original()
         finally:
             self._in_loss = False
         self._losses.append(loss.detach())
@@ -270,6 +270,7 @@ class Attached:
 
     def begin(self) -> None:
         self._began = self._step_began = time.perf_counter()
+        self._forget_the_step()  # of a run that was broken off within one
         if self._is_on():
             self._attempt(lambda: self._doctor.begin(anew=self.trainer.state.global_step == 0), None)
 
@@ -299,8 +300,11 @@ class Attached:
             self._attempt(self._tell, None)
         if self._rollouts is not None:
             self._rollouts.updates += 1
-        self._pieces, self._losses, self._asked, self._weights, self._looking = [], [], {}, None, False
+        self._forget_the_step()
         self._step_began = time.perf_counter()
+
+    def _forget_the_step(self) -> None:
+        self._pieces, self._losses, self._asked, self._weights, self._looking = [], [], {}, None, False
 
     def _tell(self) -> None:
         trainer, rollouts = self.trainer, self._rollouts
@@ -315,8 +319,7 @@ class Attached:
                 rollouts.is_told = True
                 self._doctor.look_at(rollout_batch(trainer, rollouts), rollouts.version + 1, 0)
         self._doctor.add_row(self._row(step), time.perf_counter() - self._step_began)
-        settings = settings_of(trainer) | {"steps": max(int(trainer.state.max_steps), 0)}
-        self._doctor.look_at_curves(settings, step, is_due=is_look(step))
+        self._doctor.look_at_curves(self._settings(), step, is_due=is_look(step))
 
     def _row(self, step: int) -> dict[str, Any]:
         """The metrics that TRL collected in this update; it empties its lists when it logs."""
@@ -333,16 +336,18 @@ class Attached:
     def logged(self, logs: Mapping[str, Any]) -> None:
         self._seen_metrics.clear()
         if self._is_on() and "grad_norm" in logs:
-            found = {
-                "gradient_norm": float(logs["grad_norm"]),
-                "learning_rate": float(logs.get("learning_rate", np.nan)),
-            }
-            self._doctor.complete_row(int(self.trainer.state.global_step), found)
+            self._attempt(lambda: self._complete_row(logs), None)
+
+    def _complete_row(self, logs: Mapping[str, Any]) -> None:
+        found = {"gradient_norm": float(logs["grad_norm"]), "learning_rate": float(logs.get("learning_rate", np.nan))}
+        self._doctor.complete_row(int(self.trainer.state.global_step), found)
 
     def end(self) -> None:
         if self._is_on():
-            settings = settings_of(self.trainer) | {"steps": max(int(self.trainer.state.max_steps), 0)}
-            self._attempt(lambda: self._doctor.end(settings, int(self.trainer.state.global_step)), None)
+            self._attempt(lambda: self._doctor.end(self._settings(), int(self.trainer.state.global_step)), None)
+
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(self.trainer) | {"steps": max(int(self.trainer.state.max_steps), 0)}
 
     def _may_look(self) -> bool:
         step = int(self.trainer.state.global_step) + 1

@@ -5,7 +5,7 @@ Shape legend: B completions, T completion tokens, P prompt tokens, S tokens give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,19 @@ class Rollouts:
     output: Mapping[str, Any] = field(default_factory=dict)  # what TRL made of it, before it is shuffled
     updates: int = 0  # made of it so far
     is_told: bool = False  # whether it was looked at as a whole
+
+    def add_turn(self, prompts: Iterable[Sequence[int]], sampled: Iterable[Sequence[int]]) -> None:
+        self.turns += 1
+        self.prompts, self.sampled = list(prompts), list(sampled)
+
+    def add_whole(self, prompts: Iterable[Sequence[int]], sampled: Iterable[Sequence[int]], tool_mask: Any) -> None:
+        """After the last turn. One turn's ids stay as the sampler gave them."""
+        self.tool_mask = tool_mask
+        if self.turns != 1 or tool_mask is not None:  # several turns, or a rollout_func of the user
+            self.prompts, self.sampled = list(prompts), list(sampled)
+
+    def add_rewards(self, rewards_BF: Tensor, weights_F: Tensor) -> None:
+        self.rewards_BF, self.weights_F = rewards_BF.detach().clone(), weights_F
 
 
 @dataclass(frozen=True)

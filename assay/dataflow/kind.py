@@ -30,12 +30,45 @@ class Kind(StrEnum):
 
 
 SCORES = (Kind.LOGITS, Kind.OUTPUT)
+ONE_OF = {
+    Kind.LOG_SOFTMAX: Kind.LOGPROBS,
+    Kind.PROBABILITIES: Kind.TOKEN_PROBABILITIES,
+    Kind.LOGITS: Kind.TOKEN_LOGITS,
+    Kind.OUTPUT: Kind.TOKEN_LOGITS,
+}  # of a vocabulary: of one token
+LOG_OF = {
+    Kind.PROBABILITIES: Kind.LOG_SOFTMAX,
+    Kind.TOKEN_PROBABILITIES: Kind.LOGPROBS,
+    Kind.RATIO: Kind.LOG_RATIO,
+}
+EXP_OF = {
+    Kind.LOG_SOFTMAX: Kind.PROBABILITIES,
+    Kind.LOGPROBS: Kind.TOKEN_PROBABILITIES,
+    Kind.LOG_RATIO: Kind.RATIO,
+    Kind.RATIO: Kind.EXP_RATIO,
+    Kind.CLIPPED_RATIO: Kind.EXP_RATIO,
+}
+LIBRARY_LOGPROBS = frozenset(
+    "selective_log_softmax logprobs_from_logits get_per_token_logps compute_transition_scores _get_per_token_logps "
+    "_get_per_token_logps_and_entropies".split()
+)
 SUMMED = ("sum", "mean", "nanmean", "cumsum")
 # the same kind of thing in another shape, order, precision or selection
 PASSES = frozenset(
     "cast view reshape flatten squeeze unsqueeze transpose permute clone detach leave contiguous expand expand_as "
     "element tensor stack cat pad pad_sequence split chunk unbind index_select listing repeat repeat_interleave tile "
     "roll flip masked_select masked_fill setitem nan_to_num scaled phi in_place deepcopy table".split()
+)
+# still that kind of thing after a division
+DIVIDED = (
+    *SCORES,
+    Kind.PROBABILITIES,
+    Kind.LOG_SOFTMAX,
+    Kind.LOGPROBS,
+    Kind.LOG_RATIO,
+    Kind.NEGATIVE_LOGPROBS,
+    Kind.MASK,
+    Kind.ENTROPY,
 )
 COMPARES = (
     "eq",
@@ -136,5 +169,8 @@ def is_number(value: Value | None) -> bool:
     return value.op in ("config", "len", "parameter", "attribute") and value.name not in ("logits", "data")
 
 
-def is_called(value: Value | None) -> bool:
-    return value is not None and value.op in ("forward", "call")
+def is_span_of_ones(change: Value) -> bool:
+    """mask[i, start:end] = 1, in a new tensor: of tokens, for rewards are set one by one."""
+    keys = [one for name, one in change.arguments.items() if name not in ("input", "value")]
+    spans = [one for one in keys if one.op == "slice" and one.arguments]
+    return bool(spans) and change.setting("value") in (1, True) and is_blank(change.input)

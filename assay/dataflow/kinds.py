@@ -6,7 +6,22 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 
 from __future__ import annotations
 
-from assay.dataflow.kind import COMPARES, PASSES, SCORES, Kind, Known, is_blank, is_called, is_normalised, is_number
+from assay.dataflow.kind import (
+    COMPARES,
+    DIVIDED,
+    EXP_OF,
+    LIBRARY_LOGPROBS,
+    LOG_OF,
+    ONE_OF,
+    PASSES,
+    SCORES,
+    Kind,
+    Known,
+    is_blank,
+    is_normalised,
+    is_number,
+    is_span_of_ones,
+)
 from assay.dataflow.uses import used_as
 from assay.dataflow.value import UNKNOWN, Graph, Value, last_layer
 
@@ -94,6 +109,8 @@ class Kinds:
     def _passed(self, value: Value) -> Known | None:
         """The kind of what went in; of several, the one that all that are known agree on."""
         inputs = [one for name, one in value.arguments.items() if name != "key"]
+        if value.op == "setitem" and is_span_of_ones(value):
+            return Known(Kind.MASK, value, "a span of ones in a tensor of zeros")
         if value.op in _OF_INPUT:
             filled = value.op == "setitem" and is_blank(value.input)
             inputs = [value.arguments[name] for name in ("value" if filled else "input",) if name in value.arguments]
@@ -110,7 +127,10 @@ class Kinds:
         if value.name == "logits":
             inner = value.input
             called = inner is not None and inner.op in ("forward", "call", "phi", "method", "parameter", "index")
-            return Known(Kind.LOGITS, value, "the logits of a model's output") if called else None
+            if called and not self.is_a(inner, Kind.DISTRIBUTION):
+                return Known(Kind.LOGITS, value, "the logits of a model's output")
+        if value.name in ("logits", "probs", "mode") and self.is_a(value.input, Kind.DISTRIBUTION):
+            return self._of_distribution(value)
         if value.name == "sequences":
             return self._kept(value, value.input, Kind.SAMPLED)
         if value.name in ("attention_mask", "completion_mask", "action_mask", "loss_mask", "response_mask"):
@@ -121,6 +141,11 @@ class Kinds:
             return self._kept(value, value.input.input)
         of_max = value.input if value.name == "indices" and value.input and value.input.op == "max" else None
         return self._argmax(of_max) if of_max is not None else None
+
+    def _of_distribution(self, value: Value) -> Known:
+        """torch normalises the logits that a Categorical is given: its own are log-probs."""
+        kinds = {"logits": Kind.LOG_SOFTMAX, "probs": Kind.PROBABILITIES, "mode": Kind.SAMPLED}
+        return Known(kinds[value.name], value, f"the {value.name} of a distribution", self.of(value.input))
 
     def _kept(self, value: Value, inner: Value | None, *kinds: Kind) -> Known | None:
         known = self.of(inner)
@@ -194,11 +219,8 @@ class Kinds:
             return self._argmax(value.input) if value.setting("0") == 1 else None
         inner = self.of(value.input)
         if inner is None:
-            return (
-                Known(Kind.LOGITS, value, "a model's output called logits by its library")
-                if value.name == "logits" and is_called(value.input)
-                else None
-            )
+            is_output = value.name == "logits" and value.input is not None and value.input.op in ("forward", "call")
+            return Known(Kind.LOGITS, value, "a model's output called logits by its library") if is_output else None
         keys = [key for name, key in value.arguments.items() if name != "input"]
         by_tensor = [
             key for key in keys if key.op != "slice" and not isinstance(key.constant, int) and key.constant is UNKNOWN
@@ -211,15 +233,9 @@ class Kinds:
         return Known(inner.kind, value, "a part of it", inner)
 
     def _chosen(self, value: Value, inner: Known | None) -> Known | None:
-        kinds = {
-            Kind.LOG_SOFTMAX: Kind.LOGPROBS,
-            Kind.PROBABILITIES: Kind.TOKEN_PROBABILITIES,
-            Kind.LOGITS: Kind.TOKEN_LOGITS,
-            Kind.OUTPUT: Kind.TOKEN_LOGITS,
-        }
-        if inner is None or inner.kind not in kinds:
+        if inner is None or inner.kind not in ONE_OF:
             return None if inner is None else Known(inner.kind, value, "a part of it", inner)
-        return Known(kinds[inner.kind], value, "those at the token ids", inner)
+        return Known(ONE_OF[inner.kind], value, "those at the token ids", inner)
 
     def _cross_entropy(self, value: Value) -> Known | None:
         return Known(Kind.NEGATIVE_LOGPROBS, value, "cross-entropy with token ids", self.of(value.input))
@@ -228,15 +244,13 @@ class Kinds:
         return Known(Kind.NEGATIVE_LOGPROBS, value, "negative log-likelihood of token ids", self.of(value.input))
 
     def _method(self, value: Value) -> Known | None:
-        if value.name == "compute_transition_scores":
-            return Known(Kind.LOGPROBS, value, "scores of the tokens that generate() chose")
-        if value.name in ("selective_log_softmax", "_get_per_token_logps", "_get_per_token_logps_and_entropies"):
-            return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
-        return None
+        if value.name not in LIBRARY_LOGPROBS:
+            return None
+        return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
 
     def _call(self, value: Value) -> Known | None:
         last = value.name.rpartition(".")[2]
-        if last in ("selective_log_softmax", "logprobs_from_logits", "get_per_token_logps"):
+        if last in LIBRARY_LOGPROBS:
             return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
         if last in ("ones_like", "zeros_like") and self.is_a(value.arguments.get("0"), Kind.MASK):
             return Known(Kind.MASK, value, "of the form of a mask")
@@ -250,26 +264,14 @@ class Kinds:
         inner = self.of(value.input)
         if inner is None and value.input is not None and value.input.op in ("add", "clamp"):
             inner = self.of(value.input.input)
-        kinds = {
-            Kind.PROBABILITIES: Kind.LOG_SOFTMAX,
-            Kind.TOKEN_PROBABILITIES: Kind.LOGPROBS,
-            Kind.RATIO: Kind.LOG_RATIO,
-        }
-        if inner is None or inner.kind not in kinds:
+        if inner is None or inner.kind not in LOG_OF:
             return None
-        return Known(kinds[inner.kind], value, "its logarithm", inner)
+        return Known(LOG_OF[inner.kind], value, "its logarithm", inner)
 
     def _exp(self, value: Value) -> Known | None:
         inner = self.of(value.input)
-        kinds = {
-            Kind.LOG_SOFTMAX: Kind.PROBABILITIES,
-            Kind.LOGPROBS: Kind.TOKEN_PROBABILITIES,
-            Kind.LOG_RATIO: Kind.RATIO,
-            Kind.RATIO: Kind.EXP_RATIO,
-            Kind.CLIPPED_RATIO: Kind.EXP_RATIO,
-        }
-        if inner is not None and inner.kind in kinds:
-            return Known(kinds[inner.kind], value, "exp of it", inner)
+        if inner is not None and inner.kind in EXP_OF:
+            return Known(EXP_OF[inner.kind], value, "exp of it", inner)
         return None
 
     def _neg(self, value: Value) -> Known | None:
@@ -337,16 +339,7 @@ class Kinds:
             return None
         if left.kind is Kind.TOKEN_PROBABILITIES and right is not None and right.kind is Kind.TOKEN_PROBABILITIES:
             return Known(Kind.RATIO, value, "a quotient of probabilities", left)
-        if left.kind in (
-            *SCORES,
-            Kind.PROBABILITIES,
-            Kind.LOG_SOFTMAX,
-            Kind.LOGPROBS,
-            Kind.LOG_RATIO,
-            Kind.NEGATIVE_LOGPROBS,
-            Kind.MASK,
-            Kind.ENTROPY,
-        ):
+        if left.kind in DIVIDED:
             return Known(left.kind, value, "divided", left)
         return None
 
@@ -369,6 +362,8 @@ class Kinds:
 
     def _leave(self, value: Value) -> Known | None:
         known = self._passed(value)
+        if known is not None and value.name in ("item", "float") and known.kind in ONE_OF:
+            return Known(ONE_OF[known.kind], value, "one number of it", known)
         is_score = known is not None and known.kind is Kind.MASK and value.name in ("float", "int", "item")
         return None if is_score else known  # float(answer == truth) is a number, no mask
 

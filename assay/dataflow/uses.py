@@ -20,6 +20,10 @@ def used_as(value: Value, kinds: Kinds) -> Known | None:
         return Known(Kind.RATIO, value, "a quotient that is clamped around 1")
     if value.op == "sub" and any(user.op == "exp" and _is_clipped(user) for user in value.users):
         return Known(Kind.LOG_RATIO, value, "its exp is clamped around 1")
+    if value.op == "mul" and any(user.op == "exp" for user in value.users):
+        logs = [known for one in value.inputs if (known := kinds.of(one)) is not None and known.kind is Kind.LOG_RATIO]
+        if len(logs) == 1:
+            return Known(Kind.LOG_RATIO, value, "a difference of log-probs under something, before its exp", logs[0])
     if value.op == "sub" and inner is not None and other is not None and _has_exp(value, inner):
         sides = [(inner, kinds.of(inner)), (other, kinds.of(other))]
         ours = [known for _, known in sides if known is not None and known.kind is Kind.LOGPROBS]

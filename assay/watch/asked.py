@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +39,7 @@ class Answer:
 
 def ask(module: nn.Module | None, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
     """None where the model cannot be asked."""
-    if module is None or not rows or next(module.parameters(), None) is None:
+    if module is None or not rows or next(module.parameters(), None) is None or _is_shared():
         return None
     scaled: dict[int, Array] = {}
     raw: dict[int, Array] = {}
@@ -44,7 +47,7 @@ def ask(module: nn.Module | None, rows: Sequence[Sequence[int]], temperature: fl
     for number, row in enumerate(rows):
         by_length.setdefault(len(row), []).append(number)
     try:
-        with asked_plainly(module):
+        with asked_plainly(module), _uncompiled():
             for length, numbers in by_length.items():
                 for first in range(0, len(numbers) if length > 1 else 0, ROWS):
                     part = numbers[first : first + ROWS]
@@ -56,6 +59,20 @@ def ask(module: nn.Module | None, rows: Sequence[Sequence[int]], temperature: fl
         [scaled.get(number, empty) for number in range(len(rows))],
         [raw.get(number, empty) for number in range(len(rows))],
     )
+
+
+def _is_shared() -> bool:
+    """A wrapper may wait in its pass for the other processes, which do not ask."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """What torch.compile made would be made anew for our shapes, and the script's passes would then run another way."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return contextlib.nullcontext()
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 def _score(

@@ -1,6 +1,9 @@
 """The process in which the script runs: python -m assay.watch.child SETTINGS script.py arguments
 
 SETTINGS is JSON: where the report is to be written, in which form, after how many optimizer steps to stop.
+
+Before the script nothing is imported but the standard library: what a script sets before it imports numpy or torch
+must count. Whatever fails here is told and kept from the script.
 """
 
 from __future__ import annotations
@@ -8,55 +11,98 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from assay.watch.guard import attempt, sentence
 from assay.watch.imports import AfterImport
-from assay.watch.places import Places
 from assay.watch.process import run_script
-from assay.watch.trace import Failure, Trace
+
+if TYPE_CHECKING:
+    from assay.watch.places import Places
+    from assay.watch.trace import Failure, Trace
 
 
 class Watch:
     """Holds the trace; begins when torch is imported; writes the report when enough was seen, and at the end."""
 
     def __init__(self, script: Path, settings: dict[str, Any]) -> None:
-        self.trace = Trace(str(script), os.getcwd())
+        self.script, self.folder = script, os.getcwd()
+        self._whole = script.resolve()  # the script may go to another folder
         self.settings = settings
-        self.places = Places(script)
         self.observer: Any = None
         self._written = False
-        self._imports = AfterImport({"torch": self._torch, "transformers.generation.utils": self._transformers})
+        self._faults: list[str] = []
+        self._imports = AfterImport(
+            {
+                "torch": lambda module: attempt(self._broke, self._torch, module),
+                "transformers.generation.utils": lambda module: attempt(self._broke, self._transformers, module),
+            }
+        )
         self._imports.install()
-        os.register_at_fork(after_in_child=self._off)
+        os.register_at_fork(after_in_child=self._forked)
+
+    @cached_property
+    def trace(self) -> Trace:
+        from assay.watch.trace import Trace
+
+        return Trace(str(self.script), self.folder)
+
+    @cached_property
+    def places(self) -> Places:
+        from assay.watch.places import Places
+
+        return Places(self.script, self._whole)
+
+    def _broke(self, error: Exception) -> None:
+        self._faults.append(sentence(error))
+        if self.observer is not None:
+            self.observer.recorder.off += 1
 
     def _torch(self, module: Any) -> None:
+        import assay.watch.report  # noqa: F401  # now: later it may cost a step
         from assay.watch.observer import Observer
 
-        self.observer = Observer(self.trace, self.places, self.settings["steps"], self.write)
+        self.observer = Observer(self.trace, self.places, self.settings["steps"], self._enough)
         self.observer.start()
 
     def _transformers(self, module: Any) -> None:
         if self.observer is not None:
             self.observer.watch_generate(module)
 
+    def _forked(self) -> None:
+        """A worker is not watched."""
+        attempt(self._broke, self._off)
+
     def _off(self) -> None:
         self._imports.remove()
         if self.observer is not None:
             self.observer.stop()
 
-    def ended(self, error: BaseException | None) -> None:
-        if not self._written or _failed(error):
-            self._off()
-            if _failed(error):
-                self.trace.failure = self._failure(error)
-            if self.observer is not None:
-                self.observer.reading.settle()
-            self.write()
+    def _enough(self) -> None:
+        attempt(self._broke, self.write)
 
-    def _failure(self, error: BaseException | None) -> Failure:
+    def ended(self, error: BaseException | None) -> None:
+        if self._written and not _failed(error):
+            return
+        attempt(self._broke, self._off)
+        if _failed(error):
+            attempt(self._broke, self._explain, error)
+        if self.observer is not None:
+            attempt(self._broke, self.observer.reading.settle)
+        attempt(self._broke, self.write)
+        if not self._written:
+            attempt(self._broke, self._write_faults)
+
+    def _explain(self, error: BaseException) -> None:
+        self.trace.failure = self._failure(error)
+
+    def _failure(self, error: BaseException) -> Failure:
+        from assay.watch.trace import Failure
+
         place = None
-        traceback = error.__traceback__ if error is not None else None
+        traceback = error.__traceback__
         while traceback is not None:
             if self.places.is_own(traceback.tb_frame.f_code.co_filename):
                 where = (traceback.tb_frame.f_code, traceback.tb_lasti)
@@ -73,8 +119,15 @@ class Watch:
     def write(self) -> None:
         from assay.watch.report import report
 
+        self.trace.notes += self._faults
+        self._faults = []
+        self._put(report(self.trace, self.settings))
         self._written = True
-        result = report(self.trace, self.settings)
+
+    def _write_faults(self) -> None:
+        self._put({"text": "\n".join(f"assay watch: {one}" for one in self._faults), "counts": "no report", "code": 0})
+
+    def _put(self, result: dict[str, Any]) -> None:
         path = Path(self.settings["result"])
         aside = path.with_suffix(".part")
         aside.write_text(json.dumps(result), encoding="utf-8")

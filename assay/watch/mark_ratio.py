@@ -225,14 +225,26 @@ def slope(value: Value, piece: Piece, flow: Flow) -> int | None:
         return way
     if value.op == "neg":
         return -way
-    if value.op in ("sub", "div"):
+    if value.op == "sub":
         return way if name == "input" else -way
+    if value.op == "div":
+        other = next(one for key, one in value.arguments.items() if key != name)
+        side = _side(other)
+        return None if side is None else way * side * (1 if name == "input" else -1)
     if value.op == "mul":
         other = next(one for key, one in value.arguments.items() if key != name)
         if is_mask(other):
             return way
         return None if not isinstance(other.constant, (int, float)) else way if other.constant > 0 else -way
     return None
+
+
+def _side(value: Value) -> int | None:
+    """1: all its numbers are above 0; -1: none is; None: both, or not known."""
+    numbers = np.asarray(value.constant) if isinstance(value.constant, (int, float)) else numbers_of(value)
+    if numbers is None or not numbers.size:
+        return None
+    return 1 if np.all(numbers > 0) else -1 if np.all(numbers < 0) else None
 
 
 # -- the clip

@@ -192,5 +192,5 @@ def _offsets(forward: Forward, trace: Trace) -> tuple[Array, Array] | None:
     inside_BS = attended_BL[:, width - given :]
     shift_BS = np.where(inside_BS, positions_BS - expected_BS, 0)
     largest_B = np.abs(shift_BS).max(axis=1) * np.sign(shift_BS.sum(axis=1))
-    padded_B = np.asarray(~attended_BL.all(axis=1) & inside_BS.any(axis=1))
+    padded_B = np.asarray(~attended_BL[:, 0] & inside_BS.any(axis=1))  # on the left: on the right it moves no position
     return padded_B, largest_B.astype(np.int64)

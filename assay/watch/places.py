@@ -24,9 +24,10 @@ NOWHERE = Place("", 0)
 class Places:
     """Frames --> Place and Context. Everything is kept by code and instruction: a loop asks for the same again."""
 
-    def __init__(self, script: Path) -> None:
-        self.root = str(script.resolve().parent)
-        self._shown = {str(script.resolve()): str(script)}
+    def __init__(self, script: Path, whole: Path) -> None:
+        """`whole` is the script's path in full; `script` is how it was given."""
+        self.root = str(whole.parent)
+        self._shown = {str(whole): str(script)}
         paths = sysconfig.get_paths()
         libraries = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _ASSAY}
         libraries |= {*site.getsitepackages(), site.getusersitepackages()}

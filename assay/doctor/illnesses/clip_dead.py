@@ -30,6 +30,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from assay.dataflow.kind import Kind
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -102,7 +103,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
     clipped = set()
     for core, products in surrogates(program):
         bounds = [clamp for one in products if (clamp := is_clip(one.ratio)) is not None]
-        wide = [clamp for clamp in bounds if dead_bounds(clamp)]
+        logs = [clamp for clamp in bounds if program.kinds.is_a(clamp.input, Kind.LOG_RATIO)]
+        wide = [clamp for clamp in bounds if dead_bounds(clamp) and not logs]  # a clamp of logarithms is no clip
         around = any(is_around_the_product(program, one) and reaches(one, core) for one in program.of("clamp"))
         if not bounds and not around and same(products[0].ratio) is same(products[1].ratio):
             yield finding(

@@ -46,6 +46,7 @@ from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
+ROUNDING = 1e-5  # of the largest advantage: what is left of a difference of equal rewards
 EDGE = 1e-3  # from the clip range: rounding decides there
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 EXACT = 0.02  # of the gradient without a clip: it is all there or not at all; in between the ratio is another one
@@ -62,7 +63,8 @@ def check_batch(batch: Batch) -> Verdict:
     advantages_BT = np.where(found.mask_BT, batch.token_advantages, 0.0)
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     below_BT, above_BT = found.ratio_BT < low - EDGE, found.ratio_BT > high + EDGE
-    outside_BT = (below_BT | above_BT) & found.mask_BT & (advantages_BT != 0) & np.isfinite(advantages_BT)
+    sizes_BT = np.abs(np.where(np.isfinite(advantages_BT), advantages_BT, 0.0))
+    outside_BT = (below_BT | above_BT) & found.mask_BT & (sizes_BT > ROUNDING * sizes_BT.max(initial=0.0))
     outside_BT &= np.abs(np.log(found.ratio_BT)) < LOG_RATIO_LIMIT - EDGE  # beyond it the ratio is cut off, not clipped
     for name in ("delta", "dual_clip"):  # both bound what is pushed down; one that is not stated may be on
         bound = float(batch.settings.get(name, SMALLEST_BOUND))

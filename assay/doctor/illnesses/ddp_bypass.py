@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.dataflow.origin import network, same_network
-from assay.dataflow.value import Value
+from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import changed
 from assay.doctor.reading.ownership import differentiated, is_network
@@ -39,7 +39,7 @@ WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel"
 def check_source(program: Program) -> Iterator[Verdict]:
     wrappers = [one for one in program.of("wrapped") if one.name.rpartition(".")[2] in WRAPPERS]
     prepared = program.of("prepare")
-    if any(one.name.rpartition(".")[2].startswith("all_reduce") for one in program.of("call", "method")):
+    if any(_averages_by_hand(one) for one in program.of("call", "method")):
         return
     told: set[Place] = set()
     for loss, _ in program.losses if wrappers or prepared else ():
@@ -56,6 +56,14 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 told.add(call.place)
                 yield healthy("the loss is computed through the wrapper", places=(call.place,))
     yield from _left_out(program, prepared)
+
+
+def _averages_by_hand(call: Value) -> bool:
+    """all_reduce(p.grad), or of what gradients were gathered in; a sum of numbers for a log is another thing."""
+    if not call.name.rpartition(".")[2].startswith("all_reduce"):
+        return False
+    unknown = any(one.op in ("parameter", "element") for one in call.inputs)
+    return unknown or any(one.op in ("parameters", "named_parameters") or one.name == "grad" for one in ancestors(call))
 
 
 def _bypassed(call: Value, model: Value, wrappers: list[Value], prepared: list[Value]) -> tuple[str, Value]:

@@ -133,12 +133,14 @@ def _not_left_out(program: Program) -> Iterator[Verdict]:
     """rewards - rewards.sum() / (n - 1): a mean of the others that has the own reward in it."""
     for value in program.of("sub"):
         mean = value.argument("other")
-        if value.input is None or mean is None or not is_advantage(program, value):
+        if value.input is None or mean is None:
             continue
         mean = plain(mean)
         total = plain(mean.input) if mean.op == "div" and mean.input is not None else None
         count = mean.argument("other")
         if total is None or count is None or count.op != "sub" or count.setting("other") != 1:
+            continue
+        if not is_advantage(program, value):  # the dear question last
             continue
         base = plain(value.input)
         if total.op == "sum" and total.input is not None and plain(total.input) is base:

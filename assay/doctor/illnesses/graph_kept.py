@@ -103,15 +103,16 @@ def _is_only_read(listing: Value) -> bool:
 
 
 def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
-    """loss of `total += loss`, where each loss is differentiated in its turn and the total never is."""
+    """loss of `total += loss`, where each turn differentiates its own part and the total is never differentiated."""
     total = change.input
     if change.name != "augmented" or total is None or total.op != "add" or id(total) in behind:
         return None
     added, target = total.argument("other"), total.input
-    if added is None or target is None or not change.context.loops or id(added) not in behind:
+    if added is None or target is None or not change.context.loops:
         return None
     loop = change.context.loops[-1]
-    if not (target.op == "phi" and target.name == "turn"):
+    from_before = (target.op == "phi" and target.name == "turn") or loop not in target.context.loops
+    if not from_before:
         return None
     losses = [one for one in program.of("backward") if loop in one.context.loops]
     if not losses or program.origins.gradient(added) is not True or not program.origins.forwards(added):

@@ -81,6 +81,7 @@ def _by_gradient(batch: Batch) -> Verdict:
             kl_is_known = False
     pull_BT = np.where(mask_BT, gradients_BT - kl_BT, 0.0)
     judged_BT = mask_BT & np.isfinite(pull_BT) & np.isfinite(advantages_BT) & (gradients_BT != 0)
+    judged_BT &= ~_of_equals(batch)[:, None]
     clipped_BT = batch.get("clipped") if batch.get("clipped") is not None else _outside(batch, advantages_BT)
     if clipped_BT is not None:
         judged_BT &= ~clipped_BT  # what is left there is the KL's
@@ -104,6 +105,18 @@ def _by_gradient(batch: Batch) -> Verdict:
         Fact("gradient", float(pull_BT[row, token]), None, batch.step, row, token),
         **_certainty(batch, pull_BT[judged_BT], advantages_BT[judged_BT], kl_is_known=kl_is_known),
     )
+
+
+def _of_equals(batch: Batch) -> Array:
+    """Rows whose whole group has one reward: their advantages are 0, or what rounding made of it."""
+    rewards_B, groups_B = batch.get("rewards"), batch.get("group_ids")
+    equal_B = np.zeros(len(batch.need("mask")[0]), dtype=bool)
+    if rewards_B is not None:
+        groups_B = np.zeros(len(rewards_B)) if groups_B is None else groups_B
+        for group in np.unique(groups_B):
+            inside_B = groups_B == group
+            equal_B[inside_B] = inside_B.sum() > 1 and np.ptp(rewards_B[inside_B]) == 0
+    return equal_B
 
 
 def _outside(batch: Batch, advantages_BT: Array) -> Array | None:

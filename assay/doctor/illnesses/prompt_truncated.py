@@ -36,7 +36,7 @@ from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_b
 from assay.doctor.reading.chosen import lists_of, made_of
 from assay.doctor.reading.prompts import prompts_of
 from assay.doctor.reading.scripts import GENERATE
-from assay.doctor.reading.tokens import is_encoding
+from assay.doctor.reading.tokens import is_encoding, is_tokenizer
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -178,7 +178,7 @@ def _of_encoding(value: Value, sides: set[object]) -> Iterator[Verdict]:
             confidence=Confidence.LIKELY,
             places=(value.place,),
         )
-    elif "max_length" in value.arguments and not sides:
+    elif "max_length" in value.arguments and not sides and is_tokenizer(value.argument("callee") or value.input):
         yield finding(
             "a prompt that is too long loses its end, with the words after which the policy is to speak: the "
             "truncation side is not set, and most tokenizers cut on the right",

@@ -178,7 +178,7 @@ WELL = (
     .replace(
         "def score(",
         "def reward(text):\n    try:\n        return float(text.split('=')[1])\n"
-    "    except (IndexError, ValueError):\n        return 0.0\n\n"
+        "    except (IndexError, ValueError):\n        return 0.0\n\n"
         "def score(",
     )
     .replace(

@@ -229,7 +229,6 @@ ILLNESS = Illness(
     explains=frozenset(
         {
             "ADV01", "ADV03", "ADV05", "ADV10", "CLIP01", "KL05", "LOSS06", "MET05", "MET06", "MET07", "NUM02", "RAT01",
-            "RAT04", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01",
-        }
+            "RAT04", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01", "ADV02"}
     ),
 )  # fmt: skip

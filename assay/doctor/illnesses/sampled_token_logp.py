@@ -167,8 +167,25 @@ def _is_in_ratio(program: Program, value: Value) -> bool:
         sides = [program.kinds.of(one.input), program.kinds.of(other)]
         scored = [side for side in sides if side is not None and side.kind is Kind.LOGPROBS]
         raw = [side for side in sides if side is not None and side.kind in SCORES]
-        if len(scored) == 1 and not raw and any(user.op in ("exp", "mul", "clamp") for user in one.users):
+        one_side = len(scored) == 1 or any(side is not None and _holds(side, value) for side in (one.input, other))
+        if scored and one_side and not raw and any(user.op in ("exp", "mul", "clamp") for user in one.users):
             return True
+    return False
+
+
+def _holds(side: Value, part: Value) -> bool:
+    """Whether the numbers of one value stand in the other: through lists, tensors and slices, not through a network."""
+    seen = {id(side)}
+    waiting = [side]
+    while waiting:
+        current = waiting.pop()
+        if current is part:
+            return True
+        for name, one in current.arguments.items():
+            is_inside = current.op in PASSES or (current.op in ("index", "attribute", "leave") and name == "input")
+            if is_inside and id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
     return False
 
 

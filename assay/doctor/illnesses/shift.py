@@ -232,7 +232,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
     yield from _of_masks(program, spans)
 
 
-ELEMENTWISE = frozenset("neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split())
+ELEMENTWISE = frozenset(
+    "neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split()
+)
 
 
 def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:

@@ -147,7 +147,7 @@ def spread_of(divisor: Value) -> tuple[Value, bool, Value | None] | None:
             rooted, current = True, inner or current
         elif current.op == "pow" and current.setting("exponent") == 2 and inner is not None:
             squared, current = True, inner
-        elif current.op == "call" and current.name.endswith("rsqrt") and inner is not None:
+        elif current.op in ("call", "method") and current.name.endswith("rsqrt") and inner is not None:
             rooted, current = True, inner
         elif current.op == "mul" and inner is not None and other is not None:
             current = inner if _leads_to_spread(inner) else other
@@ -237,7 +237,7 @@ def _fractions(value: Value) -> Iterator[tuple[Value, Value]]:
         return
     for numerator, factor in ((first, second), (second, first)):
         inverse = plain(factor)
-        is_inverse = inverse.op == "rsqrt" or (inverse.op == "call" and inverse.name.endswith("rsqrt"))
+        is_inverse = inverse.op == "rsqrt" or (inverse.op in ("call", "method") and inverse.name.endswith("rsqrt"))
         if is_inverse or (inverse.op == "pow" and inverse.setting("exponent") in (-0.5, -1)):
             yield numerator, inverse
 

@@ -3,7 +3,7 @@
 Only what masks are made of. An operation that is not here is Unclear: nothing is concluded from it.
 """
 
-# ruff: noqa: A002, A006
+# ruff: noqa: A006
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -121,7 +121,9 @@ def data_of(value: Value) -> list[Value]:
             return value.inputs  # a letter of an alphabet: the key is the data
         return [inner] if inner is not None else []
     if value.op in ("len", "full", "list_repeat"):  # sizes are no data
-        return [one for name in ("fill_value", "input") if (one := value.argument(name)) is not None and value.op != "len"]
+        return [
+            one for name in ("fill_value", "input") if (one := value.argument(name)) is not None and value.op != "len"
+        ]
     if value.op == "where":
         return [one for name in ("input", "other") if (one := value.argument(name)) is not None]
     if value.op == "setitem":

@@ -96,7 +96,7 @@ def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
 
 def _is_level_of(level: Value, of: Value) -> bool:
     """Whether one value is a mean of the other: any arithmetic of its sum, as a leave-one-out mean is."""
-    target = _plain(of)
+    targets = {id(one) for one in _wholes(of)}
     waiting, seen = [(_plain(level), 6)], set[int]()
     while waiting:
         current, depth = waiting.pop()
@@ -106,11 +106,21 @@ def _is_level_of(level: Value, of: Value) -> bool:
         if current.op in _LEVELS and current.input is not None:
             inner = _plain(current.input)
             masked = [_plain(one) for one in inner.inputs] if inner.op == "mul" else []
-            if any(one is target for one in (inner, *masked)):
+            if any(id(whole) in targets for one in (inner, *masked) for whole in _wholes(one)):
                 return True
         elif depth and current.op in ("div", "sub", "add", "mul"):
             waiting += [(_plain(one), depth - 1) for one in current.inputs]
     return False
+
+
+def _wholes(value: Value) -> list[Value]:
+    """The value, the list that it is an element of, and what is in a list: `r - sum(rewards) / n for r in rewards`."""
+    found = [_plain(value)]
+    while len(found) < 6 and found[-1].op == "element" and found[-1].input is not None:
+        found.append(_plain(found[-1].input))
+    if found[0].op == "listing":
+        found += [_plain(one) for name, one in found[0].arguments.items() if name != "slice"]
+    return found
 
 
 def _plain(value: Value) -> Value:

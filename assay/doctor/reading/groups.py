@@ -120,6 +120,8 @@ def is_of_several(expansion: Expansion) -> bool:
         inner = following
     if inner.op == "unsqueeze" and inner.setting("dim") == 0:
         return False
+    if inner.op == "element" and expansion.value.op in ("repeat", "tile"):
+        return False  # one of the prompts: a loop goes through them
     is_single = inner.op == "listing" and inner.thing.exact and len(inner.thing.elements) == 1
     return not is_single and not (inner.op == "index" and inner.setting("0") is None)
 

@@ -64,8 +64,14 @@ def by_chance(program: Program) -> Iterator[Flaw]:
 
 def never_equal(program: Program) -> Iterator[Flaw]:
     """A text that is compared with a list."""
+    decides = {
+        id(branch.condition)
+        for value in program.values
+        if id(value) in program.weights
+        for branch in value.context.branches
+    }
     for value in program.of("eq", "ne"):
-        if id(value) not in program.weights:
+        if id(value) not in program.weights and id(value) not in decides:
             continue
         sides = [value.arguments["input"], value.arguments["other"]]
         for one, other in (sides, sides[::-1]):

@@ -53,11 +53,12 @@ class Shapes:
         if value.op == "pow":
             return self.of(value.input, depth - 1)
         sides = [self.of(value.argument(name), depth - 1) for name in ("input", "other")]
-        if None in sides:
+        left, right = sides
+        if left is None or right is None:
             known = [side for side in sides if side == ("B", "T")]
             masked = value.op == "mul" and any(token_mask(self.program, one) is not None for one in value.inputs)
             return ("B", "T") if known and masked else None  # one number for each token, under their mask
-        return broadcast(sides[0], sides[1])
+        return broadcast(left, right)
 
     def _phi(self, value: Value, depth: int) -> Shape:
         inputs = [one for one in value.inputs if one.constant is not None and one is not value]
@@ -95,9 +96,12 @@ class Shapes:
         if not sizes:
             return None
         last = sizes[-1].constant
+        is_flat = inner in (("B",), ("P", "G"), ("B", "1"))
+        if is_flat and sizes[0].constant == -1 and all(one.constant == 1 for one in sizes[1:]):
+            return ("B", *("1" for _ in sizes[1:]))
         if len(sizes) == 1:
-            return ("B",) if last == -1 and inner in (("B",), ("P", "G"), ("B", "1")) else None
-        if len(sizes) == 2 and inner in (("B",), ("P", "G"), ("B", "1")):
+            return None
+        if len(sizes) == 2 and is_flat:
             if last == 1:
                 return ("B", "1")
             return ("1", "B") if sizes[0].constant == 1 else ("P", "G")

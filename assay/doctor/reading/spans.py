@@ -120,7 +120,9 @@ class Spans:
             return self.of(inner, depth - 1) if self._is_scores(value) and value.setting("0") == 0 else None
         if isinstance(value.name, str) and value.name in ("logits", "sequences"):
             return self.of(inner, depth - 1)
-        if keys and keys[0].constant is Ellipsis:
+        if isinstance(keys[0].constant, str):
+            return None  # a field of a batch is a tensor of its own
+        if keys[0].constant is Ellipsis:
             return self.of(inner, depth - 1) if len(keys) == 2 and keys[1].constant in (None, 0) else None
         if any(key.constant is Ellipsis for key in keys):
             return None

@@ -51,7 +51,7 @@ def _of_copy(program: Program, drawing: Value, model: Value) -> Iterator[Sampler
     places = (drawing.place, model.place)
     swallowed = [one for one in loads if one.context.handled]
     if not loads:
-        if not _is_corrected(program, model) and drawing.context.loops and _steps_in(program, drawing):
+        if drawing.context.loops and _steps_in(program, drawing) and not _is_made_anew(model, drawing):
             what = f"`{drawing.place.text}` samples with a copy of the policy that never gets the trained weights"
             yield Sampler((model.place, drawing.place), what)
     elif len(swallowed) == len(loads):
@@ -80,6 +80,11 @@ def _is_copy(program: Program, model: Value) -> bool:
 
 def _is_repeated(load: Value, drawing: Value) -> bool:
     return not drawing.context.loops or any(loop in drawing.context.loops for loop in load.context.loops)
+
+
+def _is_made_anew(model: Value, drawing: Value) -> bool:
+    """Whether the copy is taken in the loop in which it draws: as old as one turn, at most."""
+    return any(loop in drawing.context.loops for loop in model.context.loops)
 
 
 def _steps_in(program: Program, drawing: Value) -> bool:

@@ -21,8 +21,8 @@ from assay.doctor.reading.arrays import (
     cast,
 )
 from assay.doctor.reading.endings import Endings
-from assay.doctor.reading.making import Making, Steps
 from assay.doctor.reading.example_rows import ASKED, COMPLETION, END, LENGTHS, PAD, PROMPT, ROWS, completions, prompts
+from assay.doctor.reading.making import Making, Steps
 from assay.source.program import Program
 from assay.source.things import Listing
 
@@ -57,7 +57,7 @@ class Worked(Making):
         inside = tuple(sorted((id(loop), steps[id(loop)]) for loop in value.context.loops))
         if value.op in ("phi", "listing", "element", "index"):
             inside = tuple(sorted(steps.items()))
-        key = (id(value), inside)
+        key = (id(value), (*inside, (0, -1 if (row := self._row(steps)) is None else row)))
         if key in self._known:
             if self._known[key] is Unclear:
                 raise Unclear

@@ -227,6 +227,10 @@ SILENT = {
     "ALGN07": {
         "as they are": (GENERATE,),
         "no truncation": (GENERATE, (', truncation_side="left"', ""), ("truncation=True, max_length=512, ", "")),
+        "side not said, of a tokenizer made elsewhere": (
+            GENERATE,
+            ('AutoTokenizer.from_pretrained("tiny", padding_side="left", truncation_side="left")', "batches.tokenizer"),
+        ),
         "the end kept": (GENERATE, ("tokenize=False) for", "tokenize=False)[-2000:] for")),
         "fewer questions": (GENERATE, ("for one in questions for _", "for one in questions[:16] for _")),
         "a loop": (LOOP,),

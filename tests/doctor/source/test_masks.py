@@ -43,16 +43,19 @@ steps = torch.arange(is_end.size(1)).expand(is_end.size(0), -1)
 mask = ({}).float()
 """
 WITHOUT_THE_END = {
-    "a count with the end in it": "out = ids[:, start:]\nmask = ((out == policy.config.eos_token_id).cumsum(1) == 0).float()",
+    "a count with the end in it": "out = ids[:, start:]\n"
+    "mask = ((out == policy.config.eos_token_id).cumsum(1) == 0).float()",
     "below one": "out = ids[:, start:]\nmask = ((out == policy.config.eos_token_id).int().cumsum(-1) < 1).float()",
     "inverted": "out = ids[:, start:]\nmask = (~(out == policy.config.eos_token_id).cumsum(1).bool()).float()",
     "one minus": "out = ids[:, start:]\nmask = 1 - (out == policy.config.eos_token_id).int().cumsum(1).clamp(max=1)",
-    "a running product": "out = ids[:, start:]\nmask = (out != policy.config.eos_token_id).int().cumprod(dim=1).float()",
+    "a running product": "out = ids[:, start:]\n"
+    "mask = (out != policy.config.eos_token_id).int().cumprod(dim=1).float()",
     "strictly before the index": INDEX.format("steps < first.unsqueeze(1)"),
     "at most the index before": INDEX.format("steps <= first[:, None] - 1"),
     "the index is greater": INDEX.format("first.unsqueeze(1) > steps"),
     "by value": "mask = (ids[:, start:] != policy.config.eos_token_id).float()",
-    "a field of the tokenizer": "tokenizer = policy\nout = ids[:, start:]\nmask = (out.ne(tokenizer.eos_token_id)).cumprod(1)",
+    "a field of the tokenizer": "tokenizer = policy\nout = ids[:, start:]\n"
+    "mask = (out.ne(tokenizer.eos_token_id)).cumprod(1)",
     "filled in place": "out = ids[:, start:]\nmask = torch.ones_like(out)\n"
     "mask[(out == policy.config.eos_token_id).cumsum(1) > 0] = 0",
     "masked fill": "out = ids[:, start:]\ngone = (out == policy.config.eos_token_id).cumsum(1).bool()\n"
@@ -65,7 +68,8 @@ WITHOUT_THE_END = {
 WITH_THE_END = {
     "the count minus itself": "ends = (ids[:, start:] == policy.config.eos_token_id).int()\n"
     "mask = ((ends.cumsum(1) - ends) == 0).float()",
-    "a padded count": "import torch.nn.functional as F\ncount = (ids[:, start:] == policy.config.eos_token_id).int().cumsum(1)\n"
+    "a padded count": "import torch.nn.functional as F\n"
+    "count = (ids[:, start:] == policy.config.eos_token_id).int().cumsum(1)\n"
     "mask = (F.pad(count, (1, 0))[:, :-1] == 0).float()",
     "a count cut and joined": "hit = (ids[:, start:] == policy.config.eos_token_id).int()\n"
     "before = torch.cat([torch.zeros_like(hit[:, :1]), hit.cumsum(1)[:, :-1]], dim=1)\nmask = (before == 0).float()",
@@ -121,7 +125,8 @@ def test_a_padding_token_that_may_be_the_end_token_is_merely_possible(tmp_path):
 AFTER_THE_END = {
     "ones": "mask = torch.ones_like(ids[:, start:]).float()",
     "ones of a size": "out = ids[:, start:]\nmask = torch.ones(out.shape)",
-    "a comparison that always holds": "out = ids[:, start:]\nmask = (torch.arange(out.size(1)).expand(out.size(0), -1) >= 0).float()",
+    "a comparison that always holds": "out = ids[:, start:]\n"
+    "mask = (torch.arange(out.size(1)).expand(out.size(0), -1) >= 0).float()",
     "tokens are never negative": "mask = (ids[:, start:] >= 0).float()",
     "another fill than the one that is tested": "mask = (ids[:, start:] != -1).float()",
 }
@@ -133,7 +138,9 @@ def test_a_mask_that_goes_on_after_the_end_is_found(form, tmp_path):
 
 
 def test_ones_are_right_where_rows_never_end(tmp_path):
-    text = LOOP.replace("loss = -(logprobs * advantages).mean()", "loss = -(logprobs * advantages * torch.ones_like(logprobs)).mean()")
+    text = LOOP.replace(
+        "loss = -(logprobs * advantages).mean()", "loss = -(logprobs * advantages * torch.ones_like(logprobs)).mean()"
+    )
     assert text != LOOP
     assert not found(text, tmp_path)
 
