@@ -63,7 +63,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands in a source file. Lines from 1, columns from 0, as Python's own parser counts."""
+    """Where something stands in a source file. Lines from 1, columns from 0, in characters; the end is exclusive."""
 
     file: str
     line: int
@@ -102,6 +102,7 @@ class Verdict:
     places: tuple[Place, ...] = ()
     why: tuple[str, ...] = ()
     edit: Edit | None = None
+    found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
 
 
 def finding(

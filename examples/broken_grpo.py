@@ -8,7 +8,7 @@ import random
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 VOCAB = ["<pad>", "<eos>", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "+", "="]
 TOKEN_ID = {token: index for index, token in enumerate(VOCAB)}

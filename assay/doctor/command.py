@@ -16,7 +16,8 @@ from assay.doctor.evidence import Evidence
 from assay.doctor.explain import Entry, as_json, entries, explained, find, listed
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import select
-from assay.record.batch import Batch
+from assay.record import RunError
+from assay.record.batch import Batch, BatchError
 from assay.source.program import Program
 from assay.source.text import SourceError
 from assay.verdict import Place, State, not_applicable
@@ -48,7 +49,13 @@ def run(
     from assay.doctor.evidence.open import patients
 
     illnesses = select(catalogue(), chosen, ignored)
-    reports = _once([one for path in paths for one in _reports(path, patients(path), illnesses, recompute)])
+    reports: list[Report] = []
+    looked_at: set[Path] = set()
+    for path in paths:
+        found = [one for one in patients(path) if one not in looked_at]
+        looked_at.update(found)
+        reports += _reports(path, found, illnesses, recompute)
+    reports = _once(reports)
     colour = out is None and _in_colour()
     text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes, why=why)
     if out is None:
@@ -97,9 +104,14 @@ def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | Non
 
 
 def _unused(program: Program, illnesses: Sequence[Illness]) -> list[str]:
-    """Comments that ask to ignore what is not found; only of illnesses that were looked for."""
+    """Comments that ask to ignore what is not found, of illnesses that were looked for, or what is no code at all."""
     asked = {one.code for one in illnesses if one.source is not None}
+    known = {one.code for one in catalogue()}
     return [
+        f"{one.place}: `{one.place.text}` names {min(one.codes - known)}, which is no code; 'assay explain' lists them"
+        for one in program.ignores
+        if one.codes - known
+    ] + [
         f"{one.place}: `{one.place.text}` silences nothing; take it away"
         for one in program.ignores
         if one not in program.used_ignores and one.codes and one.codes <= asked
@@ -109,14 +121,14 @@ def _unused(program: Program, illnesses: Sequence[Illness]) -> list[str]:
 def _reports(
     path: Path, found: Sequence[Path], illnesses: Sequence[Illness], recompute: Recompute | None
 ) -> list[Report]:
-    """A report for each patient. In a directory, a file that is no Python is told and the others are looked at."""
+    """A report for each patient. In a directory, what cannot be read is told and the others are looked at."""
     if list(found) == [path]:
         return [_report(path, illnesses, recompute)]
     reports: list[Report] = []
     for one in found:
         try:
             reports.append(_report(one, illnesses, None))
-        except SourceError as error:
+        except (SourceError, BatchError, RunError) as error:
             empty = Evidence(notes=(str(error),))
             reports.append(Report.of(str(one), empty, diagnose(empty, [])))
     return reports
@@ -129,12 +141,11 @@ def _once(reports: Sequence[Report]) -> list[Report]:
     for report in reports:
         words = []
         for word in report.diagnosis.words:
-            place = next(iter(word.verdict.places), None)
-            is_found = word.verdict.state is State.FINDING and place is not None
-            if is_found and place is not None and (word.code, place) in told:
-                word = replace(word, verdict=not_applicable(f"told already: {place}"))
-            elif is_found and place is not None:
-                told.add((word.code, place))
+            found = {(word.code, place) for place in word.verdict.found_at or word.verdict.places[:1]}
+            if word.verdict.state is State.FINDING and found and found <= told:
+                word = replace(word, verdict=not_applicable(f"told already: {word.verdict.places[0]}"))
+            elif word.verdict.state is State.FINDING:
+                told |= found
             words.append(word)
         diagnosis = replace(report.diagnosis, words=tuple(words), causes=root_causes(words))
         kept.append(replace(report, diagnosis=diagnosis))

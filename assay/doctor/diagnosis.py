@@ -17,7 +17,7 @@ from assay.doctor.catalogue import KINDS, Illness, catalogue
 from assay.doctor.evidence import Evidence
 from assay.doctor.usable import usable
 from assay.source.program import Program
-from assay.verdict import Confidence, Missing, Severity, State, Verdict, not_applicable, not_enough_data
+from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
 _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
 _NEEDED = {"batch": "a recorded batch", "curves": "curves", "source": "the script", "trace": "a run under assay watch"}
@@ -162,7 +162,9 @@ def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Ca
         if found:
             first = max(found, key=lambda one: (_SURE[one.confidence], -found.index(one)))
             others = [place for one in found for place in one.places[:1] if place not in first.places]
-            return replace(first, places=(*first.places, *dict.fromkeys(others)))
+            each = tuple(dict.fromkeys(place for one in found for place in one.places[:1]))
+            places = (*first.places, *dict.fromkeys(others))
+            return replace(first, places=places, found_at=each, edit=_applicable(first.edit, piece))
         kept = [one for one in verdicts if one.state is not State.FINDING]
         if any(one.state is State.FINDING for one in verdicts):
             return not_applicable("a comment in the script asks to ignore it")
@@ -171,6 +173,20 @@ def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Ca
         return max(kept, key=lambda one: _LOUD[one.state])
 
     return ask
+
+
+def _applicable(edit: Edit | None, piece: Any) -> Edit | None:
+    """None where the replacement would repeat a text that was read in part, or call torch where it has another name."""
+    if edit is None:
+        return None
+    place = edit.place
+    is_in_part = place.text.endswith("..") or place.end_line > place.line
+    if is_in_part and place.text in edit.replacement:
+        return None
+    if edit.replacement.startswith("torch.") and isinstance(piece, Program):
+        imported = [one.place for one in piece.of("library") if one.place.file == place.file]
+        return edit if any(one.text.split(".")[0] == "torch" for one in imported) else None
+    return edit
 
 
 def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:

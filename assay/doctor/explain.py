@@ -39,6 +39,9 @@ FAMILIES = {
 BEGIN, END = "<!-- illnesses: begin -->", "<!-- illnesses: end -->"
 
 
+_KINDS = {"batch": "batch", "curves": "curves", "source": "source", "trace": "run"}  # a check, and what it looks at
+
+
 @dataclass(frozen=True)
 class Entry:
     """One code that `assay explain` knows, whoever looks for it."""
@@ -49,12 +52,12 @@ class Entry:
     summary: str
     explanation: str
     fix: str = ""
-    looks_at: tuple[str, ...] = ()  # batch, curves, reward
+    looks_at: tuple[str, ...] = ()  # batch, curves, source, run, reward
     explains: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, illness: Illness) -> Entry:
-        kinds = tuple(kind for kind in ("batch", "curves") if getattr(illness, kind) is not None)
+        kinds = tuple(word for kind, word in _KINDS.items() if getattr(illness, kind) is not None)
         return cls(
             illness.code,
             illness.name,

@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # what the scripts import; a library that is not there is left to the script that wants it
 LIBRARIES = (
@@ -98,7 +99,7 @@ def main() -> int:
             sys.stdout.flush()
             process = os.fork()
             if process == 0:
-                _LEAVE(_run(Path(path), Path(folder.name)))
+                _run(Path(path), Path(folder.name))
             running[process] = _Running(path, folder, time.monotonic())
         for process, one in list(running.items()):
             done, status = os.waitpid(process, os.WNOHANG)
@@ -124,7 +125,7 @@ def _end(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _run(script: Path, folder: Path) -> int:
+def _run(script: Path, folder: Path) -> NoReturn:
     """In the fork: the script, as `assay watch` runs it."""
     from assay.watch.child import Watch
     from assay.watch.process import run_script
@@ -143,16 +144,17 @@ def _run(script: Path, folder: Path) -> int:
             (folder / "part").write_text(json.dumps(told))
             os.replace(folder / "part", folder / "told.json")
 
+    code = 70
     try:
         code = run_script(script, [], Proof(script, {"steps": None}).ended)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # whatever it is, the fork must not go on as a second server
-        sys.excepthook(*sys.exc_info())
-        code = 70
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    finally:  # whatever it is, the fork must not go on as a second server
+        if code == 70:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _LEAVE(code)
 
 
 def _told(trace: Any, script: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assay.dataflow.operations import bound, canonical
 from assay.dataflow.value import UNKNOWN, Value
 from assay.source import containers
+from assay.source.engines import initialized
 from assay.source.things import Class, Function, Instance, Library, Listing, Partial, Table
 
 if TYPE_CHECKING:
@@ -84,8 +85,13 @@ def call(machine: Calls, function: Library, positional: Values, keywords: Keywor
         return machine.new("pretrained", node, _all(positional, keywords), name=path.split(".")[-2])
     if last.endswith(("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification")):
         return machine.new("pretrained", node, _all(positional, keywords), name=last)
-    if last in WRAPPERS and positional:
-        return machine.new("wrapped", node, _all(positional, keywords), name=last, thing=positional[0].thing)
+    if last in WRAPPERS and (
+        inner := [*positional, *(keywords[one] for one in ("module", "model") if one in keywords)]
+    ):
+        others = {name: one for name, one in keywords.items() if one is not inner[0]}
+        return machine.new("wrapped", node, _all([inner[0], *positional[1:]], others), name=last, thing=inner[0].thing)
+    if path.endswith("deepspeed.initialize") and (engine := initialized(machine, positional, keywords, node)):
+        return engine
     if last in ("Categorical", "OneHotCategorical"):
         return machine.new("categorical", node, _named(("probs", "logits"), positional, keywords), name=last)
     if last == "partial" and positional:
@@ -205,7 +211,7 @@ def method(machine: Calls, base: Value, name: str, positional: Values, keywords:
         machine.new("prepare", node, {"engine": base, **_all(positional, keywords)}, name=name)
         return positional[0]
     if name in ("backward", "manual_backward") and positional:
-        return machine.new("backward", node, {"input": positional[0], "engine": base})
+        return machine.new("backward", node, {"input": positional[0], "engine": base, **keywords})
     if name == "scale" and len(positional) == 1:
         return machine.new("scaled", node, {"input": positional[0], "engine": base})
     if name == "step" and positional and positional[0].op in ("optimizer", "prepared"):

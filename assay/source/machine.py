@@ -63,9 +63,12 @@ class Machine:
         text = ""
         if rows:
             encoded = [row.encode() for row in rows]
+            start = encoded[0][:column]
             if len(rows) == end_line - line + 1:
                 encoded[-1] = encoded[-1][:end_column]
+                end_column = len(encoded[-1].decode(errors="replace"))  # the parser counts bytes, editors characters
             encoded[0] = encoded[0][column:]
+            column = len(start.decode(errors="replace"))
             text = " ".join(b" ".join(encoded).decode(errors="replace").split())
         if len(text) > LONGEST_TEXT:
             text = text[: LONGEST_TEXT - 2] + ".."

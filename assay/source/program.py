@@ -8,6 +8,7 @@ import sys
 import tokenize
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from assay.dataflow.kinds import Kinds
@@ -24,7 +25,8 @@ MOST_FILES = 60  # of one program
 MOST_LINES = 20_000  # of the files next to a script; what comes after is taken for a library
 _DEEP = 20_000  # Python's own frames: a program calls its functions within ours
 _INSTALLED = ("site-packages", "dist-packages")
-_IGNORE = re.compile(r"#\s*assay:\s*ignore(?:\[([\w\s,*-]*)\])?\s*(.*)")
+# after another comment too, as of a linter; a bracket that is never closed must not silence every code
+_IGNORE = re.compile(r"(?:^|\s)#\s*assay:\s*ignore(?![\w-])(?:\s*\[([^\]]*)(?:\]|$))?\s*(.*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Ignore:
     place: Place
     codes: frozenset[str]
     reason: str
+    is_for_below: bool = False  # it ends no statement, so it may speak of the next line
 
 
 @dataclass
@@ -56,12 +59,12 @@ class Program:
         return self.graph.of(*ops)
 
     def ignores_at(self, place: Place, code: str) -> bool:
-        """Whether a comment on the lines of the expression, or on the line above it, asks to ignore a code there."""
+        """Whether a comment on the lines of the expression, or above it, asks to ignore a code there."""
         asked = [
             one
             for one in self.ignores
             if one.place.file == place.file
-            and place.line - 1 <= one.place.line <= max(place.end_line, place.line)
+            and place.line - one.is_for_below <= one.place.line <= max(place.end_line, place.line)
             and (not one.codes or code in one.codes)
         ]
         self.used_ignores.update(asked)
@@ -151,7 +154,7 @@ def read_program(path: Path) -> Program:
         interpreter.graph,
         tuple(module.file for module in modules),
         sum(len(module.lines) for module in modules),
-        tuple(notes),
+        (*(note for module in modules for note in module.notes), *notes),
         tuple(one for module in modules for one in _ignores(module)),
     )
 
@@ -181,18 +184,19 @@ def _sibling(name: str, script: Path, importer: Path) -> Path | None:
 
 def _ignores(module: Module) -> list[Ignore]:
     found: list[Ignore] = []
-    if not any("assay:" in line for line in module.lines):
+    if not any("assay:" in line.lower() for line in module.lines):
         return found
     text = "\n".join(module.lines) + "\n"
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (tokenize.TokenError, SyntaxError):
         return found
-    for token in tokens:
-        match = _IGNORE.match(token.string) if token.type == tokenize.COMMENT else None
+    for token, after in pairwise(tokens):
+        match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
         if match is None:
             continue
-        codes = frozenset(code.strip().upper() for code in (match[1] or "").split(",") if code.strip())
+        codes = frozenset(code.upper() for code in re.split(r"[\s,;]+", match[1] or "") if code)
         file, line = module.shift[token.start[0] - 1] if module.shift else (module.file, token.start[0])
-        found.append(Ignore(Place(file, line, text=token.string), codes, match[2].strip()))
+        place = Place(file, line, text=match[0].strip())
+        found.append(Ignore(place, codes, match[2].strip(), is_for_below=after.type == tokenize.NL))
     return found

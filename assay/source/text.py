@@ -28,7 +28,11 @@ class SourceError(ValueError):
 
 def scripts_in(folder: Path) -> Iterator[Path]:
     """Every script and notebook below a folder, in order; hidden folders and installed packages are left out."""
-    for path in sorted(folder.iterdir()):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise SourceError(f"{folder} could not be read: {reason(error)}") from error
+    for path in paths:
         if path.name.startswith(".") or path.name in _SKIPPED_FOLDERS:
             continue
         if path.is_dir() and not path.is_symlink():
@@ -89,6 +93,7 @@ def _notebook(raw: bytes, name: str, shown: str) -> Module:
         raise SourceError(f"{shown} is not a notebook: it does not hold a JSON object with cells") from error
     lines: list[str] = []
     shift: list[tuple[str, int]] = []
+    notes: list[str] = []
     for number, source in enumerate(sources, 1):
         text = "".join(map(str, source)) if isinstance(source, list) else str(source)
         rows = text.replace("\r\n", "\n").replace("\x0c", " ").split("\n")
@@ -97,9 +102,11 @@ def _notebook(raw: bytes, name: str, shown: str) -> Module:
         kept = [_MAGIC.sub(r"\1pass", row) for row in rows]
         try:
             _parsed("\n".join(kept), shown)
-        except SourceError:
-            continue  # a cell that does not run is no part of the program
+        except SourceError as error:  # a cell that does not run is no part of the program
+            broken = str(error).removeprefix(f"{shown}:").split("; ")[0]
+            notes.append(f"{shown}: code cell {number} is left out: line {broken}")
+            continue
         lines += kept
         shift += [(f"{shown}#cell{number}", line) for line in range(1, len(kept) + 1)]
     tree = _parsed("\n".join(lines), shown)
-    return Module(name, shown, lines, tree, shift=shift)
+    return Module(name, shown, lines, tree, shift=shift, notes=tuple(notes))

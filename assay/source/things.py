@@ -38,6 +38,7 @@ class Module:
     tree: ast.Module
     frame: Frame = field(init=False)
     shift: list[tuple[str, int]] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.frame = Frame(self)

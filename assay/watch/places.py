@@ -124,9 +124,10 @@ def _expression(
     lines = [text.rstrip("\n").encode() for text in source[line - 1 : end_line]]  # columns count bytes
     before, behind = lines[0][:column].decode(errors="replace"), lines[-1][end_column:].decode(errors="replace")
     lines[-1] = lines[-1][:end_column]
+    end = len(lines[-1].decode(errors="replace"))  # editors count characters
     lines[0] = lines[0][column:]
     text = " ".join(part.decode(errors="replace").strip() for part in lines)
     bound = _ASSIGNED.fullmatch(before)
     name = bound.group(1) if bound and not behind.split("#")[0].strip() else ""
     short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}.."
-    return Place(file, line, column, end_line, end_column, short), name
+    return Place(file, line, len(before), end_line, end, short), name

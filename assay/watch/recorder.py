@@ -161,7 +161,10 @@ class Recorder(TorchFunctionMode):
         if isinstance(one, (list, tuple)) and any(isinstance(part, (Tensor, list, tuple)) for part in one[:4096]):
             if not any(_holds_tensor(part) for part in one[:4096]):
                 return Value("constant", {}, where[0], where[2], order, constant=one)
-            return Value("listing", self._numbered(one, where), where[0], where[2], order)
+            listing = Value("listing", self._numbered(one, where), where[0], where[2], order)
+            for part in listing.arguments.values():
+                part.users.append(listing)
+            return listing
         constant = one if isinstance(one, (int, float, str, bool, type(None), list, tuple, torch.dtype)) else UNKNOWN
         return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(one).__name__)
 

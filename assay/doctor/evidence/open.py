@@ -20,7 +20,7 @@ from assay.source.text import SUFFIXES, scripts_in
 _SUPPORTED = (
     f"give a run directory of 'assay train', a script, a batch as a .safetensors file (docs/batch-file.md), {KINDS}"
 )
-_OURS = ("run.json", "config.toml", "events.jsonl", "timings.jsonl", "examined")  # one of them: a run of 'assay train'
+_OURS = ("run.json", "events.jsonl", "timings.jsonl", "examined", "config.toml")  # one of them: a run of 'assay train'
 _DUMPED = {  # of one micro-batch, as the learner names its tensors
     "targets_BT": "tokens",
     "mask_BT": "mask",
@@ -49,10 +49,14 @@ def open_evidence(path: Path) -> Evidence:
 
 
 def patients(path: Path) -> list[Path]:
-    """The path itself; of a directory that holds scripts and neither a run nor a log, every script in it."""
-    if not path.is_dir() or any((path / name).exists() for name in _OURS) or holds_logs(path):
-        return [path]
-    return list(scripts_in(path)) or [path]
+    """The path itself; of a directory that is no run every script in it, behind the directory if it holds logs too."""
+    try:
+        if not path.is_dir() or any((path / name).exists() for name in _OURS[:-1]):
+            return [path]
+        scripts = list(scripts_in(path))  # a config.toml beside scripts is that of a project
+        return [path, *scripts] if not scripts or holds_logs(path) else scripts
+    except OSError as error:
+        raise BatchError(f"{path} could not be read: {reason(error)}") from error
 
 
 def _open_directory(path: Path) -> Evidence:

@@ -55,7 +55,12 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def _twice(part: Part, share: Share, counts: int) -> str:
     if part.engine_divides and counts:
-        return f"`{part.backward.place.text}` divides by the number of parts, and accelerate's backward does so again"
+        return f"`{part.backward.place.text}` divides by the number of parts, and the engine's backward does so again"
+    if part.engine_divides and not share.scales and any(is_of_whole(one, part) for one in share.divisors):
+        return (
+            f"the loss in `{part.backward.place.text}` is divided by a count of the whole batch, and by the number of "
+            "parts again in the engine's backward"
+        )
     if counts > 1:
         return f"the loss in `{part.backward.place.text}` is divided by the number of parts {counts} times"
     if counts and not share.scales and any(is_of_whole(one, part) for one in share.divisors):

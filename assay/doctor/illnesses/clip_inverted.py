@@ -115,9 +115,13 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
     scale, residual = fitted(recorded_BT[inside_BT], (unclipped_BT + kl_BT)[inside_BT])
     if not seen_BT.any() or residual > FIT or scale <= 0:
         return None  # nothing tells how large an unclipped gradient is
+    # where the KL pulls much harder than the policy term would, the rounding of the one hides the other
+    seen_BT &= np.abs(unclipped_BT) > 2 * FIT * np.abs(kl_BT)
+    if not seen_BT.any():
+        return None
     with np.errstate(all="ignore"):
         share_BT = np.where(unclipped_BT != 0, (recorded_BT / scale - kl_BT) / unclipped_BT, 0.0)
-    alive_BT = (np.abs(share_BT) > MOST) & (np.abs(recorded_BT / scale - kl_BT) > 2 * FIT * np.abs(kl_BT))
+    alive_BT = np.abs(share_BT) > MOST
     stopped, passed = seen_BT & clipped_BT, seen_BT & ~clipped_BT
     fact = Fact("tokens outside of the clip range", int(seen_BT.sum()), None, batch.step)
     leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > MOST

@@ -183,13 +183,19 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"{scaling.value.place.text} divides by {scaling.spread.shown} with nothing that keeps it from 0"
                 f"{_misplaced(scaling)}: a group of equal rewards gives NaN",
-                confidence=Confidence.LIKELY,
+                confidence=Confidence.POSSIBLE if _is_whitening(scaling) else Confidence.LIKELY,
                 places=(scaling.value.place,),
                 why=_why(scaling),
                 edit=_edit(scaling),
             )
         else:
             yield healthy("the divisor of the advantages is kept from 0", places=(scaling.value.place,))
+
+
+def _is_whitening(scaling: Scaling) -> bool:
+    """One std of all advantages of a batch, as with a critic: it is hardly ever 0."""
+    named = any("adv" in name.lower() for name in (*scaling.base.names, scaling.base.name))
+    return named and "dim" not in scaling.spread.arguments
 
 
 def _misplaced(scaling: Scaling) -> str:

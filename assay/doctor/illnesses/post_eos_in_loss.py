@@ -25,14 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
+from assay.dataflow.value import ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.reading.counts import behind_tokens
 from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.masks import definition, fillings
+from assay.doctor.reading.masks import Masked, definition, fillings, may_mask
 from assay.record.batch import Array
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
@@ -117,6 +120,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for masked, masks in read.losses:
         ways = [one for filled in masks for one in filled]
         if not ways:
+            yield from _without_mask(program, masked)
             continue
         made = definition(masks[0][0].mask.value)
         if not all(one.goes_on for one in ways) or any(one.assumed and one.misses_ends for one in ways):
@@ -131,6 +135,34 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     f"line {masks[0][0].mask.at.place.line}: the loss of each token is multiplied by it",
                 ),
             )
+
+
+def _without_mask(program: Program, masked: Masked) -> Iterator[Verdict]:
+    """Several rows of one generate() call, and nothing between their log-probs and the loss that could be a mask."""
+    weighed = [mask.value for mask in masked.masks if not isinstance(mask.value.constant, int | float)]
+    if masked.selects or any(may_mask(program, one) for one in weighed):
+        return
+    behind = list(islice(ancestors(masked.loss), MOST_BEHIND))
+    if any(one.op in ("masked_select", "masked_fill", "where") or one.constant == -100 for one in behind):
+        return
+    for chosen in behind:
+        tokens = chosen.argument("index") if chosen.op == "gather" else None
+        if tokens is None or behind_tokens(program, chosen) is None:
+            continue
+        for made in islice(ancestors(tokens), 40):
+            several = made.argument("num_return_sequences") if made.op == "generate" else None
+            if several is not None and several.constant not in (1, None):
+                yield finding(
+                    f"the loss has no mask, but `{several.place.text}` rows come padded to the longest: what follows "
+                    "their end is in the loss",
+                    confidence=Confidence.LIKELY,
+                    places=(masked.loss.place, made.place),
+                    why=(f"line {made.place.line}: generate() fills the shorter rows with padding",),
+                )
+                return
+
+
+MOST_BEHIND = 600
 
 
 def sick() -> Evidence:

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kinds import SCORES, Kind
+from assay.dataflow.kinds import PASSES, SCORES, Kind
 from assay.dataflow.value import Value, descendants
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence

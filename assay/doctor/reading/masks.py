@@ -193,6 +193,14 @@ class Fillings:
         return False
 
 
+def may_mask(program: Program, factor: Value) -> bool:
+    """Whether a factor of the loss may leave tokens out: it is a mask, is made of one, or nothing is known of it."""
+    for one in islice(ancestors(factor), 60):
+        if program.kinds.is_a(one, Kind.MASK, Kind.COUNT) or one.op in ("parameter", "unknown") or "mask" in one.name:
+            return True
+    return False
+
+
 _READ: list[Fillings] = []  # of the program that was read last: several checks ask in turn
 
 

@@ -10,6 +10,7 @@ from assay.dataflow.terms import TermKind
 from assay.dataflow.value import UNKNOWN, Loop, Value, ancestors
 from assay.doctor.reading.steps import Optimizer, optimizers
 from assay.source.program import Program
+from assay.source.things import Table
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
 _REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")
@@ -21,7 +22,7 @@ _COUNTED = ("accum", "micro", "grad_acc", "n_parts", "num_parts", "n_chunks", "n
 class Part:
     """A backward that runs several times before a step. `count`: how often, where the text names it.
 
-    `engine_divides`: accelerate divides the loss by the number of parts itself.
+    `engine_divides`: accelerate or deepspeed divides the loss by the number of parts itself.
     """
 
     backward: Value
@@ -43,6 +44,12 @@ class Share:
 def parts(program: Program) -> Iterator[Part]:
     told: set[int] = set()
     engines = [one for one in program.of("call") if one.name.rpartition(".")[2] == "Accelerator"]
+    for backward in program.of("backward"):
+        if (part := _of_deepspeed(program, backward)) is not None and _is_policy(
+            program, part.backward.arguments["input"]
+        ):
+            told.add(id(backward))
+            yield part
     for optimizer in optimizers(program):
         for backward in optimizer.backwards:
             if id(backward) in told or backward.input is None or not _is_policy(program, backward.input):
@@ -67,6 +74,25 @@ def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines:
     if count is None or count.constant == 1 or not steps:
         return None
     return Part(backward, steps[0], loops[-1], count, "engine" in backward.arguments)
+
+
+def _of_deepspeed(program: Program, backward: Value) -> Part | None:
+    """deepspeed's engine.backward(loss): it divides by the steps of its configuration unless it is told not to."""
+    engine, loops = backward.argument("engine"), backward.context.loops
+    if engine is None or engine.op != "wrapped" or engine.name != "deepspeed.initialize" or not loops:
+        return None
+    config = engine.argument("config") or engine.argument("config_params")
+    count = (
+        config.thing.entries.get("gradient_accumulation_steps") if config is not None and _is_table(config) else None
+    )
+    steps = [one for one in program.of("step") if one.input is engine and one.context.loops == loops]
+    if count is None or count.constant == 1 or not steps or backward.input is None:
+        return None
+    return Part(backward, steps[0], loops[-1], count, backward.setting("scale_wrt_gas", True) is True)
+
+
+def _is_table(value: Value) -> bool:
+    return isinstance(value.thing, Table)
 
 
 def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:

@@ -134,6 +134,16 @@ def escaped(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
+def file_and_cell(name: str) -> tuple[str, str]:
+    """The file, and which of its cells: "" of a script.
+
+    >>> file_and_cell("a.ipynb#cell3"), file_and_cell("a#cell3.py")
+    (('a.ipynb', 'cell 3'), ('a#cell3.py', ''))
+    """
+    match = re.fullmatch(r"(.*\.ipynb)#cell(\d+)", name, re.DOTALL)
+    return (match[1], f"cell {match[2]}") if match else (name, "")
+
+
 def step_of(facts: Sequence[Fact]) -> int | None:
     return next((fact.step for fact in facts if fact.step is not None), None)
 

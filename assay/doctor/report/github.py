@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import Report, escaped
+from assay.doctor.report import Report, escaped, file_and_cell
 from assay.verdict import State
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -20,6 +20,7 @@ def write(reports: Sequence[Report]) -> str:
             cause = report.diagnosis.causes.get(word.code)
             message = [
                 escaped(word.verdict.message),
+                *_in_cell(word),
                 *(escaped(str(fact)) for fact in word.verdict.facts),
                 *([f"follows from {cause}"] if cause else []),
                 f"fix: {escaped(word.fix)}",
@@ -35,15 +36,21 @@ def write(reports: Sequence[Report]) -> str:
 
 
 def _where(report: Report, word: Word) -> dict[str, str]:
-    """File and line; a column only where the expression stands on one line, as GitHub wants it."""
-    where = {"file": escaped(report.place(word).partition("#cell")[0])}
-    if not word.verdict.places:
+    """File and line, but of no cell: its lines are not the file's. A column only if it is all on one line."""
+    file, cell = file_and_cell(report.place(word))
+    where = {"file": escaped(file)}
+    if not word.verdict.places or cell:
         return where
     place = word.verdict.places[0]
     where["line"] = str(place.line)
     if place.end_line == place.line:
         return {**where, "col": str(place.column + 1), "endColumn": str(place.end_column + 1)}
     return {**where, "endLine": str(place.end_line)}
+
+
+def _in_cell(word: Word) -> list[str]:
+    places = word.verdict.places[:1]
+    return [f"{cell}, line {one.line}" for one in places if (cell := file_and_cell(one.file)[1])]
 
 
 def command(name: str, properties: Mapping[str, str], message: str) -> str:

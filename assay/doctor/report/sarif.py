@@ -13,7 +13,7 @@ from urllib.parse import quote
 from assay import __version__
 from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import Report, escaped
+from assay.doctor.report import Report, escaped, file_and_cell
 from assay.verdict import Place, Severity, State
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -100,14 +100,19 @@ def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
 
 
 def _location(report: Report, word: Word) -> dict[str, Any]:
-    physical: dict[str, Any] = {"artifactLocation": {"uri": relative_uri(_file(report.place(word)))}}
     if word.verdict.places:
-        physical["region"] = _region(word.verdict.places[0])
-    return {"physicalLocation": physical}
+        return _at(word.verdict.places[0])
+    return {"physicalLocation": {"artifactLocation": {"uri": relative_uri(report.place(word))}}}
 
 
-def _file(name: str) -> str:
-    return name.partition("#cell")[0]  # a cell of a notebook is no file of its own
+def _at(place: Place) -> dict[str, Any]:
+    """A cell of a notebook is no file of its own, and its lines are not those of the file: they stand beside it."""
+    file, cell = file_and_cell(place.file)
+    artifact = {"artifactLocation": {"uri": relative_uri(file)}}
+    if not cell:
+        return {"physicalLocation": {**artifact, "region": _region(place)} if place.line else artifact}
+    name = f"{cell}, line {place.line}"
+    return {"physicalLocation": artifact, "logicalLocations": [{"fullyQualifiedName": name}]}
 
 
 def _region(place: Place) -> dict[str, Any]:
@@ -123,25 +128,15 @@ def _related(word: Word) -> dict[str, Any]:
     others = word.verdict.places[1:]
     if not others:
         return {}
-    places = [
-        {
-            "physicalLocation": {
-                "artifactLocation": {"uri": relative_uri(_file(place.file))},
-                "region": _region(place),
-            },
-            "message": _message(place.text or "see here"),
-        }
-        for place in others
-    ]
-    return {"relatedLocations": places}
+    return {"relatedLocations": [{**_at(place), "message": _message(place.text or "see here")} for place in others]}
 
 
 def _fixes(word: Word) -> dict[str, Any]:
     edit = word.verdict.edit
-    if edit is None:
+    if edit is None or file_and_cell(edit.place.file)[1]:  # a notebook's file holds the text of a cell as JSON
         return {}
     replacement = {"deletedRegion": _region(edit.place), "insertedContent": {"text": edit.replacement}}
-    change = {"artifactLocation": {"uri": relative_uri(_file(edit.place.file))}, "replacements": [replacement]}
+    change = {"artifactLocation": {"uri": relative_uri(edit.place.file)}, "replacements": [replacement]}
     return {"fixes": [{"description": _message(word.fix), "artifactChanges": [change]}]}
 
 
@@ -160,6 +155,6 @@ def _message(text: str) -> dict[str, str]:
 
 def _fingerprint(report: Report, word: Word) -> str:
     place = word.verdict.places[0] if word.verdict.places else None
-    uri = relative_uri(report.path if place is None else _file(place.file))
+    uri = relative_uri(report.path if place is None else file_and_cell(place.file)[0])
     parts = [word.code, uri] if place is None else [word.code, uri, place.text]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

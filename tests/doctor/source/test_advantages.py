@@ -183,7 +183,8 @@ def test_whitening_within_a_row_is_found(tmp_path):
     spread = "advantages = advantages.view(-1, 1) * mask\n"
     text = GRPO.replace("advantages = advantages.view(-1, 1)\n", spread + "    LINE\n")
     for dim in ("1", "-1"):
-        line = f"advantages = (advantages - advantages.mean({dim}, keepdim=True)) / (advantages.std({dim}, keepdim=True) + 1e-6)"
+        a = "advantages"
+        line = f"{a} = ({a} - {a}.mean({dim}, keepdim=True)) / ({a}.std({dim}, keepdim=True) + 1e-6)"
         assert found(text.replace("LINE", line), tmp_path) == {"ADV06"}
     assert not found(text.replace("LINE", "pass"), tmp_path)
 
@@ -242,3 +243,16 @@ def test_shapes_that_are_stretched_are_found(form, tmp_path):
 @pytest.mark.parametrize("form", FITTING)
 def test_shapes_that_fit_are_not(form, tmp_path):
     assert not found(shaped(*FITTING[form]), tmp_path, ("ADV08",))
+
+
+def test_whitened_advantages_of_a_critic_are_merely_possible(tmp_path):
+    text = BY_PROMPT.replace("rewards = torch.tensor(rewards_of(ids))", "advantages = rewards_of(ids)").replace(
+        "GUARD", "pass"
+    )
+    text = text.replace("std = rewards.std()", "std = advantages.std()").replace(
+        "(rewards - rewards.mean()) / std", "(advantages - advantages.mean()) / std"
+    )
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    (word,) = diagnose(Evidence(programs=(read_program(path),)), [by_code("ADV04")]).findings
+    assert word.confidence == "possible"

@@ -104,6 +104,10 @@ FAULTS = {
             (MASKED, "model(input_ids=ids[:, -kept:])"),
             ("ids[:, 1:].unsqueeze", "ids[:, -kept:][:, 1:].unsqueeze"),
         ),
+        "a filler before them": (
+            LOOP,
+            (CUT, "model(torch.cat([torch.full_like(completions[:, :1], 0), completions[:, :-1]], 1)) / TEMPERATURE"),
+        ),
         "other rows": (
             LOOP,
             (
@@ -193,16 +197,36 @@ SILENT = {
             ("attention_mask=attention).logits", "attention_mask=attention, logits_to_keep=kept + 1).logits"),
             ("ids[:, 1:].unsqueeze", "ids[:, -kept:].unsqueeze"),
         ),
+        "numbers that are not known": (LOOP, (CUT, "model(ids)[:, batches.first:batches.last] / TEMPERATURE")),
         "masked tokens of a diffusion model": (
             LOOP,
             (CUT, "model(ids.masked_fill(hidden, 0))[:, prompts.shape[1]:] / TEMPERATURE"),
         ),
     },
-    "ALGN02": {"decoded for the reward": (GENERATE,), "a loop": (LOOP,)},
+    "ALGN02": {
+        "decoded for the reward": (GENERATE,),
+        "a loop": (LOOP,),
+        "the text is scored, and not trained on": (
+            GENERATE,
+            (
+                REWARDS,
+                '    again = tokenizer(tokenizer.batch_decode(ids), padding=True, return_tensors="pt")\n'
+                "    with torch.no_grad():\n"
+                '        print(logprobs_of(again["input_ids"], again["attention_mask"], 5))\n' + REWARDS,
+            ),
+        ),
+    },
     "ALGN03": {
         "as they are": (LOOP,),
         "generate": (GENERATE,),
         "a window": (LOOP, ("logits = model(ids)[:, -1] /", "logits = model(ids[:, -128:])[:, -1] /")),
+        "a filler before the whole": (
+            LOOP,
+            (
+                CUT,
+                "model(torch.cat([torch.zeros_like(ids[:, :1]), ids[:, :-1]], 1))[:, prompts.shape[1]:] / TEMPERATURE",
+            ),
+        ),
         "without the last token": (LOOP, (CUT, "model(ids[:, :-1])[:, prompts.shape[1] - 1:] / TEMPERATURE")),
     },
     "ALGN05": {

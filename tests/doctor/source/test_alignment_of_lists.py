@@ -114,18 +114,32 @@ FAULTS = {
         "labels in a buffer": [("    " + JOINED + LABELS, BUFFERS), LATE],
         "a copy with ignored tokens": [(LABELS, "    labels = ids.clone()\n    labels[:, :5] = -100\n"), LATE],
         "ignored row by row": [(LABELS, BY_ROW), LATE],
-        "ignored by masked_fill": [(LABELS, ""), (MASK, MASK + "    labels = ids.masked_fill(mask == 0, -100)\n"), LATE],
+        "ignored by masked_fill": [
+            (LABELS, ""),
+            (MASK, MASK + "    labels = ids.masked_fill(mask == 0, -100)\n"),
+            LATE,
+        ],
         "ignored by where": [(LABELS, ""), (MASK, MASK + "    labels = torch.where(mask == 1, ids, -100)\n"), LATE],
         "and made whole again": [(LABELS, BY_ROW + "    labels[labels == -100] = 0\n"), LATE],
         "a mask that is not shifted": [OWN_WIDTH],
     },
     "ALGN02": {
         "by the own tokenizer": [(TOKENS, "tokens = tokenizer.encode(tokenizer.decode(result['token_ids']))\n")],
-        "later": [(JOINED, "texts = [tokenizer.decode(one['completion']) for one in samples]\n"
-                           "    for one, text in zip(samples, texts):\n"
-                           "        one['completion'] = tokenizer.encode(text) + [EOS]\n    " + JOINED)],
-        "the whole text": [("    " + JOINED + LABELS, "    ids = padded([one['prompt'] + tokenizer.encode(tokenizer.decode("
-                            "one['completion'])) for one in samples], PAD)\n    labels = ids\n")],
+        "later": [
+            (
+                JOINED,
+                "texts = [tokenizer.decode(one['completion']) for one in samples]\n"
+                "    for one, text in zip(samples, texts):\n"
+                "        one['completion'] = tokenizer.encode(text) + [EOS]\n    " + JOINED,
+            )
+        ],
+        "the whole text": [
+            (
+                "    " + JOINED + LABELS,
+                "    ids = padded([one['prompt'] + tokenizer.encode(tokenizer.decode("
+                "one['completion'])) for one in samples], PAD)\n    labels = ids\n",
+            )
+        ],
     },
     "ALGN03": {
         "the last token only": [given_ids('one["prompt"][-1:] + one["completion"]')],
@@ -135,25 +149,40 @@ FAULTS = {
         "completions alone": [given_ids('one["completion"]')],
     },
     "ALGN06": {
-        "a column of an expanded tensor": [(ADVANTAGES, ADVANTAGES.rstrip() + ".expand(-1, 8)\n    advantages[:, -1] = 0\n")],
+        "a column of an expanded tensor": [
+            (ADVANTAGES, ADVANTAGES.rstrip() + ".expand(-1, 8)\n    advantages[:, -1] = 0\n")
+        ],
         "added to it": [(ADVANTAGES, ADVANTAGES.rstrip() + ".expand(-1, 8)\n    advantages[:, 0] += 0.1\n")],
         "expanded as another": [
-            (ADVANTAGES, ADVANTAGES.replace(".view(-1, 1)", ".view(-1).unsqueeze(1).expand_as(ids)").rstrip()
-             + "\n    advantages[:, -1] = 0\n")
+            (
+                ADVANTAGES,
+                ADVANTAGES.replace(".view(-1, 1)", ".view(-1).unsqueeze(1).expand_as(ids)").rstrip()
+                + "\n    advantages[:, -1] = 0\n",
+            )
         ],
         "by a mask": [(ADVANTAGES, ADVANTAGES.rstrip() + ".expand(-1, 8)\n    advantages[ids == PAD] = 0\n")],
         "after None": [
-            (ADVANTAGES, ADVANTAGES.replace(".view(-1, 1)", ".view(-1)[:, None].expand_as(ids)").rstrip()
-             + "\n    advantages[:, 3:] = 0\n")
+            (
+                ADVANTAGES,
+                ADVANTAGES.replace(".view(-1, 1)", ".view(-1)[:, None].expand_as(ids)").rstrip()
+                + "\n    advantages[:, 3:] = 0\n",
+            )
         ],
     },
     "ALGN07": {
         "of a list of ids": [(CUT, "prompts = [prompt[:64] for prompt in prompts]")],
         "at once": [(CUT, ""), (TEMPLATE, TEMPLATE.replace(" for", "[:64] for"))],
-        "by letters of a string": [(CUT, "prompts = [[EOS] + ['abc'.index(c) for c in one] for one in questions]\n"
-                                         "    prompts = [prompt[:64] for prompt in prompts]")],
+        "by letters of a string": [
+            (
+                CUT,
+                "prompts = [[EOS] + ['abc'.index(c) for c in one] for one in questions]\n"
+                "    prompts = [prompt[:64] for prompt in prompts]",
+            )
+        ],
         "by character codes": [(CUT, "prompts = [[ord(c) - 97 for c in one][:64] for one in questions]")],
-        "in a loop": [(CUT, "short = []\n    for prompt in prompts:\n        short.append(prompt[:64])\n    prompts = short")],
+        "in a loop": [
+            (CUT, "short = []\n    for prompt in prompts:\n        short.append(prompt[:64])\n    prompts = short")
+        ],
     },
     "ALGN08": {
         "by default": [("(chat, add_generation_prompt=True)", "(chat)")],
@@ -164,14 +193,20 @@ FAULTS = {
         "by position": [("(chat, add_generation_prompt=True)", "(chat, False)")],
         "by a partial": [
             (TEMPLATE, "template(chat) for"),
-            ("for questions in", "from functools import partial\n"
-             "template = partial(tokenizer.apply_chat_template, add_generation_prompt=False)\nfor questions in"),
+            (
+                "for questions in",
+                "from functools import partial\n"
+                "template = partial(tokenizer.apply_chat_template, add_generation_prompt=False)\nfor questions in",
+            ),
         ],
         "of a function with another name": [
             (TEMPLATE, "told(chat) for"),
-            ("tokenizer, engine,", "def told(messages, *, add_generation_prompt=False):\n"
-             "    ids = [2] + [ord(c) for c in messages[0]['content']]\n"
-             "    return ids + [3] if add_generation_prompt else ids\n\ntokenizer, engine,"),
+            (
+                "tokenizer, engine,",
+                "def told(messages, *, add_generation_prompt=False):\n"
+                "    ids = [2] + [ord(c) for c in messages[0]['content']]\n"
+                "    return ids + [3] if add_generation_prompt else ids\n\ntokenizer, engine,",
+            ),
         ],
     },
     "ALGN09": {
@@ -179,23 +214,33 @@ FAULTS = {
         "first of a list": [(FOUND, 'found = [list(entry.values())[0] for entry in result["logprobs"]]')],
         "greatest": [(FOUND, 'found = [max(entry.values()) for entry in result["logprobs"]]')],
         "last of the sorted": [(FOUND, 'found = [sorted(entry.values())[-1] for entry in result["logprobs"]]')],
-        "in a loop": [(FOUND, 'found = []\n        for entry in result["logprobs"]:\n'
-                              '            found.append(tuple(entry.values())[0])')],
+        "in a loop": [
+            (
+                FOUND,
+                'found = []\n        for entry in result["logprobs"]:\n'
+                "            found.append(tuple(entry.values())[0])",
+            )
+        ],
         "filled in a loop": [
-            ("entry = {other: logprobs[other].item() for other in logprobs.topk(3).indices.tolist()}",
-             "entry = {}\n                for other in logprobs.topk(3).indices.tolist():\n"
-             "                    entry[other] = logprobs[other].item()"),
+            (
+                "entry = {other: logprobs[other].item() for other in logprobs.topk(3).indices.tolist()}",
+                "entry = {}\n                for other in logprobs.topk(3).indices.tolist():\n"
+                "                    entry[other] = logprobs[other].item()",
+            ),
             (FOUND, 'found = [max(entry.values()) for entry in result["logprobs"]]'),
         ],
     },
-}  # fmt: skip
+}
 SILENT = {
     "ALGN01": {
         "labels in a buffer": [("    " + JOINED + LABELS, BUFFERS)],
         "ignored row by row": [(LABELS, BY_ROW)],
         "labels that are shifted already": [
-            ("[[-100] * len(one", "[[-100] * (len(one"), ('["prompt"]) + one["completion"] for one in samples], -100)',
-             '["prompt"]) - 1) + one["completion"] + [-100] for one in samples], -100)'),
+            ("[[-100] * len(one", "[[-100] * (len(one"),
+            (
+                '["prompt"]) + one["completion"] for one in samples], -100)',
+                '["prompt"]) - 1) + one["completion"] + [-100] for one in samples], -100)',
+            ),
             ("targets = labels[:, 1:]", "targets = labels[:, :-1]"),
         ],
         "a buffer that is shifted already": [
@@ -203,7 +248,8 @@ SILENT = {
             ("targets = labels[:, 1:]", "targets = labels[:, :-1]"),
         ],
         "hidden tokens of a diffusion model": [
-            (LABELS, "    labels = ids.clone()\n    ids[mask_of(ids)] = 3\n"), ("model(ids)[:, :-1]", "model(ids)[:, 1:]"),
+            (LABELS, "    labels = ids.clone()\n    ids[mask_of(ids)] = 3\n"),
+            ("model(ids)[:, :-1]", "model(ids)[:, 1:]"),
         ],
         "a mask that is shifted already": [
             ("padded([[0] * len(one", "padded([[0] * (len(one"),
@@ -215,16 +261,20 @@ SILENT = {
     "ALGN03": {
         "a system message before it": [given_ids('[EOS] + one["prompt"] + one["completion"]')],
         "drawn after a start token": [
-            (CUT, "prompts = [[EOS] for _ in prompts]"), given_ids('[EOS] + one["completion"]'),
+            (CUT, "prompts = [[EOS] for _ in prompts]"),
+            given_ids('[EOS] + one["completion"]'),
         ],
         "a state stands for it": [
-            given_ids('[EOS] + one["completion"]'), ("model(ids)[:, :-1]", "model(ids, states)[:, :-1]"),
+            given_ids('[EOS] + one["completion"]'),
+            ("model(ids)[:, :-1]", "model(ids, states)[:, :-1]"),
         ],
         "in a buffer": [("    " + JOINED + LABELS, BUFFERS)],
     },
     "ALGN06": {
         "a copy": [(ADVANTAGES, ADVANTAGES.rstrip() + ".expand(-1, 8).clone()\n    advantages[:, -1] = 0\n")],
-        "a column of expanded rows": [(ADVANTAGES, ADVANTAGES + "    row = ids[:1].expand(8, -1)\n    row[:, -1] = EOS\n")],
+        "a column of expanded rows": [
+            (ADVANTAGES, ADVANTAGES + "    row = ids[:1].expand(8, -1)\n    row[:, -1] = EOS\n")
+        ],
         "not expanded": [(ADVANTAGES, ADVANTAGES + "    advantages[0] = 0\n")],
         "repeated": [(ADVANTAGES, ADVANTAGES.rstrip() + ".repeat(1, 8)\n    advantages[:, -1] = 0\n")],
     },
@@ -247,10 +297,14 @@ SILENT = {
             ("entry = {other: logprobs[other].item() for other in logprobs.topk(3).indices.tolist()}", "entry = {}"),
             (FOUND, 'found = [max(entry.values()) for entry in result["logprobs"]]'),
         ],
-        "the greatest, to be printed": [(TOKENS, TOKENS + "        print([max(e.values()) for e in result['logprobs']])\n")],
-        "the first of settings": [("PAD, EOS = 0, 1", "PAD, EOS = 0, 1\nfirst = next(iter({'a': 1, 'b': 2}.values()))")],
+        "the greatest, to be printed": [
+            (TOKENS, TOKENS + "        print([max(e.values()) for e in result['logprobs']])\n")
+        ],
+        "the first of settings": [
+            ("PAD, EOS = 0, 1", "PAD, EOS = 0, 1\nfirst = next(iter({'a': 1, 'b': 2}.values()))")
+        ],
     },
-}  # fmt: skip
+}
 
 
 def findings(edits, code, folder):

@@ -351,3 +351,11 @@ def test_padding_with_probability_0_under_a_mask_is_found(ban, tmp_path):
 def test_other_tokens_may_be_banned(tmp_path):
     for line in ("logits[..., 50000:] = float('-inf')", "logits[..., 7] = float('-inf')", "logits[..., 0] = -1e4"):
         assert not found(GRPO.replace("    return torch.log", f"    {line}\n    return torch.log"), tmp_path)
+
+
+def test_several_rows_of_one_call_without_any_mask_are_found(tmp_path):
+    rows = GRPO.replace("top_p=1.0,", "top_p=1.0, num_return_sequences=8,").replace(".repeat_interleave(8, dim=0)", "")
+    bare = with_loss("loss = (-gain + 0.04 * kl).mean()", rows)
+    assert found(bare, tmp_path) == {"MASK02"}
+    assert not found(bare.replace("num_return_sequences=8", "num_return_sequences=1"), tmp_path)
+    assert not found(with_loss("loss = (-gain + 0.04 * kl)[mask.bool()].mean()", rows), tmp_path)

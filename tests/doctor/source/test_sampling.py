@@ -258,6 +258,15 @@ SILENT = {
                 SCORED + "\n    logits = logits.masked_fill(logits < torch.topk(logits, 9).values[..., -1:], -1e9)",
             ),
         ),
+        "a nucleus of all tokens": (
+            LOOP,
+            (
+                "        ids = torch.cat(",
+                "        best, order = weights.sort(-1, descending=True)\n"
+                "        best[best.cumsum(-1) - best > 1.0] = 0\n"
+                "        weights = torch.zeros_like(weights).scatter(-1, order, best)\n        ids = torch.cat(",
+            ),
+        ),
         "switched off": (
             LOOP,
             ("def sample(prompts):", "def sample(prompts, top_k=0):"),
@@ -289,6 +298,13 @@ SILENT = {
         "a greedy baseline": (
             GENERATE,
             ("    model.train()", "        best = model.generate(**prompts, do_sample=False)\n    model.train()"),
+        ),
+        "a greedy row beside the drawn ones": (
+            GENERATE,
+            (
+                "    model.train()",
+                "        ids = torch.cat([ids, model.generate(**prompts, do_sample=False)], dim=0)\n    model.train()",
+            ),
         ),
         "a loop": (LOOP,),
     },

@@ -19,7 +19,8 @@ STATE, ARGUMENTS_FILE = "trainer_state.json", "args.json"
 METRICS = ("metrics.jsonl", "metrics.json", "metrics.csv", "log.jsonl", "history.csv", "progress.csv")
 DEEPEST = 4  # folders below the one that is given
 MOST = 20_000  # files that are looked at
-_DUMP = re.compile(r"completions_(\d+)\.parquet|(\d+)\.jsonl|step_(\d+)/(?:train_)?rollouts\.jsonl")
+# the whole of a name: math500.jsonl is a set of questions
+_DUMP = re.compile(r"(?:.*/)?(?:completions_(\d+)\.parquet|(\d+)\.jsonl|step_(\d+)/(?:train_)?rollouts\.jsonl)")
 
 
 def read_folder(path: Path) -> Evidence | None:
@@ -43,7 +44,7 @@ def holds_logs(path: Path) -> bool:
         file.name in (STATE, *METRICS)
         or file.suffix == ".wandb"
         or "tfevents" in file.name
-        or _DUMP.search(file.as_posix()) is not None
+        or _DUMP.fullmatch(file.as_posix()) is not None
         for file in _files(path)
     )
 
@@ -51,7 +52,8 @@ def holds_logs(path: Path) -> bool:
 def _files(path: Path) -> Iterator[Path]:
     count = 0
     for folder, folders, names in os.walk(path):
-        folders[:] = [] if len(Path(folder).relative_to(path).parts) >= DEEPEST else sorted(folders)
+        is_deep = len(Path(folder).relative_to(path).parts) >= DEEPEST
+        folders[:] = [] if is_deep else sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             count += 1
             if count > MOST:
@@ -131,8 +133,8 @@ def _events(path: Path, files: list[Path], notes: list[str]) -> Evidence | None:
 def _batches(path: Path, files: list[Path], notes: list[str]) -> list[Batch]:
     dumps: dict[int, Path] = {}
     for file in files:
-        match = _DUMP.search("/".join(file.relative_to(path).parts))
-        if match and match.end() == len("/".join(file.relative_to(path).parts)):
+        match = _DUMP.fullmatch(file.as_posix())
+        if match:
             dumps[int(match[1] or match[2] or match[3])] = file
     batches: list[Batch] = []
     for step in spread(sorted(dumps), STEPS) if dumps else ():
