@@ -89,7 +89,7 @@ def test_paragraphs_fill_the_width_and_code_keeps_its_lines():
 
 def test_json_holds_the_explanation_as_it_is_written():
     one = json.loads(explain("RAT01", "--json").stdout)
-    assert (one["code"], one["severity"], one["looks_at"]) == ("RAT01", "harmful", ["batch", "curves"])
+    assert (one["code"], one["severity"], one["looks_at"]) == ("RAT01", "harmful", ["batch", "curves", "source"])
     assert one["explanation"].startswith("## What it checks\n")
     assert one["fix"]
     every = json.loads(explain("--json").stdout)["illnesses"]
@@ -118,7 +118,7 @@ def test_where_both_know_a_code_the_text_of_the_doctor_stands():
     other = Entry("RAT01", "ratio_not_one", Severity.FATAL, "another text", "another", looks_at=("reward",))
     (entry,) = [one for one in entries([other]) if one.code == "RAT01"]
     assert entry.summary != "another text"
-    assert entry.looks_at == ("batch", "curves", "reward")
+    assert entry.looks_at == ("batch", "curves", "source", "reward")
     assert "Also looked for by: assay reward-check" in explained(entry, width=80, colour=False)
     with pytest.raises(UnknownCode):
         find("REW02", entries())
@@ -140,7 +140,7 @@ def test_the_table_is_written_between_its_marks(tmp_path):
     assert main(["--table", str(page)]) == 0
     text = page.read_text()
     assert text == f"before\n{BEGIN}\n{table()}\n<!-- illnesses: end -->\nafter\n"
-    assert "| RAT01 | `ratio_not_one` | harmful | batch, curves |" in text
+    assert "| RAT01 | `ratio_not_one` | harmful | batch, curves, source |" in text
     assert main([]) == 2
     with pytest.raises(ValueError, match="once each"):
         with_table("no marks")

@@ -5,6 +5,8 @@ import numpy as np
 from assay.doctor.examples import edited, healthy_batch
 from assay.doctor.illnesses import clip_inverted, inverted
 from assay.doctor.recompute.consistent import consistent
+from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.doctor.recompute.terms import gradient_parts, loss_settings
 from assay.verdict import State
 
 
@@ -29,10 +31,22 @@ def test_tokens_at_which_the_kl_outweighs_the_policy_term_are_no_proof_against_t
 
 def test_advantages_that_are_rounding_alone_have_no_sign():
     batch = healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
-    advantages = np.full(batch.arrays["advantages"].shape, 3e-4)
     rewards_B = np.full(batch.arrays["rewards"].shape, 0.3)
-    sound = consistent(batch, advantages=advantages, rewards=rewards_B)
-    turned = edited(sound, gradients=-sound.arrays["gradients"], ratio=None)
-    assert inverted._by_gradient(turned).state is State.NOT_APPLICABLE
-    larger = edited(turned, advantages=1e3 * advantages)
-    assert inverted._by_gradient(larger).state is State.FINDING
+
+    def verdict(advantage):
+        gradients_BT = np.where(batch.arrays["mask"], advantage, 0.0)  # of the sign of A
+        advantages = np.full(batch.arrays["advantages"].shape, advantage)
+        changes = {"gradients": gradients_BT, "advantages": advantages, "rewards": rewards_B, "clipped": None}
+        return inverted._by_gradient(edited(batch, **changes))
+
+    assert verdict(2.9e-4).state is State.NOT_APPLICABLE
+    assert verdict(0.3).state is State.FINDING
+
+
+def test_what_is_left_of_a_misjudged_kl_has_no_sign():
+    batch = healthy_batch(update=1, kl_coef=0.04)
+    mask_BT = batch.arrays["mask"]
+    _, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), loss_settings(batch))
+    sign_BT = np.sign(np.where(mask_BT, batch.token_advantages, 0.0))
+    gradients_BT = kl_BT + sign_BT * 0.2 * np.abs(kl_BT)
+    assert inverted._by_gradient(edited(batch, gradients=gradients_BT)).state is not State.FINDING
