@@ -174,3 +174,18 @@ def is_span_of_ones(change: Value) -> bool:
     keys = [one for name, one in change.arguments.items() if name not in ("input", "value")]
     spans = [one for one in keys if one.op == "slice" and one.arguments]
     return bool(spans) and change.setting("value") in (1, True) and is_blank(change.input)
+
+
+def takes_best(value: Value) -> bool:
+    """max(-1), or topk(1): (values, indices) of the likeliest."""
+    return value.op == "max" or (value.op == "topk" and value.setting("k") == 1)
+
+
+def is_order(value: Value | None) -> bool:
+    """The indices of a sort or of the best few: what is drawn from them is a place among them, not a token."""
+    if value is None:
+        return False
+    if value.op == "argsort":
+        return True
+    is_second = value.op == "attribute" and value.name == "indices" or value.op == "index" and value.setting("0") == 1
+    return is_second and value.input is not None and value.input.op in ("sort", "topk")

@@ -20,7 +20,9 @@ from assay.dataflow.kind import (
     is_blank,
     is_normalised,
     is_number,
+    is_order,
     is_span_of_ones,
+    takes_best,
 )
 from assay.dataflow.uses import used_as
 from assay.dataflow.value import UNKNOWN, Graph, Value, last_layer
@@ -139,7 +141,7 @@ class Kinds:
             return self._kept(value, value.input)
         if value.name == "values" and value.input is not None and value.input.op in ("sort", "topk"):
             return self._kept(value, value.input.input)
-        of_max = value.input if value.name == "indices" and value.input and value.input.op == "max" else None
+        of_max = value.input if value.name == "indices" and value.input and takes_best(value.input) else None
         return self._argmax(of_max) if of_max is not None else None
 
     def _of_distribution(self, value: Value) -> Known:
@@ -206,6 +208,8 @@ class Kinds:
         return None
 
     def _gather(self, value: Value) -> Known | None:
+        if is_order(value.input) and self.is_a(value.argument("index"), Kind.SAMPLED):
+            return Known(Kind.SAMPLED, value, "tokens at drawn places of an order", self.of(value.argument("index")))
         return self._chosen(value, self.of(value.input))
 
     _take_along_dim = _gather
@@ -213,11 +217,13 @@ class Kinds:
     def _index(self, value: Value) -> Known | None:
         if value.name == "attention_mask":
             return Known(Kind.MASK, value, "a field that libraries name so")
-        if value.input is not None and value.input.op in ("sort", "topk"):  # (values, indices)
+        if value.input is not None and value.input.op in ("sort", "topk") and not takes_best(value.input):
             return self._kept(value, value.input.input) if value.setting("0") == 0 else None
-        if value.input is not None and value.input.op == "max" and value.setting("0") in (0, 1):
+        if value.input is not None and takes_best(value.input) and value.setting("0") in (0, 1):
             return self._argmax(value.input) if value.setting("0") == 1 else None
         inner = self.of(value.input)
+        if is_order(value.input) and self.is_a(value.argument("0"), Kind.SAMPLED):
+            return Known(Kind.SAMPLED, value, "tokens at drawn places of an order", self.of(value.argument("0")))
         if inner is None:
             is_output = value.name == "logits" and value.input is not None and value.input.op in ("forward", "call")
             return Known(Kind.LOGITS, value, "a model's output called logits by its library") if is_output else None

@@ -171,7 +171,8 @@ class Origins:
         trained = self.trained()
         if not trained:
             return None
-        return not any(same_network(one, other) for one in self.networks(value) for other in trained)
+        ours = [any(same_network(one, other) for other in trained) for one in self.networks(value)]
+        return None if len(set(ours)) > 1 else not any(ours)
 
     def trained(self) -> list[Value]:
         """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""

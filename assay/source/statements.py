@@ -125,6 +125,10 @@ class Interpreter(Definitions):
     def _unpack(self, targets: list[ast.expr], value: Value, node: ast.AST) -> None:
         thing = value.thing
         starred = [number for number, target in enumerate(targets) if isinstance(target, ast.Starred)]
+        if thing is None and holds_modules(value) and not starred:
+            for number, target in enumerate(targets):
+                self.assign(target, self._part_of_network(value, str(number), node), node)
+            return
         if isinstance(thing, Listing) and thing.exact and len(thing.elements) == len(targets) and not starred:
             for target, part in zip(targets, thing.elements, strict=True):
                 self.assign(target, part, node)

@@ -183,7 +183,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"{scaling.value.place.text} divides by {scaling.spread.shown} with nothing that keeps it from 0"
                 f"{_misplaced(scaling)}: a group of equal rewards gives NaN",
-                confidence=Confidence.POSSIBLE if _is_whitening(scaling) else Confidence.LIKELY,
+                confidence=Confidence.POSSIBLE if _is_whitening(program, scaling) else Confidence.LIKELY,
                 places=(scaling.value.place,),
                 why=_why(scaling),
                 edit=_edit(scaling),
@@ -192,8 +192,10 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the divisor of the advantages is kept from 0", places=(scaling.value.place,))
 
 
-def _is_whitening(scaling: Scaling) -> bool:
-    """One std of all advantages of a batch, as with a critic: it is hardly ever 0."""
+def _is_whitening(program: Program, scaling: Scaling) -> bool:
+    """One std of all advantages of a batch, in an environment with rewards at each step: it is hardly ever 0."""
+    if program.of("generate", "multinomial"):
+        return False
     named = any("adv" in name.lower() for name in (*scaling.base.names, scaling.base.name))
     return named and "dim" not in scaling.spread.arguments
 

@@ -165,7 +165,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             new, old = program.origins.gradient(one.left), program.origins.gradient(one.right)
             is_turned = new is False and (old is True or (old is None and use.is_surrogate))
-            if is_turned and program.origins.is_reference(one.left) is not True:
+            if is_turned and (use.is_surrogate or program.origins.is_reference(one.left) is not True):
                 told.add(one.value.place)
                 yield finding(
                     f"`{one.value.place.text}` is old over new: {one.right.shown} carries the gradient and stands in "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from assay.dataflow.kind import PASSES, Kind
+from assay.dataflow.kind import PASSES, Kind, is_blank
 from assay.dataflow.terms import Product, Term, TermKind
 from assay.dataflow.value import Value
 from assay.source.program import Program
 
 _LEVELS = ("mean", "nanmean", "median", "sum")
+_SCATTERED = ("index_add", "scatter_add", "scatter_reduce", "scatter_mean", "bincount", "segment_reduce")
 _MOST = 400  # values behind one
 
 
@@ -89,7 +90,8 @@ def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
     if value.op == "mul" and inner is not None and other is not None:
         return _centre(inner, seen) or _centre(other, seen)
     if value.op != "phi" and value.op in (*PASSES, "div", "index", "clamp", "neg"):
-        following = inner or next(iter(value.arguments.values()), None)
+        is_put = value.op == "setitem" and is_blank(inner)  # rows of a new tensor
+        following = value.argument("value") if is_put else inner or next(iter(value.arguments.values()), None)
         return _centre(following, seen) if following is not None else None
     return None
 
@@ -107,6 +109,9 @@ def _is_level_of(level: Value, of: Value) -> bool:
             inner = _plain(current.input)
             masked = [_plain(one) for one in inner.inputs] if inner.op == "mul" else []
             if any(id(whole) in targets for one in (inner, *masked) for whole in _wholes(one)):
+                return True
+        elif current.name.rstrip("_") in _SCATTERED:
+            if any(id(_plain(one)) in targets for name, one in current.arguments.items() if name != "input"):
                 return True
         elif depth and current.op in ("div", "sub", "add", "mul"):
             waiting += [(_plain(one), depth - 1) for one in current.inputs]

@@ -188,8 +188,24 @@ def is_count(value: Value, part: Part) -> bool:
             return True
     if value.op == "len" and value.input is not None and value.input is _listed(part.loop):
         return True
+    if _is_quotient(value, _listed(part.loop)):
+        return True
     named = [*value.names, value.name, value.place.text]
     return _is_setting(value) and any(word in name.lower() for name in named for word in _COUNTED)
+
+
+def _is_quotient(value: Value, source: Value | None) -> bool:
+    """n // size, or ceil(n / size), of a loop over range(0, n, size)."""
+    step = source.argument("step") if source is not None and source.op == "range" else None
+    while value.op in ("cast", "leave", "maximum", "ceil") or value.name in ("math.ceil", "builtins.max"):
+        inner = value.input or value.argument("0")
+        if inner is None:
+            return False
+        value = inner
+    by = value.argument("other") if value.op in ("floordiv", "div") else None
+    if step is None or by is None:
+        return False
+    return by is step or (step.constant is not UNKNOWN and by.constant == step.constant)
 
 
 def _listed(loop: Loop) -> Value | None:

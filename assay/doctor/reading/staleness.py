@@ -45,7 +45,7 @@ def samplers(program: Program) -> Iterator[Sampler]:
 def _of_copy(program: Program, drawing: Value, model: Value) -> Iterator[Sampler]:
     if not _is_copy(program, model) or is_touched(program, model):
         return
-    loads = [one for one in loaded(program, model) if _is_repeated(one, drawing)]
+    loads = [one for one in loaded(program, model) if _is_repeated(one, drawing) and not _is_once(one, drawing)]
     if any((source := source_of(one)) is None or not is_trained(program, source) for one in loads):
         return
     places = (drawing.place, model.place)
@@ -80,6 +80,20 @@ def _is_copy(program: Program, model: Value) -> bool:
 
 def _is_repeated(load: Value, drawing: Value) -> bool:
     return not drawing.context.loops or any(loop in drawing.context.loops for loop in load.context.loops)
+
+
+def _is_once(load: Value, drawing: Value) -> bool:
+    """`if step == 0`: in one turn alone."""
+    shared = {(one.place, one.side) for one in drawing.context.branches}
+    for branch in load.context.branches:
+        test = branch.condition
+        if (branch.place, branch.side) in shared or test.op != "eq" or not branch.side:
+            continue
+        sides = [one for one in test.inputs if one.op == "element"]
+        counted = [one for one in sides if any(loop.source is one.input for loop in drawing.context.loops)]
+        if counted and any(isinstance(one.constant, int) for one in test.inputs):
+            return True
+    return False
 
 
 def _is_made_anew(model: Value, drawing: Value) -> bool:

@@ -245,8 +245,10 @@ def test_shapes_that_fit_are_not(form, tmp_path):
     assert not found(shaped(*FITTING[form]), tmp_path, ("ADV08",))
 
 
-def test_whitened_advantages_of_a_critic_are_merely_possible(tmp_path):
-    text = BY_PROMPT.replace("rewards = torch.tensor(rewards_of(ids))", "advantages = rewards_of(ids)").replace(
+def test_whitened_advantages_of_an_environment_are_merely_possible(tmp_path):
+    drawn = BY_PROMPT[BY_PROMPT.index("policy.generate") : BY_PROMPT.index("\n    rewards")]
+    text = BY_PROMPT.replace(drawn, "rewards_of(prompt)")
+    text = text.replace("rewards = torch.tensor(rewards_of(ids))", "advantages = rewards_of(ids)").replace(
         "GUARD", "pass"
     )
     text = text.replace("std = rewards.std()", "std = advantages.std()").replace(

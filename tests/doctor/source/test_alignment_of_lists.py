@@ -314,7 +314,9 @@ def findings(edits, code, folder):
         text = text.replace(old, new)
     path = folder / "script.py"
     path.write_text(text)
-    return diagnose(Evidence(programs=(read_program(path),)), [by_code(code)]).findings
+    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code)])
+    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
+    return diagnosis.findings
 
 
 def cases(table):

@@ -25,7 +25,9 @@ out = model(ids)
 def findings(text, code, folder):
     path = folder / "script.py"
     path.write_text(text)
-    return diagnose(Evidence(programs=(read_program(path),)), [by_code(code)]).findings
+    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code)])
+    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
+    return diagnosis.findings
 
 
 def changed(text, *edits):

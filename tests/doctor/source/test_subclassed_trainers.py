@@ -104,7 +104,9 @@ TRAINERS = {"compute_loss": COMPUTE_LOSS, "training_step": TRAINING_STEP}
 def findings(text, folder, *codes):
     path = folder / "trainer.py"
     path.write_text(text)
-    return diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes]).findings
+    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
+    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
+    return diagnosis.findings
 
 
 @pytest.mark.parametrize("text", [*TRAINERS.values(), GIVEN_ROLLOUTS], ids=[*TRAINERS, "_compute_loss"])
