@@ -335,7 +335,7 @@ class Attached:
 
     def logged(self, logs: Mapping[str, Any]) -> None:
         self._seen_metrics.clear()
-        if self._is_on() and "grad_norm" in logs:
+        if self._is_on() and logs.get("grad_norm") is not None:
             self._attempt(lambda: self._complete_row(logs), None)
 
     def _complete_row(self, logs: Mapping[str, Any]) -> None:

@@ -187,5 +187,5 @@ def is_order(value: Value | None) -> bool:
         return False
     if value.op == "argsort":
         return True
-    is_second = value.op == "attribute" and value.name == "indices" or value.op == "index" and value.setting("0") == 1
+    is_second = value.name == "indices" if value.op == "attribute" else value.op == "index" and value.setting("0") == 1
     return is_second and value.input is not None and value.input.op in ("sort", "topk")

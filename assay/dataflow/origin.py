@@ -15,6 +15,17 @@ _CUTS = frozenset(
     "one_hot arange constant library config string len range argsort randperm".split()
 )
 _PICKS = frozenset("gather take_along_dim index where masked_fill index_select".split())  # by ids or a mask
+_SELECTORS = {
+    "gather": ("index",),
+    "take_along_dim": ("index",),
+    "index_select": ("index",),
+    "cross_entropy": ("target",),
+    "nll_loss": ("target",),
+    "log_prob": ("value", "1"),
+    "where": ("condition",),
+    "masked_fill": ("mask",),
+    "element": ("key",),
+}
 _NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
 _SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
@@ -146,7 +157,9 @@ class Origins:
                 continue
             if current.op in ("generate", "multinomial", "sample"):
                 continue
-            for one in current.arguments.values():
+            for name, one in current.arguments.items():
+                if _is_selector(current, name):
+                    continue
                 if id(one) not in seen and not self.kinds.is_a(one, Kind.SAMPLED, Kind.MASK, Kind.COUNT):
                     seen.add(id(one))
                     waiting.append(one)
@@ -216,6 +229,13 @@ class Origins:
             inputs = [one for one in current.inputs if self.kinds.is_a(one, Kind.LOG_RATIO, Kind.RATIO)]
             current = inputs[0] if inputs else current.input
         return None
+
+
+def _is_selector(value: Value, name: str) -> bool:
+    """Whether an argument only says which numbers are taken: ids, places, a condition."""
+    if value.op == "index":
+        return name != "input"
+    return name in _SELECTORS.get(value.op, ())
 
 
 def network(value: Value) -> Value:

@@ -183,6 +183,8 @@ def depends_on(value: Value, other: Value) -> bool:
 def last_layer(forward: Value) -> str:
     """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
     model = forward.arguments.get("model")
+    if model is not None and model.op == "submodule":
+        model = model.arguments.get("layer", model)
     if model is None or model.op != "module":
         return forward.name
     layer = model

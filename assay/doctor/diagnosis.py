@@ -139,7 +139,7 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
     if illness.batch is not None:
         words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
     if not words:
-        if evidence.programs:
+        if evidence.programs and evidence.trace is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
         return Word(illness, not_enough_data(" or ".join(_NEEDED[one] for one in kinds)))

@@ -293,7 +293,9 @@ class Expressions(Collections):
         memo = (id(base), f"part {name}")
         if memo not in self.heap:
             self.keep(base)
-            self.heap[memo] = self.new("submodule", node, {"input": base}, name=name)
+            layer = layer_of(base, name)
+            known = {"layer": layer} if layer is not None else {}
+            self.heap[memo] = self.new("submodule", node, {"input": base, **known}, name=name)
         return self.heap[memo]
 
     def _unplaced(self, base: Value, under: Value, known: list[Value], node: ast.AST) -> Value:
@@ -327,6 +329,21 @@ def holds_modules(value: Value) -> bool:
     if value.op in ("deepcopy", "wrapped", "submodule") and value.input is not None:
         return holds_modules(value.input)
     return value.op == "module" and value.name in ("ModuleDict", "ModuleList", "Sequential")
+
+
+def layer_of(value: Value, name: str) -> Value | None:
+    """The layer of such a network under a name or a number, where the text shows it."""
+    while value.op in ("deepcopy", "wrapped") and value.input is not None:
+        value = value.input
+    given = value.arguments.get("0")
+    found: Value | None = None
+    if value.op == "module" and value.name == "Sequential":
+        found = value.arguments.get(name)
+    elif given is not None and isinstance(given.thing, Table):
+        found = given.thing.entries.get(name)
+    elif given is not None and isinstance(given.thing, Listing) and given.thing.exact and name.isdigit():
+        found = given.thing.elements[int(name)] if int(name) < len(given.thing.elements) else None
+    return found if found is not None and found.op == "module" else None
 
 
 def folded(op: str, left: Value, right: Value) -> Any:

@@ -9,6 +9,7 @@ from assay.dataflow.operations import bound, canonical
 from assay.dataflow.value import UNKNOWN, Value
 from assay.source import containers
 from assay.source.engines import initialized
+from assay.source.settings import READERS, parsed
 from assay.source.things import Class, Function, Instance, Library, Listing, Partial, Table
 
 if TYPE_CHECKING:
@@ -114,6 +115,9 @@ def call(machine: Calls, function: Library, positional: Values, keywords: Keywor
         if positional and isinstance(positional[0].thing, Table):
             table.entries |= positional[0].thing.entries
         return machine.new("table", node, keywords, thing=table)
+    text = positional[0].constant if positional and path.endswith(tuple(READERS)) else None
+    if isinstance(text, str) and (written := parsed(machine, text, node)) is not None:
+        return written
     if path.endswith("OmegaConf.create") and positional and isinstance(positional[0].thing, Table):
         return machine.new("table", node, thing=Table(positional[0].thing.entries, is_namespace=True))
     if last in ("defaultdict", "OrderedDict", "Counter"):
@@ -290,9 +294,9 @@ def _copied(machine: Calls, positional: Values, node: ast.AST, name: str = "") -
 
 def _builtin(machine: Calls, name: str, positional: Values, keywords: Keywords, node: ast.AST) -> Value:
     first = positional[0] if positional else None
-    if name == "range":
+    if name in ("range", "slice"):
         names = ("stop",) if len(positional) == 1 else ("start", "stop", "step")
-        return machine.new("range", node, dict(zip(names, positional, strict=False)))
+        return machine.new(name, node, dict(zip(names, positional, strict=False)))
     if name in ("zip", "enumerate", "reversed"):
         keys = ("input",) if name != "zip" else ()
         return machine.new(name, node, _named(keys, positional, {}), name=name)

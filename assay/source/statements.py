@@ -11,7 +11,7 @@ from typing import Any
 from assay.dataflow.operations import canonical
 from assay.dataflow.value import Branch, Value
 from assay.source.definitions import NO_GRAD, Definitions
-from assay.source.expressions import _BINARY
+from assay.source.expressions import _BINARY, holds_modules
 from assay.source.things import Class, Function, Instance, Library, Listing, Module, Table
 
 

@@ -244,7 +244,8 @@ def _has_gradient(parameters: Sequence[Tensor], most: int = FEW) -> bool:
         for one in parameters:
             if one.grad is None:
                 continue
-            if bool((one.grad != 0).any()):
+            gradient = one.grad.coalesce().values() if one.grad.is_sparse else one.grad
+            if bool((gradient != 0).any()):
                 return True
             looked += 1
             if looked >= most:

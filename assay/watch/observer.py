@@ -348,7 +348,7 @@ class Observer:
             model.version += 1
         self.recorder.next_update()
         if self.steps is not None and len(self.trace.updates) >= self.steps:
-            self._enough()
+            attempt(self.recorder.broke, self._enough)
             raise Enough(0)
 
     def _enough(self) -> None:

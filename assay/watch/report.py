@@ -19,6 +19,12 @@ from assay.watch.not_finite import first_not_finite
 from assay.watch.ratios import ratio_lines
 from assay.watch.trace import Trace
 
+# what a bug of ours may raise: it is told, and the script ends as it would have
+_FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError, RuntimeError,
+    StopIteration, TypeError, ValueError,
+)  # fmt: skip
+
 
 def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """{text, counts, code}: in the form that was asked for; `code` is the exit code of the findings."""
@@ -37,7 +43,12 @@ def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
     trace.not_finite = trace.not_finite or first_not_finite(trace)
     if not trace.is_marked:
         trace.is_marked = True
-        mark(trace)
+        try:
+            mark(trace)
+        except _FAULTS as error:
+            trace.notes.append(
+                f"the run was not judged to its end, by a fault of assay: {type(error).__name__}: {error}"
+            )
     notes = [*_sentences(trace), *trace.notes]
     programs: tuple[Program, ...] = ()
     if read:
@@ -47,6 +58,8 @@ def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
             programs = (read_program(shown if shown.exists() else Path(trace.folder) / shown),)
         except SourceError as error:
             notes.append(str(error))
+        except _FAULTS as error:
+            notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
     seen = trace if trace.torch_was_used else None
     return Evidence(batches=tuple(trace.batches), notes=tuple(notes), trace=seen, programs=programs)
 

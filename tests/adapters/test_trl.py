@@ -201,3 +201,31 @@ def test_a_subclass_with_a_loss_of_its_own_is_watched_too(models):
     doctor = attach(trainer)
     trainer.train()
     assert doctor.findings == []
+
+
+def test_an_update_of_rows_of_two_generations_is_left_out(models):
+    parts = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
+    trainer = models.trainer(**parts, max_steps=6)
+    doctor = attach(trainer)
+    trainer.train()
+    assert not doctor.findings
+    updates = [read_batch(path) for path in sorted(doctor.directory.glob("examined/*-update-[12].safetensors"))]
+    assert [batch.number("policy_version") for batch in updates] == [0, 2, 3]  # of 6 updates the 2nd and 5th are mixed
+
+
+def test_what_a_subclass_adds_to_the_loss_or_takes_from_the_log_is_left_to_it(models):
+    class Own(GRPOTrainer):
+        def compute_loss(self, model, inputs, *args, **others):
+            return self._compute_loss(model, inputs, scale=0.5)
+
+        def _compute_loss(self, model, inputs, scale):
+            return scale * super()._compute_loss(model, inputs)
+
+        def log(self, logs, *args, **others):
+            super().log({**logs, "grad_norm": None}, *args, **others)
+
+    trainer = models.trainer(kind=Own, max_steps=2)
+    doctor = attach(trainer)
+    trainer.train()
+    assert len(list(doctor.directory.glob("examined/*"))) >= 2
+    assert not doctor._doctor._failures

@@ -31,16 +31,15 @@ def test_tokens_at_which_the_kl_outweighs_the_policy_term_are_no_proof_against_t
 
 def test_advantages_that_are_rounding_alone_have_no_sign():
     batch = healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
-    rewards_B = np.full(batch.arrays["rewards"].shape, 0.3)
 
-    def verdict(advantage):
-        gradients_BT = np.where(batch.arrays["mask"], advantage, 0.0)  # of the sign of A
-        advantages = np.full(batch.arrays["advantages"].shape, advantage)
-        changes = {"gradients": gradients_BT, "advantages": advantages, "rewards": rewards_B, "clipped": None}
+    def verdict(rewards_B):
+        gradients_BT = np.where(batch.arrays["mask"], 3e-4, 0.0)  # of the sign of A
+        advantages = np.full(batch.arrays["advantages"].shape, 3e-4)
+        changes = {"gradients": gradients_BT, "advantages": advantages, "rewards": rewards_B, "ratio": None}
         return inverted._by_gradient(edited(batch, **changes))
 
-    assert verdict(2.9e-4).state is State.NOT_APPLICABLE
-    assert verdict(0.3).state is State.FINDING
+    assert verdict(np.full(batch.arrays["rewards"].shape, 0.3)).state is State.NOT_APPLICABLE
+    assert verdict(batch.arrays["rewards"]).state is State.FINDING
 
 
 def test_what_is_left_of_a_misjudged_kl_has_no_sign():

@@ -1,4 +1,10 @@
-"""A script in a folder of its own."""
+"""A script in a folder of its own; and a process that runs scripts in forks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,3 +17,20 @@ def write(tmp_path):
         return script
 
     return write
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """A job --> what became of it: see server.py."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, str(Path(__file__).parent / "server.py")]
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+
+        def serve(script, *arguments, **job):
+            process.stdin.write(json.dumps({"script": str(script), "arguments": arguments, **job}) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield serve
+        process.stdin.close()

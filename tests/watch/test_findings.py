@@ -1,21 +1,28 @@
 """Faults that are planted in a healthy script are proven on its real tensors; the healthy script is left alone."""
 
+import json
+
 import pytest
-from watch.running import LETTERS, findings_of, run_watched
+from watch.running import LETTERS, planted, run_watched
 
 
 def codes(report):
     return {finding["code"]: finding["confidence"] for finding in report["findings"]}
 
 
-def test_a_healthy_script_has_no_findings_and_much_was_looked_at(tmp_path):
-    report, done = findings_of(tmp_path)
+def report_on(serve, script):
+    done = serve(script, "3", how="json")
+    assert done["code"] == 0
+    return json.loads(done["text"])
+
+
+def test_a_healthy_script_has_no_findings_and_much_was_looked_at(serve):
+    report = report_on(serve, LETTERS)
     assert report["findings"] == []
     assert report["crashed"] == []
     assert {"RAT01", "RAT04", "SAMP01", "ALGN02", "ADV01", "ADV05", "MASK02", "OPT02"} <= {
         one["code"] for one in report["passed"]
     }
-    assert done.returncode == 0
 
 
 PLANTS = {
@@ -29,29 +36,25 @@ PLANTS = {
 }
 
 
-@pytest.mark.parametrize("code", ["SAMP01", "RAT04", "RAT02", "MASK02", "ADV02"])
-def test_a_planted_fault_is_proven(tmp_path, code):
-    report, done = findings_of(tmp_path, *PLANTS[code])
+@pytest.mark.parametrize("code", PLANTS)
+def test_a_planted_fault_is_proven(serve, tmp_path, code):
+    report = report_on(serve, planted(tmp_path, *PLANTS[code]))
     assert codes(report).get(code) == "proven"
-    assert done.returncode == 0  # the script's own code, unless --fail-on asks for more
 
 
-def test_the_ratio_is_printed_by_update_and_explained(tmp_path):
-    done = run_watched(LETTERS, "3")
-    assert "1.0 on the first update of each rollout batch, drifting later: by design" in done.stderr
-    assert "      3      2 " in done.stderr
+def test_the_ratio_is_printed_by_update_and_explained(serve):
+    text = serve(LETTERS, "3")["text"]
+    assert "1.0 on the first update of each rollout batch, drifting later: by design" in text
+    assert "      3      2 " in text
 
 
 def test_fail_on_turns_a_finding_into_exit_code_1(tmp_path):
-    text = LETTERS.read_text()
-    for old, new in PLANTS["RAT04"]:
-        text = text.replace(old, new)
-    script = tmp_path / "script.py"
-    script.write_text(text)
+    script = planted(tmp_path, *PLANTS["RAT04"])
     assert run_watched(script, "2", fail_on="error").returncode == 1
 
 
-def test_the_first_number_that_is_not_finite_is_named_by_its_line(tmp_path):
-    report, _ = findings_of(tmp_path, ("ratio = torch.exp(new - old)", "ratio = torch.exp(new - old) / (mask - mask)"))
+def test_the_first_number_that_is_not_finite_is_named_by_its_line(serve, tmp_path):
+    edit = ("ratio = torch.exp(new - old)", "ratio = torch.exp(new - old) / (mask - mask)")
+    report = report_on(serve, planted(tmp_path, edit))
     line = LETTERS.read_text().splitlines().index("            ratio = torch.exp(new - old)") + 1
     assert any(f"script.py:{line}" in note and "not finite" in note for note in report["notes"])

@@ -37,6 +37,8 @@ def open_evidence(path: Path) -> Evidence:
         return _open_directory(path)
     if not path.exists():
         raise BatchError(f"{path} does not exist; {_SUPPORTED}")
+    if not path.is_file():
+        raise BatchError(f"{path} is a pipe or a device, which can be read once only; write it to a file first")
     if path.suffix in SUFFIXES:
         program = read_program(path)
         return Evidence(programs=(program,), notes=program.notes)

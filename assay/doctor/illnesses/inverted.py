@@ -42,7 +42,6 @@ from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verd
 
 MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it
 REMAINDER = 0.5  # of the KL's pull: a smaller rest may be what was misjudged of the KL
-ROUNDING = 1e-3  # of the largest reward: smaller advantages are none
 AGREES = 0.5  # of -1 to 1: half-way between chance and certainty; a sound loss has 1
 
 
@@ -84,10 +83,6 @@ def _by_gradient(batch: Batch) -> Verdict:
     pull_BT = np.where(mask_BT, gradients_BT - kl_BT, 0.0)
     judged_BT = mask_BT & np.isfinite(pull_BT) & np.isfinite(advantages_BT) & (gradients_BT != 0)
     judged_BT &= np.abs(pull_BT) > REMAINDER * np.abs(kl_BT)
-    rewards_B = batch.get("rewards")
-    if rewards_B is not None and np.isfinite(rewards_B).all() and rewards_B.size:
-        # equal rewards leave what rounding made of their mean
-        judged_BT &= np.abs(advantages_BT) > ROUNDING * float(np.abs(rewards_B).max())
     judged_BT &= ~_of_equals(batch)[:, None]
     clipped_BT = batch.get("clipped") if batch.get("clipped") is not None else _outside(batch, advantages_BT)
     if clipped_BT is not None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.value import Value
+from assay.dataflow.origin import network
+from assay.dataflow.value import Value, last_layer
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
@@ -34,7 +35,7 @@ NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    mixed = is_mixed(program)
+    mixed = is_mixed(program, of_weights=False)
     cast = {one.place for one in program.of(*NORMALISERS) if one.context.autocast}  # in one of its calls
     told: set[Place] = set()
     for value in program.of(*NORMALISERS):
@@ -62,7 +63,17 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None:
     calls = program.origins.forwards(scores)
-    if not calls or any(call.op != "forward" or call.context.autocast for call in calls):
+    if not calls or any(call.op != "forward" for call in calls):
+        return None
+    if all(call.context.autocast and _ends_in_product(call) for call in calls):
+        return finding(
+            f"`{value.place.text}` is computed outside of autocast on what `{calls[0].place.text}` made within it: in "
+            "16 bits",
+            confidence=Confidence.LIKELY,
+            places=(value.place, calls[0].place),
+            why=program.kinds.why(scores),
+        )
+    if any(call.context.autocast for call in calls):
         return None
     for call in calls:
         kept = weights_of(program, call.arguments["model"])
@@ -81,6 +92,14 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
             edit=Edit(inside, f"({inside.text}).float()") if whole else None,
         )
     return None
+
+
+def _ends_in_product(call: Value) -> bool:
+    """Whether the last layer of a network is a matrix product, which autocast computes in 16 bits."""
+    model = network(call.arguments["model"])
+    output = call.argument("output")
+    last = output if output is not None else call
+    return model.op == "pretrained" or (last.op == "forward" and last_layer(last) in ("Linear", "LazyLinear"))
 
 
 def _is_in_loss(program: Program, value: Value) -> bool:

@@ -33,14 +33,13 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.reading.advantages import (
-    is_centred_before,
-    is_raw,
     level_of,
     policy_weights,
     scalings,
     uncentred,
     weighs_policy,
 )
+from assay.doctor.reading.baselines import has_baseline, raw_rewards
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.groups import expansions
 from assay.doctor.recompute.advantages import (
@@ -124,7 +123,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
             for user in scaling.value.users
         )
-        if level is None and not later and not is_centred_before(scaling.numerator):
+        if level is None and not later and not has_baseline(program, scaling.numerator):
             yield finding(
                 f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
                 confidence=Confidence.LIKELY,
@@ -139,12 +138,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _raw(program: Program) -> Iterator[Verdict]:
     """Rewards that weigh the gradient as they are, although each prompt has a group of answers to compare."""
     group = next(iter(expansions(program)), None)
-    weights = list(policy_weights(program))
-    if any(is_centred_before(one) for one in weights):
-        return
-    for factor in weights:
-        if not is_raw(program, factor):
-            continue
+    for factor in raw_rewards(program, list(policy_weights(program))):
         if group is not None:
             yield finding(
                 f"{factor.shown} weighs the policy's gradient as it is: no baseline is subtracted, although each "

@@ -42,7 +42,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.ratios import Difference, attached, differences, same, uses
-from assay.doctor.reading.updates import epochs_over, turns
+from assay.doctor.reading.updates import epochs_over, is_split, parts_of_rollout, turns
 from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -138,11 +138,11 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if one.value.place in told or program.origins.gradient(one.left) is False:
                 continue
             told.add(one.value.place)
-            what, loop = _follows(program, one)
+            what, loop = _follows(program, one, use.is_surrogate)
             if what and loop is not None:
                 yield finding(
                     f"`{one.value.place.text}` is 0 in every update: {what}",
-                    confidence=Confidence.LIKELY if turns(loop) is not None else Confidence.POSSIBLE,
+                    confidence=Confidence.LIKELY if turns(loop) is not None or is_split(loop) else Confidence.POSSIBLE,
                     places=(one.value.place, loop.place),
                     why=program.kinds.why(use.ratio),
                 )
@@ -150,11 +150,14 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield healthy("the old log-probs are made before the updates", places=(one.value.place,))
 
 
-def _follows(program: Program, one: Difference) -> tuple[str, Loop | None]:
+def _follows(program: Program, one: Difference, is_clipped: bool = False) -> tuple[str, Loop | None]:
     """In what way the old log-probs follow the new ones, and the loop that updates on the same rollouts again."""
     left, right = attached(one.left), attached(one.right)
     if left is right and one.is_straight and same(one.left) is not same(one.right):
-        loops = [loop for call in program.origins.forwards(left) if (loop := epochs_over(program, call)) is not None]
+        calls = program.origins.forwards(left)
+        loops = [loop for call in calls if (loop := epochs_over(program, call)) is not None]
+        if not loops and is_clipped:  # whoever clips expects more than one update
+            loops = [loop for call in calls if (loop := parts_of_rollout(program, call)) is not None]
         return f"{one.left.shown} minus its own detached copy, made anew before each update", loops[
             0
         ] if loops else None

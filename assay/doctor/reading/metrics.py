@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.dataflow.kind import Kind
+from assay.dataflow.terms import TermKind
 from assay.dataflow.value import Value, ancestors
+from assay.doctor.reading.direction import centred
 from assay.source.program import Program
 from assay.source.things import Listing, Table
 from assay.verdict import Place
@@ -60,9 +62,10 @@ def labelled(program: Program) -> Iterator[tuple[str, Value]]:
                 yield name, shown
     for value in program.of("mod"):
         template, given = value.setting("input"), value.argument("other")
-        if isinstance(template, str) and given is not None and isinstance(given.thing, Listing):
+        if isinstance(template, str) and given is not None:
             pieces = _SPECIFIER.split(template)
-            for piece, shown in zip(pieces, given.thing.elements, strict=False):
+            several = given.thing.elements if isinstance(given.thing, Listing) else [given]
+            for piece, shown in zip(pieces, several, strict=False):
                 yield _last_word(piece), shown
     for value in program.of("table"):
         if isinstance(value.thing, Table):
@@ -158,12 +161,28 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
     if not any(word in label.lower() for word in ("reward", "score", "return")) or number.op != "mean":
         return ""
     part = number.input
+    if part is not None and "dim" not in number.arguments and "adv" not in label.lower() and _is_weight(program, part):
+        return f"`{label}` is the mean of the advantages, `{number.place.text}`: it is 0 whatever the rewards are"
     if part is None or part.op != "index" or part.input is None or id(part.input) not in program.weights:
         return ""
     key = part.argument("0")
     if key is None or key.op != "slice" or not key.arguments or id(part) in program.weights or "1" in part.arguments:
         return ""
     return f"`{label}` is the mean of a part of the step's rewards, `{part.place.text}`"
+
+
+def _is_weight(program: Program, value: Value) -> bool:
+    """Whether a value is what log-probs or ratios are multiplied by in a loss, and has its mean taken away."""
+    factors = [factor for _, terms in program.losses for term in terms for factor in term.factors]
+    sides = [
+        factor
+        for _, terms in program.losses
+        for term in terms
+        if term.kind is TermKind.SURROGATE
+        for product in program.terms.products(term.core)
+        for factor in product.factors
+    ]
+    return any(_plain(one) is value for one in (*factors, *sides)) and centred(value)
 
 
 def _as_total(program: Program, label: str, value: Value, losses: set[int]) -> str:

@@ -45,14 +45,14 @@ def owners(program: Program, part: Value) -> list[Owner]:
         for user in _users(program, current):
             if user.op == "setattr" and user.input is not None and network(user.arguments["value"]) is current:
                 above.append(Owner(user.input, user))
-            elif user.op in ("module", "listing"):
+            elif user.op in ("module", "listing", "table"):
                 above.append(Owner(user, user))
         for owner in above:
             value = network(owner.value)
             if id(value) not in seen:
                 seen.add(id(value))
                 waiting.append(value)
-                if value.op != "listing":
+                if value.op not in ("listing", "table"):
                     found.append(Owner(value, owner.since))
     return found
 

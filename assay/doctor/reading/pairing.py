@@ -69,12 +69,14 @@ def _zip_of(loop: Loop) -> Value | None:
 
 def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterator[Mispairing]:
     sides = list(zipped.arguments.values())
-    moved = [reordered(side) for side in sides]
-    if len(sides) < 2:
+    moved = [reordered(side) or _counted_down(side) for side in sides]
+    if len(sides) < 2 or _is_within_a_row(program, zipped):
         return
     if any(one is not None for one in moved) and not all(one is not None for one in moved):
         cause = next(one for one in moved if one is not None)
-        if not _is_scored_so(program, cause):
+        others = [side for side, one in zip(sides, moved, strict=True) if one is None]
+        follows = cause.op == "reversed" and _counted_down(cause) is not None
+        if not follows and not _feeds(others, cause) and not _is_scored_so(program, cause):
             yield Mispairing(zipped, cause, "one side of the zip is in another order than the other")
         return
     tiled = [_expansion(side, spread) for side in sides]
@@ -94,10 +96,26 @@ def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterato
         return
 
 
+def _is_within_a_row(program: Program, value: Value) -> bool:
+    """Whether it stands in a loop over rows: what is turned round there are the tokens of one row."""
+    busy = {
+        id(loop) for one in program.of("generate", "multinomial", "sample", "backward") for loop in one.context.loops
+    }
+    return any(is_of_rows(loop) and id(loop) not in busy for loop in value.context.loops)
+
+
+def _counted_down(side: Value) -> Value | None:
+    """reversed(range(n)), a loop over time: what is beside it is no list of rows."""
+    inner = side.input if side.op == "reversed" else None
+    return side if inner is not None and inner.op == "range" else None
+
+
 def reordered(value: Value, depth: int = 8) -> Value | None:
     """Where a list is sorted, reversed or shuffled on the way to a value."""
     if depth == 0:
         return None
+    if value.op == "listing" and value.name == "sorted" and _is_set(value):
+        return None  # the numbers of rows that are still open, put in order
     if value.op == "reversed":
         return value if value.input is not None and value.input.op != "range" else None
     if value.op == "listing" and value.name in ("sorted", "set"):
@@ -146,6 +164,12 @@ def _expansion(value: Value, spread: list[Expansion], depth: int = 8) -> Expansi
     if value.op == "listing" and not (isinstance(value.thing, Listing) and value.thing.parts):
         return None
     return _expansion(value.thing.parts[0] if value.op == "listing" else inner, spread, depth - 1)
+
+
+def _is_set(listed: Value) -> bool:
+    """Whether a list was made of a set: in a set there is no order to lose."""
+    parts = listed.thing.parts if isinstance(listed.thing, Listing) else ()
+    return any(one.op == "listing" and one.name == "set" for part in parts for one in islice(ancestors(part), 4))
 
 
 def _is_list(value: Value) -> bool:

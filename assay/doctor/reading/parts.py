@@ -229,6 +229,8 @@ def is_own(value: Value, part: Part) -> bool:
 def _is_of_part(value: Value) -> bool:
     if value.op == "method":
         return value.name not in _SIZES
+    if value.op == "listing":
+        return "slice" in value.arguments
     return value.op in ("index", "element", "forward", "call", "generate", "multinomial", "phi", "gather")
 
 

@@ -100,12 +100,17 @@ def is_upcast(program: Program, value: Value | None) -> bool:
     return False
 
 
-def is_mixed(program: Program) -> bool:
-    """Whether something else than the script keeps float32 weights or chooses the precision of each operation."""
+def is_mixed(program: Program, of_weights: bool = True) -> bool:
+    """Whether something else than the script chooses the precision of each operation, or keeps float32 weights.
+
+    deepspeed does the latter alone: it computes in the precision of the weights.
+    """
     for value in program.of("call", "wrapped", "method"):
         name = value.name.rpartition(".")[2]
         if name == "Accelerator" and value.setting("mixed_precision", "no") not in ("no", None):
             return True
-        if "deepspeed" in value.name or name in ("FSDP", "FullyShardedDataParallel", "fully_shard", "Fabric"):
+        if "deepspeed" in value.name and of_weights:
+            return True
+        if name in ("FSDP", "FullyShardedDataParallel", "fully_shard", "Fabric"):
             return True
     return False

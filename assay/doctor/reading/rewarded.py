@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from assay.dataflow.kind import PASSES, Kind
 from assay.dataflow.origin import same_network
-from assay.dataflow.value import Value
+from assay.dataflow.terms import TermKind
+from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.reading.penalties import faces
 from assay.doctor.reading.ratios import Difference, attached, differences, uses
 from assay.source.program import Program
@@ -32,6 +33,11 @@ def rewarded(program: Program) -> list[Rewarded]:
     actors = [
         model for use in uses(program) for one in differences(program, use.ratio) for model in _models(program, one)
     ]
+    for _, terms in program.losses:
+        for term in terms:
+            if term.kind is TermKind.POLICY and program.kinds.is_a(term.core, Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS):
+                targets |= {id(factor) for factor in term.factors}
+                actors += program.origins.networks(term.core)
     found: list[Rewarded] = []
     for value in program.of("sub"):
         if not targets or not program.kinds.is_a(value, Kind.LOG_RATIO) or program.origins.gradient(value) is not False:
@@ -69,11 +75,26 @@ def _is_itself(program: Program, one: Difference, actors: list[Value]) -> bool:
         return False
     if not all(_is_by(program, side, actors) for side in (one.left, one.right)):
         return False
-    given = [{name: id(arg) for name, arg in call.arguments.items() if name.startswith("given_")} for call in calls]
-    if given[0] != given[1] or left[0].context.loops != right[0].context.loops:
+    given = [{name: arg for name, arg in call.arguments.items() if name.startswith("given_")} for call in calls]
+    if given[0].keys() != given[1].keys() or not all(_is_same(one, given[1][name]) for name, one in given[0].items()):
+        return False
+    if left[0].context.loops[:-1] != right[0].context.loops[:-1]:
         return False
     first, last = sorted(call.order for call in calls)
     return not any(first < step.order < last for step in program.of("step"))
+
+
+def _is_same(one: Value, other: Value, depth: int = 14) -> bool:
+    """Whether two values are the same, or made by the same text of the same values: x[i : i + n] in two loops."""
+    if one is other:
+        return True
+    if depth == 0 or one.op != other.op or one.arguments.keys() != other.arguments.keys() or one.op == "phi":
+        return False
+    if one.constant is not UNKNOWN or not one.arguments:
+        return one.constant == other.constant and one.name == other.name and one.constant is not UNKNOWN
+    return one.name == other.name and all(
+        _is_same(value, other.arguments[name], depth - 1) for name, value in one.arguments.items()
+    )
 
 
 def _sign_in_reward(value: Value, targets: set[int]) -> int:

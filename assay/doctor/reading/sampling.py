@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from assay.dataflow.kind import takes_best
 from assay.dataflow.kinds import Kind
 from assay.dataflow.origin import network, same_network
 from assay.dataflow.terms import TermKind
@@ -116,7 +117,7 @@ def draws(program: Program) -> list[Value]:
     """All places where tokens are chosen: calls of generate(), draws from weights, the likeliest token."""
     found = [one for one in program.of(*DRAWS) if one.op == "generate" or program.kinds.is_a(one, Kind.SAMPLED)]
     for value in program.of("attribute", "index"):  # probs.max(-1).indices
-        if value.input is not None and value.input.op == "max" and program.kinds.is_a(value, Kind.SAMPLED):
+        if value.input is not None and takes_best(value.input) and program.kinds.is_a(value, Kind.SAMPLED):
             found.append(value)
     return [one for one in found if not is_off(one)]
 

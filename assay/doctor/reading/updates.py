@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.dataflow.value import UNKNOWN, Loop, Value
+from assay.dataflow.value import UNKNOWN, Loop, Value, ancestors
 from assay.doctor.reading.ratios import Difference
 from assay.source.program import Program
 
@@ -35,6 +35,30 @@ def epochs_over(program: Program, call: Value) -> Loop | None:
         if not any(loop in step.context.loops for step in program.of("step") if not _is_scheduler(step)):
             continue
         if is_same_data(call, loop):
+            return loop
+    return None
+
+
+def is_split(loop: Loop) -> bool:
+    """Whether a loop runs over mini-batches: `range(0, n, size)`, the pieces of a chunk() or a split()."""
+    source = loop.source
+    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
+        source = source.input
+    if source is None:
+        return False
+    return source.op in ("chunk", "split") or (source.op == "range" and "step" in source.arguments)
+
+
+def parts_of_rollout(program: Program, call: Value) -> Loop | None:
+    """The loop over mini-batches of tokens that were drawn before it, with an update in each turn."""
+    for loop in call.context.loops:
+        steps = [one for one in program.of("step") if loop in one.context.loops and not _is_scheduler(one)]
+        unconditional = [one for one in steps if one.context.branches == call.context.branches]
+        if not is_split(loop) or not unconditional:
+            continue
+        given = [one for name, one in call.arguments.items() if name.startswith("given_")]
+        drawn = [one for value in given for one in ancestors(value) if one.op in ("generate", "multinomial", "sample")]
+        if drawn and not any(loop in one.context.loops for one in drawn):
             return loop
     return None
 

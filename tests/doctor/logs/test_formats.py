@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 import zipfile
 
 import numpy as np
@@ -227,3 +228,25 @@ def test_a_long_file_is_streamed_and_shows_progress(tmp_path, capsys, monkeypatc
     assert shown.err.startswith("reading 'log': ")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_a_first_row_of_any_length_is_one_row(tmp_path):
+    wide = [{**row, **{f"column {at}": at for at in range(6000)}} for row in ROWS]
+    assert losses(written(tmp_path, wide)) == [row["loss"] for row in ROWS]
+    rollouts = [{"prompt": "1+1", "completion": "x" * 100_000 + str(at), "reward": at % 2} for at in range(4)]
+    (batch,) = open_evidence(written(tmp_path, rollouts)).batches
+    assert batch.arrays["rewards"].tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_hundred_thousand_columns_are_read_in_time(tmp_path):
+    row = {"step": 1, "reward": 0.5, **{f"column {at}": at for at in range(100_000)}}
+    began = time.process_time()
+    assert "100000 of 100001 columns" in open_evidence(written(tmp_path, [row])).notes[0]
+    assert time.process_time() - began < 10  # it took 40
+
+
+def test_a_link_to_nowhere_keeps_nobody_from_the_log_beside_it(tmp_path):
+    for name in ("trainer_state.json", "events.out.tfevents.1"):
+        (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    written(tmp_path, ROWS, "metrics.jsonl")
+    assert losses(tmp_path) == [row["loss"] for row in ROWS]

@@ -183,3 +183,19 @@ def test_a_torn_line_and_hostile_text_do_no_harm(tmp_path):
     assert len(evidence.batches[0].texts["prompt"]) == 8
     assert any("cut off" in note for note in evidence.notes)
     assert not diagnose(evidence).of(State.CRASHED)
+
+
+def test_a_number_that_two_sets_of_questions_share_is_no_group(tmp_path):
+    rows = [{"example_id": 7, "prompt": prompt, "completion": "x", "reward": 1.0} for prompt in PROMPTS]
+    (batch,) = open_evidence(written(tmp_path, rows)).batches
+    assert batch.arrays["group_ids"].tolist() == [0] * 4 + [1] * 4
+    (batch,) = open_evidence(written(tmp_path, [rows[0], rows[1], rows[4]])).batches
+    assert "group_ids" not in batch.arrays
+    (batch,) = open_evidence(written(tmp_path, [{**row, "uid": "u"} for row in rows])).batches
+    assert batch.arrays["group_ids"].tolist() == [0] * 8
+
+
+def test_a_set_of_questions_in_a_folder_is_no_dump(tmp_path):
+    written(tmp_path, verl(step=3), "3.jsonl")
+    written(tmp_path, verl(step=4), "math500.jsonl")
+    assert [batch.step for batch in open_evidence(tmp_path).batches] == [3]

@@ -10,6 +10,7 @@ from typing import Any
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs.document import gather_document, read_document
 from assay.doctor.evidence.logs.mapped import curves_of
+from assay.doctor.evidence.logs.progress import lines_of
 from assay.doctor.evidence.logs.rollouts import Row, batch_of, is_rollout, spread_out, step_of
 from assay.doctor.evidence.logs.rows import (
     add_json_row,
@@ -72,6 +73,8 @@ def _read_text(path: Path, head: bytes) -> Evidence:
     gatherer = Gatherer()
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
     first = next((line for line in lines if line.strip()), b"")
+    if first and first is lines[-1] and len(head) == HEAD:  # a row may be long: a whole step of rollouts
+        first = next(line for _, line in lines_of(path) if line.strip())
     row = json_object(first)
     if row is None:  # a damaged first line, or a warning before the log began
         objects = [one for line in lines if (one := json_object(line)) is not None]

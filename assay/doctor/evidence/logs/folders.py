@@ -58,7 +58,8 @@ def _files(path: Path) -> Iterator[Path]:
             count += 1
             if count > MOST:
                 return
-            yield Path(folder) / name
+            if (file := Path(folder) / name).is_file():  # no link to nowhere
+                yield file
 
 
 def _curves(path: Path, files: list[Path], notes: list[str]) -> Curves | None:

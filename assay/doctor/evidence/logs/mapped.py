@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,12 @@ def recognised(log: Log) -> tuple[Trainer, dict[str, str]]:
 
 
 def _is_signed(trainer: Trainer, log: Log) -> bool:
-    return any(
-        fnmatchcase(name, wrapper + sign) for name in log.series for wrapper in WRAPPERS for sign in trainer.signs
-    )
+    """One pattern for all of its signs: a log may have a hundred thousand columns."""
+    if not trainer.signs:
+        return False
+    wrapper, sign = "|".join(map(re.escape, WRAPPERS)), "|".join(map(translate, trainer.signs))
+    pattern = re.compile(f"(?:{wrapper})(?:{sign})")
+    return any(pattern.match(name) for name in log.series)
 
 
 def _columns(trainer: Trainer, log: Log) -> dict[str, str]:

@@ -24,7 +24,8 @@ COMPLETION = ("completion", "output", "response", "generation", "completions", "
 REWARD = ("reward", "score", "total_reward", "reward_score", "rewards", "scores")
 ADVANTAGE = ("advantage", "advantages")
 STEP = ("step", "global_step", "training_step", "rollout_id")
-GROUP = ("uid", "group_id", "prompt_id", "prompt_idx", "example_id", "group_index")
+OF_ROLLOUTS = ("uid", "group_id")  # names of a group; what follows may be the number of a question
+GROUP = (*OF_ROLLOUTS, "prompt_id", "prompt_idx", "example_id", "group_index")
 PROMPT_IDS = ("prompt_ids", "prompt_tokens", "prompt_token_ids", "query_token_ids")
 COMPLETION_IDS = ("completion_ids", "response_ids", "response_tokens", "completion_tokens", "response_token_ids")
 FINISH = ("finish_reason", "finish_reasons", "stop_reason")
@@ -62,7 +63,12 @@ def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]
     values: dict[str, Any] = {"step": step}
     rewards_B, advantages_B = _numbers(rows, REWARD), _numbers(rows, ADVANTAGE)
     keys = [_key(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
-    groups = _groups(keys, stated=all(_value(row, GROUP) is not None for row in rows))
+    is_stated = all(_value(row, GROUP) is not None for row in rows)
+    if is_stated and not any(_value(row, OF_ROLLOUTS) is not None for row in rows):
+        finer = [f"{key} {prompt}" for key, prompt in zip(keys, prompts, strict=True)]
+        if len(set(finer)) > len(set(keys)):  # a number within one of several sets of questions
+            keys, is_stated = finer, False
+    groups = _groups(keys, stated=is_stated)
     if groups is None:
         notes.append(f"{source}: its rows do not show which of them were compared with each other")
     if rewards_B is None and groups is not None and advantages_B is not None:
