@@ -14,7 +14,9 @@ from assay.source.things import Listing
 _MOST = 400  # values behind one
 _REDUCED = frozenset("mean nanmean median sum min max amin amax std_mean var_mean".split())
 _OPAQUE = frozenset("parameter unknown call method attribute config forward".split())
+_LIBRARIES = ("torch.", "numpy.", "builtins.", "random.")  # whose functions keep no averages
 _DRAWN = frozenset({"generate", "multinomial", "sample", "decode", "batch_decode"})
+_ENDS = (Kind.SAMPLED, Kind.MASK, Kind.LOGPROBS, Kind.LOG_RATIO)
 _DIFFERENCES = frozenset({"sub", "sub_", "rsub"})
 _ARITHMETIC = frozenset(
     "add mul div neg view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast "
@@ -30,13 +32,13 @@ def has_baseline(program: Program, value: Value) -> bool:
     A length penalty within the function that judges one row is its own business, and so is a KL penalty.
     """
     return any(
-        one.op in _DIFFERENCES and not _is_penalty(program, one) and not _is_of_one_row(value, one)
-        for one in _behind(value)
+        one.op in _DIFFERENCES and not _is_penalty(program, one) and not _is_of_one_row(program, value, one)
+        for one in _behind(program, value)
     )
 
 
-def _behind(value: Value) -> Iterator[Value]:
-    """What a number was computed from, as far back as the tokens that were drawn."""
+def _behind(program: Program, value: Value) -> Iterator[Value]:
+    """What a number was computed from, as far back as the tokens that were drawn and their log-probs."""
     seen: set[int] = set()
     waiting = [value]
     while waiting and len(seen) < _MOST:
@@ -45,7 +47,7 @@ def _behind(value: Value) -> Iterator[Value]:
             continue
         seen.add(id(current))
         yield current
-        if current.op in _DRAWN or current.op == "slice":
+        if current.op in _DRAWN or current.op == "slice" or program.kinds.is_a(current, *_ENDS):
             continue
         waiting += [one for name, one in current.arguments.items() if not _is_key(current, name)]
 
@@ -60,17 +62,19 @@ def _is_penalty(program: Program, difference: Value) -> bool:
     taken = difference.argument("other")
     if taken is None:
         return False
+    if program.kinds.is_a(difference, Kind.LOG_RATIO):
+        return True
     near = [taken, *(taken.inputs if taken.op in ("mul", "sum", "mean") else [])]
     return any(program.kinds.is_a(one, Kind.LOG_RATIO) for one in near)
 
 
-def _is_of_one_row(factor: Value, difference: Value) -> bool:
+def _is_of_one_row(program: Program, factor: Value, difference: Value) -> bool:
     """Whether a difference is taken within a loop over rows, of nothing but that row."""
     inner = [loop for loop in difference.context.loops if loop not in factor.context.loops]
     taken = difference.argument("other")
     if not inner or taken is None:
         return False
-    behind = list(islice(_behind(taken), 80))
+    behind = list(islice(_behind(program, taken), 80))
     return len(behind) < 80 and not any(_is_of_others(one, inner[-1]) for one in behind)
 
 
@@ -79,7 +83,9 @@ def _is_of_others(value: Value, loop: Loop) -> bool:
     if value.op in _REDUCED:
         inner = value.input or value.argument("0")
         return inner is None or loop not in inner.context.loops
-    return value.op in _OPAQUE and value.constant is UNKNOWN and loop not in value.context.loops
+    if value.op not in _OPAQUE or value.constant is not UNKNOWN or loop in value.context.loops:
+        return False
+    return value.name != "shape" and not value.name.startswith(_LIBRARIES)
 
 
 def raw_rewards(program: Program, weights: list[Value]) -> list[Value]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Value
+from assay.dataflow.value import Value, ancestors
 from assay.doctor.reading.advantages import policy_weights
 from assay.doctor.reading.tokens import is_text
 from assay.source.program import Program
@@ -58,8 +59,19 @@ def _is_faint(value: Value) -> bool:
 
 def by_chance(program: Program) -> Iterator[Flaw]:
     for value in numbers(program):
-        if value.op == "call" and value.name in _CHANCE:
+        if value.op == "call" and value.name in _CHANCE and not _judges_too(program, value):
             yield Flaw(value, "the reward is drawn by chance: it says nothing of the completion")
+
+
+def _judges_too(program: Program, chance: Value) -> bool:
+    """Whether a reward with chance in it is made of drawn tokens or actions as well: of an environment's state, say."""
+    if chance.name.startswith("random."):
+        return False  # one number, drawn where the reward is made
+    for factor in policy_weights(program):
+        behind = list(islice(ancestors(factor), 600))
+        if any(one is chance for one in behind) and any(program.kinds.is_a(one, Kind.SAMPLED) for one in behind):
+            return True
+    return False
 
 
 def never_equal(program: Program) -> Iterator[Flaw]:
