@@ -88,6 +88,12 @@ def reason(error: OSError) -> str:
     return text
 
 
+def reason_unread(error: OSError) -> str:
+    """As `reason`, of what was to be read."""
+    text = error.strerror or str(error)
+    return f"{text}; make it readable for this user" if error.errno in _NO_PERMISSION else text
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:

@@ -171,3 +171,10 @@ def test_a_sync_that_fails_is_an_error_and_leaves_the_old_checkpoint(folder, mon
         checkpoint.save(folder, "update-2", TENSORS, {"step": 2}, keep=1)
     assert [entry.name for entry in folder.iterdir()] == ["update-1"]
     assert checkpoint.load_latest(folder, report=pytest.fail).state == {"step": 1}
+
+
+def test_what_may_not_be_read_is_not_told_to_be_written_elsewhere():
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    assert durable.reason(refused) == "Permission denied; choose a directory you may write to"
+    assert durable.reason_unread(refused) == "Permission denied; make it readable for this user"
+    assert durable.reason_unread(OSError(errno.EIO, "Input/output error")) == "Input/output error"

@@ -184,8 +184,12 @@ class Origins:
         trained = self.trained()
         if not trained:
             return None
-        ours = [any(same_network(one, other) for other in trained) for one in self.networks(value)]
-        return None if len(set(ours)) > 1 else not any(ours)
+        networks = self.networks(value)
+        if any(same_network(one, other) for one in networks for other in trained):
+            return False
+        # a parameter may stand for any network, unless those that are trained are parameters too
+        is_open = any(one.op == "parameter" for one in networks) and not any(one.op == "parameter" for one in trained)
+        return None if is_open else True
 
     def trained(self) -> list[Value]:
         """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""

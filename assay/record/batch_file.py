@@ -48,7 +48,7 @@ def read_batch(path: Path) -> Batch:
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     except OSError as error:
-        raise BatchError(f"{path} could not be read: {durable.reason(error)}") from error
+        raise BatchError(f"{path} could not be read: {durable.reason_unread(error)}") from error
     except (SafetensorError, ValueError) as error:
         raise BatchError(f"{path} is damaged or no safetensors file: {str(error).splitlines()[0]}") from error
     header = _header(path, metadata.get(METADATA_KEY))

@@ -188,6 +188,9 @@ class Calls(Expressions):
         names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
         variables: dict[str, Value] = {}
         spread = any(value.op == "starred" for value in positional)
+        plain = function.owner is None and not getattr(function.node, "decorator_list", None)
+        if plain and not spread and arguments.vararg is None and len(positional) > len(names):
+            self.new("misfit", node, name=function.name)  # this call raises
         for name, value in zip(names, positional, strict=False):
             if value.op == "starred":
                 break

@@ -86,7 +86,7 @@ def call(machine: Calls, function: Library, positional: Values, keywords: Keywor
         return machine.new("pretrained", node, _all(positional, keywords), name=path.split(".")[-2])
     if last.endswith(("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification")):
         return machine.new("pretrained", node, _all(positional, keywords), name=last)
-    if last in WRAPPERS and (
+    if last in WRAPPERS and path != "re.compile" and (
         inner := [*positional, *(keywords[one] for one in ("module", "model") if one in keywords)]
     ):
         others = {name: one for name, one in keywords.items() if one is not inner[0]}

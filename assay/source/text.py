@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from assay.durable import reason
+from assay.durable import reason_unread
 from assay.source.things import Module
 
 SUFFIXES = (".py", ".ipynb", ".pyw")
@@ -31,7 +31,7 @@ def scripts_in(folder: Path) -> Iterator[Path]:
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
-        raise SourceError(f"{folder} could not be read: {reason(error)}") from error
+        raise SourceError(f"{folder} could not be read: {reason_unread(error)}") from error
     for path in paths:
         if path.name.startswith(".") or path.name in _SKIPPED_FOLDERS:
             continue
@@ -48,7 +48,7 @@ def read_module(path: Path, name: str, shown_as: str | None = None) -> Module:
             raise SourceError(f"{shown} is larger than {LARGEST // 1_000_000} MB and is not read as a script")
         raw = path.read_bytes()
     except OSError as error:
-        raise SourceError(f"{shown} could not be read: {reason(error)}") from error
+        raise SourceError(f"{shown} could not be read: {reason_unread(error)}") from error
     if path.suffix == ".ipynb":
         return _notebook(raw, name, shown)
     text = _decoded(raw)

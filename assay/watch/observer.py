@@ -33,11 +33,12 @@ from assay.watch.origins import Origins
 from assay.watch.patches import Patches, patch_generate, patch_torch
 from assay.watch.places import Places
 from assay.watch.reading import Reading
-from assay.watch.recorder import Recorder
+from assay.watch.recorder import MOST_VALUES, Recorder
 from assay.watch.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
 from assay.watch.weights import Weights
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
+MOST_UPDATES = 48  # observed of a script in which nothing is sampled
 
 
 class Enough(SystemExit):
@@ -97,7 +98,7 @@ class Observer:
         self._tensors.clear()
 
     def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._leaving and self.steps is None:
+        if (self._leaving or len(self.trace.graph.values) > MOST_VALUES) and self.steps is None:
             self._enough()
             return False
         if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
@@ -350,6 +351,8 @@ class Observer:
         if self.steps is not None and len(self.trace.updates) >= self.steps:
             attempt(self.recorder.broke, self._enough)
             raise Enough(0)
+        if self.steps is None and len(self.trace.updates) >= MOST_UPDATES:
+            self._enough()
 
     def _enough(self) -> None:
         self.stop()

@@ -26,14 +26,14 @@ from assay.watch.places import Places
 from assay.watch.trace import Sight, Trace
 
 LARGEST = 2_000_000  # numbers of a tensor that is kept
-MOST_BYTES = 768 * 2**20  # kept in all
+MOST_BYTES = 256 * 2**20  # kept in all
 WIDE = 64  # tensors of logits narrower than this are kept whole if they are small
 SMALL = 65_536
 OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
 FEW = 4096  # numbers that are always copied
 ROWS = 4  # of a tensor as wide as the vocabulary that are looked at
 SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
-MOST_VALUES = 400_000
+MOST_VALUES = 100_000  # some 150 MB
 
 # what tells about a tensor and makes none
 _TELLS = frozenset(

@@ -206,3 +206,8 @@ def test_a_cell_that_is_left_out_is_told(tmp_path):
     assert report["notes"] == [
         f"{tmp_path / 'book.ipynb'}: code cell 2 is left out: line 1 is not valid Python (invalid syntax)"
     ]
+
+
+def test_markdown_holds_the_edit(tmp_path):
+    page = doctor(written(tmp_path, SICK), "--format", "md").stdout
+    assert "grpo.py:29: old - new -&gt; new - old\n" in page

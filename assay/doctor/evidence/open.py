@@ -11,7 +11,7 @@ import numpy as np
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs import KINDS, holds_logs, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
-from assay.durable import reason
+from assay.durable import reason_unread
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch
 from assay.source.program import read_program
@@ -47,7 +47,7 @@ def open_evidence(path: Path) -> Evidence:
     try:
         return read_file(path)
     except OSError as error:
-        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
 
 
 def patients(path: Path) -> list[Path]:
@@ -58,7 +58,7 @@ def patients(path: Path) -> list[Path]:
         scripts = list(scripts_in(path))  # a config.toml beside scripts is that of a project
         return [path, *scripts] if not scripts or holds_logs(path) else scripts
     except OSError as error:
-        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
 
 
 def _open_directory(path: Path) -> Evidence:
@@ -67,7 +67,7 @@ def _open_directory(path: Path) -> Evidence:
     try:
         found = read_folder(path)
     except OSError as error:
-        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
     return read_run(path) if found is None else found  # a run without its marks, or the sentence on what is missing
 
 
@@ -93,7 +93,7 @@ def _dumped_parts(path: Path) -> list[dict[str, Array]] | None:
                 if match and match[2] in _DUMPED:
                     parts.setdefault(int(match[1]), {})[_DUMPED[match[2]]] = file.get_tensor(name)
     except OSError as error:
-        raise BatchError(f"{path} could not be read: {reason(error)}") from error
+        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
     except (SafetensorError, ValueError) as error:
         raise BatchError(f"{path} is damaged or no safetensors file: {str(error).splitlines()[0]}") from error
     return [parts[number] for number in sorted(parts)]

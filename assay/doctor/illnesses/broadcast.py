@@ -49,7 +49,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             seen.add(id(value))
             left, right = shapes.of(value.input), shapes.of(value.argument("other"))
-            if not left or not right:
+            if not left or not right or left.count("B") > 1 or right.count("B") > 1:  # told where it began
                 continue
             told = enlarged(left, right)
             if not told:

@@ -36,6 +36,7 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.prompt_in_loss import prompts_in_rows
+from assay.doctor.reading.cuts import cut_before_end, masks_without_ends
 from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.reading.masks import definition, fillings
 from assay.doctor.trend import quarter_medians
@@ -189,6 +190,29 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     f"line {made.place.line}: of a row `a b <end>` the mask keeps `a b`",
                     f"line {filled[0].mask.at.place.line}: the loss of each token is multiplied by it",
                 ),
+            )
+    yield from _left_out(program)
+
+
+def _left_out(program: Program) -> Iterator[Verdict]:
+    """Rows that are cut before their end, and tokens that are picked unless they are the end."""
+    for cut in cut_before_end(program):
+        yield finding(
+            f"`{cut.place.text}` cuts a row before the token that ended it, and what is left is trained: to stop is "
+            "never trained",
+            confidence=Confidence.LIKELY,
+            places=(cut.place,),
+            why=(f"line {cut.place.line}: index() is where the end token stands; a slice ends before it",),
+        )
+    told: set[int] = set()
+    for mask, leaf in masks_without_ends(program):
+        if leaf.place.line not in told:
+            told.add(leaf.place.line)
+            yield finding(
+                f"`{leaf.place.text}` leaves the token that ends a row out of the tokens that are trained",
+                confidence=Confidence.LIKELY,
+                places=(leaf.place,),
+                why=(f"line {mask.place.line}: tokens of the policy are picked by it",),
             )
 
 

@@ -112,6 +112,7 @@ def _of_tokens(batch: Batch) -> Verdict | None:
 
 def check_source(program: Program) -> Iterator[Verdict]:
     yield from _not_left_out(program)
+    yield from _added(program)
     for scaling in scalings(program):
         if not is_advantage(program, scaling.value):
             continue
@@ -154,6 +155,24 @@ def _not_left_out(program: Program) -> Iterator[Verdict]:
             )
         elif total.op == "sub" and total.input is not None and plain(total.input).op == "sum":
             yield healthy("the own reward is left out of the mean of the others", places=(value.place,))
+
+
+def _added(program: Program) -> Iterator[Verdict]:
+    """rewards + rewards.mean(): the sign of the baseline."""
+    for value in program.of("add"):
+        sides = [one for one in (value.input, value.argument("other")) if one is not None and one.op != "mul"]
+        if len(sides) != 2:
+            continue
+        for number, mean in (sides, sides[::-1]):
+            base = plain(number)
+            if base.op == "mul" or not any(one is base for one in level_of(mean)) or not is_advantage(program, value):
+                continue
+            yield finding(
+                f"{value.place.text} adds the mean of {base.shown} to it: a baseline is subtracted",
+                confidence=Confidence.LIKELY,
+                places=(value.place,),
+                why=(f"line {mean.place.line}: {mean.shown} is the mean of {base.shown}",),
+            )
 
 
 def _wrong(scaling: Scaling) -> str:

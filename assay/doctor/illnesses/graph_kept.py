@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.dataflow.origin import network
+from assay.dataflow.terms import Term, TermKind
 from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.reading.example import changed
-from assay.doctor.reading.ownership import contains, is_network
+from assay.doctor.reading.ownership import contains, direct_parts, is_network
 from assay.doctor.reading.ratios import is_differentiated
 from assay.doctor.reading.samplers import is_trained
 from assay.doctor.reading.steps import Optimizer, optimizers
@@ -38,7 +39,22 @@ from assay.source.things import Listing, Table
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")
-HARMLESS = ("mean", "sum", "len", "leave", "string", "index", "element", "append", "tensor", "std", "max", "min")
+POLICIES = (TermKind.SURROGATE, TermKind.POLICY)
+HARMLESS = (
+    "mean",
+    "sum",
+    "len",
+    "leave",
+    "string",
+    "index",
+    "element",
+    "append",
+    "tensor",
+    "std",
+    "max",
+    "min",
+    "table",
+)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -60,7 +76,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             places=(append.place, kept.place),
             edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
         )
-    for value in program.of("in_place"):
+    for value in program.of("in_place", "add"):
         added = _added(program, value, behind)
         if added is not None and value.place not in told:
             told.add(value.place)
@@ -104,8 +120,9 @@ def _is_only_read(listing: Value) -> bool:
 
 def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
     """loss of `total += loss`, where each turn differentiates its own part and the total is never differentiated."""
-    total = change.input
-    if change.name != "augmented" or total is None or total.op != "add" or id(total) in behind:
+    total = change if change.op == "add" else change.input
+    is_total = change.name == "augmented" or (total is not None and _comes_back(total))
+    if not is_total or total is None or total.op != "add" or id(total) in behind:
         return None
     added, target = total.argument("other"), total.input
     if added is None or target is None or not change.context.loops:
@@ -120,18 +137,36 @@ def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
     return added
 
 
+def _actors(program: Program, term: Term) -> list[Value]:
+    """The networks through which a policy term is differentiated."""
+    calls = [call for call in program.origins.forwards(term.core) if call.op == "forward" and not call.context.no_grad]
+    return [network(call.arguments["model"]) for call in calls if is_network(network(call.arguments["model"]))]
+
+
+def _comes_back(total: Value) -> bool:
+    """Whether a sum is one of its own summands in the next turn: `total = total + loss`."""
+    first = total.input
+    return first is not None and first.op == "phi" and first.name == "turn" and first.argument("1") is total
+
+
 def _passes(program: Program, told: set[Place]) -> Iterator[Verdict]:
     """A pass of a network that no optimizer holds, with gradients, in a loss."""
     every = optimizers(program)
     if not every or any(one.networks is None for one in every):
         return
-    for loss, _ in program.losses:
+    for loss, terms in program.losses:
         if not any(is_trained(program, one) for one in program.origins.networks(loss)):
             continue
+        policies = [one for term in terms if term.kind in POLICIES for one in _actors(program, term)]
+        if any(not is_trained(program, one) for one in policies):
+            continue  # the policy itself is held by no optimizer: another illness
         for call in program.origins.forwards(loss):
             model = call.arguments.get("model")
             if call.op != "forward" or model is None or not is_network(network(model)) or call.place in told:
                 continue
+            whole = network(model)
+            if whole.op == "instance" and not direct_parts(program, whole):
+                continue  # a loss that is written as a module
             if _is_partly_held(program, model, every) or program.origins.gradient(call) is not True:
                 continue
             if call.context.adapter_off or not is_differentiated(program, call):

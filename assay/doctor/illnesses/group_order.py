@@ -131,7 +131,27 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
         elif fitting:
             yield healthy("rows of one prompt stand together where they are grouped", places=(grouping.value.place,))
+    yield from _numbered(program, made)
     yield from _spread(program)
+
+
+def _numbered(program: Program, made: list[Expansion]) -> Iterator[Verdict]:
+    """Rows that are numbered by torch.arange(n) // size, where prompts were repeated as a whole."""
+    for value in program.of("floordiv"):
+        counted = value.input
+        while counted is not None and counted.op in ("cast", "moved", "clone"):
+            counted = counted.input
+        if counted is None or counted.op != "arange" or not weighs_policy(program, value):
+            continue
+        fitting = [one for one in made if same_size(one.size, value.argument("other")) and is_of_several(one)]
+        if fitting and not any(one.interleaved for one in fitting):
+            yield finding(
+                f"{fitting[0].value.place.text} repeats prompts as a whole (p q p q), but {value.place.text} numbers "
+                "neighbouring rows as one group: a group holds answers to different prompts",
+                confidence=Confidence.LIKELY,
+                places=(fitting[0].place, value.place),
+                why=(f"line {value.place.line}: rewards are compared by this number",),
+            )
 
 
 def _keeps_together(expansion: Expansion) -> bool:

@@ -35,10 +35,12 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.reading.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
 from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.groups import expansions, is_of_several, is_shaped, shape_of
+from assay.doctor.reading.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
+from assay.doctor.reading.pairing import feeds
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
 from assay.source.program import Program
+from assay.source.things import Listing
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 
@@ -82,9 +84,10 @@ def _is_of_the_whole_batch(batch: Batch) -> bool:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    group = next((one for one in expansions(program) if is_of_several(one)), None)
+    spread = [one for one in expansions(program) if is_of_several(one)]
+    group = next(iter(spread), None)
     found = [one for one in centrings(program) if is_advantage(program, one.value) and not _has_baseline(one.base)]
-    scopes = [_scope(one) for one in found]
+    scopes = [_scope(one, spread) for one in found]
     for one, scope in zip(found, scopes, strict=True):
         if scope == "group":
             yield healthy("the mean is taken within groups", places=(one.value.place,))
@@ -111,21 +114,38 @@ def _has_baseline(base: Value) -> bool:
     return False
 
 
-def _scope(centring: Centring) -> str:
+def _scope(centring: Centring, spread: list[Expansion]) -> str:
     """group: the mean is over one dimension; shaped: over all of what has two; all: over a flat list of rows."""
     mean = is_mean(centring.level)
+    if mean is not None and mean.op == "sum":
+        return "all" if "dim" not in mean.arguments and _is_list_of_all(mean.input, spread) else "unknown"
     if mean is None or mean.op not in ("mean", "nanmean"):
         return "unknown"
     shaped = mean.input
     while shaped is not None and shaped.op in ("cast", "clone", "detach", "leave"):
         shaped = shaped.input
     sizes = shape_of(shaped) if shaped is not None and is_shaped(shaped) else []
-    one_row = len(sizes) == 2 and sizes[0].constant == 1
+    one_row = len(sizes) == 2 and (sizes[0].constant == 1 or _is_all_rows(sizes[1], spread))
     if "dim" in mean.arguments:
         return "shaped" if one_row and mean.setting("dim") in (1, -1) else "group"
     if len(sizes) == 2 and not one_row and sizes[1].constant != 1 and not mean.name.startswith("statistics"):
         return "shaped"
     return "all" if _is_flat(centring, mean) else "unknown"
+
+
+def _is_all_rows(size: Value, spread: list[Expansion]) -> bool:
+    """prompts * group: as many as all rows together, where each prompt was made `group` of them."""
+    factors = size.inputs if size.op == "mul" else []
+    others = [one for one in factors if not any(same_size(each.size, one) for each in spread)]
+    return len(factors) == 2 and len(others) <= 1 and all(one.constant != 1 for one in factors)
+
+
+def _is_list_of_all(rewards: Value | None, spread: list[Expansion]) -> bool:
+    """A whole list of rewards that was made of rows of several prompts."""
+    thing = rewards.thing if rewards is not None else None
+    if rewards is None or not isinstance(thing, Listing) or thing.cut_from is not None:
+        return False
+    return any(one.value.context.loops == rewards.context.loops and feeds([rewards], one.value) for one in spread)
 
 
 def _is_flat(centring: Centring, mean: Value) -> bool:

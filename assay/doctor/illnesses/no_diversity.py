@@ -171,7 +171,7 @@ def _greedy(original):  # type: ignore[no-untyped-def]
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    trained = trained_draws(program)
+    trained = trained_draws(program, same_pass=True)
     drawn = {id(one.draw): one.draw for one in trained}
     if any(one.op in ("multinomial", "sample", "rsample") for one in draws(program)):
         drawn = {key: one for key, one in drawn.items() if not is_greedy(one)}  # argmax of a mask, of a test

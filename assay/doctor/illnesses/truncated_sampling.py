@@ -134,7 +134,7 @@ def _with_support_lost(original):  # type: ignore[no-untyped-def]
 
 def check_source(program: Program) -> Iterator[Verdict]:
     seen: set[int] = set()
-    for trained in trained_draws(program):
+    for trained in trained_draws(program, same_pass=True):
         draw = trained.draw
         if id(draw) in seen or _cut(program, trained.scoring.logits) is not None:
             continue

@@ -9,14 +9,13 @@ from itertools import islice
 from assay.dataflow.terms import TermKind
 from assay.dataflow.value import Value, ancestors
 from assay.source.program import Program
+from assay.source.things import Listing
 
 _FORM = frozenset(
     "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach "
     "leave tensor stack cat transpose permute contiguous element scaled nan_to_num split chunk".split()
 )
 _METHODS = frozenset({"unflatten", "ravel"})  # of tensors and arrays, that change the form alone
-_MOST_BEHIND = 400  # values behind one
-_NOT_RAW = frozenset({"sub", "mean", "nanmean", "median", "forward", "parameter", "unknown", "neg"})
 _NAMES = ("adv", "reward", "return")
 SMALL = 0.1  # an epsilon is below this
 
@@ -248,8 +247,15 @@ def centrings(program: Program) -> Iterator[Centring]:
         if other is None or value.input is None:
             continue
         base = plain(value.input)
-        if _holds(level_of(other), base):
+        levels = level_of(other)
+        if _holds(levels, base) or any(_is_element(value.input, one) for one in levels):
             yield Centring(value, base, other)
+
+
+def _is_element(number: Value, listed: Value) -> bool:
+    """rewards[i] of the list whose mean was taken."""
+    thing = listed.thing
+    return isinstance(thing, Listing) and any(number is one for one in thing.elements)
 
 
 def is_small(value: Value) -> bool:
@@ -346,18 +352,6 @@ def policy_weights(program: Program) -> Iterator[Value]:
 def is_centred_before(value: Value) -> bool:
     """Whether something was subtracted on the way to a value: a baseline, a value, a mean of the others."""
     return any(one.op in ("sub", "sub_", "rsub") for one in _made_of(value))
-
-
-def is_raw(program: Program, factor: Value) -> bool:
-    """Numbers of a reward function, with nothing subtracted anywhere behind them, as far as the text shows it all.
-
-    Rewards are known by the text they judge: a mask or a length is made of ids alone.
-    """
-    behind = list(islice(ancestors(factor), _MOST_BEHIND))
-    if len(behind) == _MOST_BEHIND or any(one.op in _NOT_RAW for one in behind):
-        return False
-    judged = any(one.op in ("decode", "batch_decode") or one.name.endswith((".join", "join")) for one in behind)
-    return judged and any(one.op in ("tensor", "listing") for one in behind[:6])
 
 
 def _made_of(value: Value) -> Iterator[Value]:

@@ -8,6 +8,7 @@ from itertools import islice
 from assay.dataflow.kinds import Kind
 from assay.dataflow.value import UNKNOWN, Loop, Value, ancestors
 from assay.doctor.reading.advantages import plain
+from assay.doctor.reading.tokens import is_text
 from assay.source.program import Program
 from assay.source.things import Listing
 
@@ -47,7 +48,7 @@ def _behind(program: Program, value: Value) -> Iterator[Value]:
             continue
         seen.add(id(current))
         yield current
-        if current.op in _DRAWN or current.op == "slice" or program.kinds.is_a(current, *_ENDS):
+        if current.op in (*_DRAWN, "slice") or is_text(current) or program.kinds.is_a(current, *_ENDS):
             continue
         waiting += [one for name, one in current.arguments.items() if not _is_key(current, name)]
 
@@ -83,7 +84,7 @@ def _is_of_others(value: Value, loop: Loop) -> bool:
     if value.op in _REDUCED:
         inner = value.input or value.argument("0")
         return inner is None or loop not in inner.context.loops
-    if value.op not in _OPAQUE or value.constant is not UNKNOWN or loop in value.context.loops:
+    if value.op not in _OPAQUE or value.constant is not UNKNOWN or loop in value.context.loops or is_text(value):
         return False
     return value.name != "shape" and not value.name.startswith(_LIBRARIES)
 
@@ -115,7 +116,9 @@ def _rewards_behind(program: Program, factor: Value) -> Iterator[Value]:
             continue
         seen.add(id(current))
         thing = current.thing
-        if len(seen) > _MOST or (current.op not in _ARITHMETIC and not _is_blank(current)):
+        if _is_blank(current):
+            continue
+        if len(seen) > _MOST or current.op not in _ARITHMETIC:
             return
         if isinstance(thing, Listing):
             rows = [one for one in thing.elements if _is_made_in_loop(one, current)]
@@ -123,12 +126,23 @@ def _rewards_behind(program: Program, factor: Value) -> Iterator[Value]:
                 return
             found += rows
             continue
-        if current.op == "setitem" and _is_made_in_loop(current, factor):
+        if current.op == "setitem" and _is_made_in_loop(current, _start(current)):
             found.append(current.arguments["value"])
             waiting.append(current.arguments["input"])
             continue
         waiting += [one for name, one in current.arguments.items() if not _is_key(current, name)]
     yield from found
+
+
+def _start(filled: Value) -> Value:
+    """What a tensor was before the first of its elements was written."""
+    current = filled
+    for _ in range(12):
+        before = current.input if current.op == "setitem" else current.argument("0")
+        if current.op not in ("setitem", "phi") or before is None:
+            break
+        current = before
+    return current
 
 
 def _is_blank(value: Value) -> bool:
@@ -154,6 +168,13 @@ def _is_judgement(program: Program, value: Value) -> bool:
         return False
     if number.op == "call" and not any(name.isdigit() for name in number.arguments):
         return False
-    return any(
-        one.op in _DRAWN or program.kinds.is_a(one, Kind.SAMPLED) for one in islice(ancestors(number), _MOST)
-    )
+    if _is_drawn(program, number):
+        return True
+    # if right: 1.0, else 0.0
+    decided = bool(number.context.branches) or any(one.op == "phi" for one in islice(ancestors(number), 12))
+    sources = [loop.source for loop in number.context.loops if loop.source is not None]
+    return decided and any(_is_drawn(program, one) for one in sources)
+
+
+def _is_drawn(program: Program, value: Value) -> bool:
+    return any(one.op in _DRAWN or program.kinds.is_a(one, Kind.SAMPLED) for one in islice(ancestors(value), _MOST))

@@ -89,6 +89,9 @@ def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
         return (inner, other) if is_one else None
     if value.op == "mul" and inner is not None and other is not None:
         return _centre(inner, seen) or _centre(other, seen)
+    added = next((one for name, one in value.arguments.items() if name.startswith("+")), None)
+    if value.op == "phi" and added is not None:  # a list that a loop fills
+        return _centre(added, seen)
     if value.op != "phi" and value.op in (*PASSES, "div", "index", "clamp", "neg"):
         is_put = value.op == "setitem" and is_blank(inner)  # rows of a new tensor
         following = value.argument("value") if is_put else inner or next(iter(value.arguments.values()), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.reading.advantages import plain
+from assay.doctor.reading.tokens import encoding_behind, text_of
 from assay.source.program import Program
 from assay.source.things import Listing
 from assay.verdict import Place
@@ -111,7 +112,9 @@ def same_size(one: Value | None, other: Value | None) -> bool:
 def is_of_several(expansion: Expansion) -> bool:
     """Whether it repeats several prompts: of one, every order is the same."""
     inner = expansion.value.input
-    if expansion.value.op == "generate" or inner is None:
+    if expansion.value.op == "generate":
+        return not _is_of_one(expansion.value)
+    if inner is None:
         return True
     while inner.op in ("cast", "tensor", "clone", "detach"):
         following = inner.input or inner.argument("data")
@@ -124,6 +127,38 @@ def is_of_several(expansion: Expansion) -> bool:
         return False  # one of the prompts: a loop goes through them
     is_single = inner.op == "listing" and inner.thing.exact and len(inner.thing.elements) == 1
     return not is_single and not (inner.op == "index" and inner.setting("0") is None)
+
+
+def _is_of_one(generate: Value) -> bool:
+    """Whether one prompt is answered: without padding, texts of different lengths make no batch."""
+    given = next((one for name in ("input_ids", "**", "inputs", "1") if (one := generate.argument(name))), None)
+    if given is None or is_one_row(given):
+        return given is not None
+    encoding = encoding_behind(given)
+    if encoding is None:
+        return False
+    text = text_of(encoding)
+    listed = text is not None and isinstance(text.thing, Listing)
+    if text is None or (listed and not (text.thing.exact and len(text.thing.elements) == 1)):
+        return False
+    return encoding.setting("padding", False) in (False, None) or listed or isinstance(text.constant, str)
+
+
+def is_one_row(ids: Value | None) -> bool:
+    """torch.tensor([ids]), ids.unsqueeze(0), ids[None]: one row, however often it is repeated."""
+    for _ in range(8):
+        if ids is None:
+            return False
+        if (ids.op == "unsqueeze" and ids.setting("dim") == 0) or (ids.op == "index" and ids.setting("0") is None):
+            return True
+        data = ids.argument("data") or ids.input
+        thing = data.thing if data is not None and data.op == "listing" else None
+        if isinstance(thing, Listing) and thing.exact and len(thing.elements) == 1:
+            return ids.op in ("tensor", "list_repeat")
+        if ids.op not in ("tensor", "cast", "moved", "clone", "repeat", "expand", "repeat_interleave"):
+            return False
+        ids = data
+    return False
 
 
 def is_shaped(value: Value) -> bool:

@@ -20,7 +20,11 @@ _LAYERS = {
     "TransformerDecoderLayer": ("dropout", "3", 0.1),
     "Transformer": ("dropout", "5", 0.1),
     "MultiheadAttention": ("dropout", "2", 0.0),
+    "LSTM": ("dropout", "5", 0.0),
+    "GRU": ("dropout", "5", 0.0),
+    "RNN": ("dropout", "6", 0.0),
 }
+_BETWEEN = ("LSTM", "GRU", "RNN")  # layers: a lone one has none
 # models of transformers that drop out unless told otherwise
 _CONFIGS = {
     "GPT2Config": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
@@ -92,6 +96,8 @@ def _of_layers(program: Program, base: Value) -> Iterator[tuple[Value, float]]:
             continue
         keyword, position, usual = _LAYERS[value.name]
         chance = _number(value.setting(keyword, value.setting(position, usual)))
+        if value.name in _BETWEEN and _number(value.setting("num_layers", value.setting("2", 1))) < 2:
+            continue
         if chance > 0:
             yield value, chance
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from assay.dataflow.kinds import Kind
 from assay.dataflow.value import Value
 from assay.doctor.reading.chosen import behind, made_of, scorings
+from assay.doctor.reading.groups import is_one_row
 from assay.doctor.reading.sampling import draws, weights_of
 from assay.doctor.reading.spans import given_ids
 from assay.doctor.reading.tokens import encoding_behind, text_of
@@ -103,26 +104,6 @@ def _is_one(texts: Value) -> bool:
     return bool(getattr(thing, "exact", False)) and len(getattr(thing, "elements", ())) == 1
 
 
-def _is_one_row(prompts: Value | None) -> bool:
-    """torch.tensor([ids]), ids.unsqueeze(0), ids[None]: one prompt has no padding, however often it is repeated."""
-    for _ in range(8):
-        if prompts is None:
-            return False
-        if prompts.op == "unsqueeze" and prompts.setting("dim") == 0:
-            return True
-        if prompts.op == "index" and prompts.setting("0") is None:
-            return True
-        data = prompts.argument("data")
-        if prompts.op in ("tensor", "list_repeat") and data is None:
-            data = prompts.input
-        if data is not None and data.op == "listing" and _is_one(data):
-            return True
-        if prompts.op not in ("tensor", "cast", "moved", "clone", "repeat", "expand", "repeat_interleave"):
-            return False
-        prompts = data or prompts.input
-    return False
-
-
 def _fault_of_generate(program: Program, draw: Value) -> str:
     mask = draw.argument("attention_mask")
     if mask is not None:
@@ -175,7 +156,7 @@ def _unmasked_draws(program: Program, drawn: list[Value]) -> Iterator[Pass]:
         if draw.op == "generate":
             mask = draw.argument("attention_mask")
             bare = mask is not None and _is_ones(mask) and padded_by(prompts := _prompts_of(draw)) is None
-            calls = [draw] if bare and not _is_one_row(prompts) else []
+            calls = [draw] if bare and not is_one_row(prompts) else []
         elif any(mask_of(call) is not None for call in calls):
             continue
         if not calls:

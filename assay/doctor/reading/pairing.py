@@ -52,6 +52,7 @@ def mispairings(program: Program) -> Iterator[Mispairing]:
             continue
         if not _is_scored_so(program, moved):
             yield Mispairing(source, moved, "rewards are made in another order than the rows that are scored")
+    yield from _looked_up(program, loops, spread)
     yield from _collected(program)
 
 
@@ -76,7 +77,7 @@ def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterato
         cause = next(one for one in moved if one is not None)
         others = [side for side, one in zip(sides, moved, strict=True) if one is None]
         follows = cause.op == "reversed" and _counted_down(cause) is not None
-        if not follows and not _feeds(others, cause) and not _is_scored_so(program, cause):
+        if not follows and not feeds(others, cause) and not _is_scored_so(program, cause):
             yield Mispairing(zipped, cause, "one side of the zip is in another order than the other")
         return
     tiled = [_expansion(side, spread) for side in sides]
@@ -85,6 +86,7 @@ def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterato
             one is None
             or one.interleaved
             or not is_of_several(one)
+            or feeds([other for other in sides if other is not side], one.value)
             or not _are_rows_interleaved(program, sides, side, spread)
         ):
             continue
@@ -182,13 +184,55 @@ def _are_rows_interleaved(program: Program, sides: list[Value], tiled: Value, sp
     if not any(_is_of_rows(program, side) for side in others):
         return False
     tiles = [one for one in spread if not one.interleaved and one.value is not tiled and is_of_several(one)]
-    if any(_feeds(others, one.value) for one in tiles):
+    if any(feeds(others, one.value) for one in tiles):
         return False
     return any(one.interleaved for one in spread) or _is_drawn_by_prompt(program)
 
 
-def _feeds(sides: list[Value], value: Value) -> bool:
-    return any(one is value for side in sides for one in islice(ancestors(side), 3000))
+def feeds(sides: list[Value], value: Value) -> bool:
+    """Whether lists are made of a value, or in a loop over it: what a loop makes stands in the order of its source."""
+    return any(
+        one is value or any(_runs_over(loop, value) for loop in one.context.loops)
+        for side in sides
+        for one in islice(ancestors(side), 3000)
+    )
+
+
+def _runs_over(loop: Loop, value: Value) -> bool:
+    source = loop.source
+    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
+        source = source.input
+    return source is value or (source is not None and source.op == "zip" and value in source.arguments.values())
+
+
+def _looked_up(program: Program, loops: list[Loop], spread: list[Expansion]) -> Iterator[Mispairing]:
+    """answers[i % prompts] beside rows that stand prompt by prompt: a a b b is looked up as a b a b."""
+    several = [one for one in spread if is_of_several(one) and one.size is not None]
+    if not several or not all(one.interleaved for one in several):
+        return
+    for remainder in program.of("mod"):
+        by = remainder.argument("other")
+        row_loops = [loop for loop in remainder.context.loops if loop in loops and _is_over_rows(program, loop)]
+        if by is None or not row_loops or any(user.op != "index" for user in remainder.users):
+            continue
+        counter = remainder.input
+        counts = counter is not None and counter.op == "element" and counter.context.loops[-1:] == (row_loops[-1],)
+        named = by.op == "len" or by.place.line != remainder.place.line
+        if counts and named and not any(by is one.size or _is_same_setting(by, one.size) for one in several):
+            told = "the rows of one prompt follow each other (a a b b), but this looks up what belongs to them as a b a b"
+            yield Mispairing(row_loops[-1].source or remainder, remainder, told)
+
+
+def _is_over_rows(program: Program, loop: Loop) -> bool:
+    source = loop.source
+    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
+        source = source.input
+    texts = source is not None and source.op in ("batch_decode", "index") and _is_of_rows(program, source)
+    return texts or is_of_rows(loop)
+
+
+def _is_same_setting(one: Value, other: Value | None) -> bool:
+    return other is not None and one.place == other.place
 
 
 def _is_drawn_by_prompt(program: Program) -> bool:
@@ -224,7 +268,7 @@ def _collected(program: Program) -> Iterator[Mispairing]:
             one
             for one in program.of("listing")
             if isinstance(one.thing, Listing)
-            and id(one) in program.weights
+            and any(id(part) in program.weights for part in (one, *one.thing.elements))
             and any(loop in part.context.loops and loop not in one.context.loops for part in one.thing.elements)
             and not any(isinstance(part.thing, Listing) for part in one.thing.elements)
             and one.place.line == source.place.line

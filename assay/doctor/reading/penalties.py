@@ -110,7 +110,8 @@ def _inside(program: Program, value: Value) -> Value | None:
             return current
         if program.kinds.is_a(current, Kind.LOG_RATIO) and current.op in ("sub", "neg", "mul"):
             return current
-        if current.op in _ALGEBRA and current.op not in ("phi", "table", "listing", "element"):
+        is_data = current.op == "attribute" and current.name == "data"
+        if (current.op in _ALGEBRA or is_data) and current.op not in ("phi", "table", "listing", "element"):
             waiting += [one for name, one in current.arguments.items() if name in ("input", "other")]
     return None
 

@@ -10,7 +10,7 @@ from assay.dataflow.value import Value
 from assay.doctor.reading.penalties import Penalty, against_old, faces, penalties
 from assay.doctor.reading.ratios import attached
 from assay.doctor.reading.rewarded import rewarded
-from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, source_of
+from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, original, source_of
 from assay.source.program import Program
 from assay.verdict import Confidence, Place
 
@@ -87,7 +87,9 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
     if any(call.context.adapter_off for call in program.origins.forwards(theirs)):
         return None
     policies = [one for one in program.origins.trained() if not same_network(one, model)]
-    is_random = _is_random(model) and bool(policies) and all(_is_random(one) for one in policies)
+    first = original(model)
+    is_own = not any(same_network(first, one) for one in program.origins.trained())
+    is_random = is_own and _is_random(first) and bool(policies) and all(_is_random(one) for one in policies)
     is_filled = bool(loaded(program, model)) or is_touched(program, model) or _is_loaded_from(program, model)
     if is_random and not is_filled:
         what = "the reference is built anew with random weights, and the policy's are never loaded into it"
@@ -136,7 +138,9 @@ def _follows(program: Program, loss: Value, model: Value) -> Value | None:
             continue
         for drawing in drawings:
             inner = drawing.context.loops[: len(load.context.loops)]
+            around = drawing.context.loops[: _depth(drawing)]
             same_loops = load.context.loops == inner and _depth(drawing) == len(load.context.loops)
+            same_loops |= bool(around) and load.context.loops[: len(around)] == around
             if same_loops and len(load.context.branches) <= len(drawing.context.branches):
                 return load
     return None

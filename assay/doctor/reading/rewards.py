@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +25,7 @@ _SUMS = frozenset(
 )
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
 _MOST = 200
+_LONGEST = 400  # characters of a pattern
 FAINT = 0.05  # a factor on noise that only breaks ties
 
 
@@ -108,8 +110,12 @@ def always_raises(program: Program) -> Iterator[Flaw]:
 
 def _raises(value: Value) -> str:
     inner = value.input
+    if value.op == "misfit":
+        return f"{value.name}() takes fewer arguments"
     if inner is None:
         return ""
+    if value.op == "method" and value.name == "group" and _has_no_group(value, inner):
+        return "the pattern has no such group"
     if value.op == "index" and isinstance(value.setting("0"), str) and _is_text(inner):
         return "a text has no such key"
     given = [one for name, one in value.arguments.items() if name.isdigit() and name != "0"]
@@ -123,6 +129,27 @@ def _raises(value: Value) -> str:
     if value.op == "cast" and value.name in ("int", "float") and inner.op == "listing":
         return f"{value.name}() takes no list"
     return ""
+
+
+def _has_no_group(asked: Value, match: Value) -> bool:
+    """found.group(2) of a pattern with one pair of parentheses."""
+    number = asked.setting("1")
+    if not isinstance(number, int) or isinstance(number, bool):
+        return False
+    if match.op == "call" and match.name in ("re.search", "re.match", "re.fullmatch"):
+        pattern = match.argument("0") or match.argument("pattern")
+    elif match.op == "method" and match.name in ("search", "match", "fullmatch") and match.input is not None:
+        compiled = match.input
+        is_pattern = compiled.op in ("call", "wrapped") and "torch" not in compiled.name
+        pattern = compiled.argument("0") or compiled.input if is_pattern else None
+    else:
+        return False
+    if pattern is None or not isinstance(pattern.constant, str) or len(pattern.constant) > _LONGEST:
+        return False
+    try:
+        return re.compile(pattern.constant).groups < number
+    except (re.error, RecursionError, OverflowError):
+        return False
 
 
 def _is_number(value: Value) -> bool:

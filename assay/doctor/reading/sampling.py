@@ -116,8 +116,9 @@ def _read_config(program: Program, settings: Settings, config: Value) -> None:
 def draws(program: Program) -> list[Value]:
     """All places where tokens are chosen: calls of generate(), draws from weights, the likeliest token."""
     found = [one for one in program.of(*DRAWS) if one.op == "generate" or program.kinds.is_a(one, Kind.SAMPLED)]
-    for value in program.of("attribute", "index"):  # probs.max(-1).indices
-        if value.input is not None and takes_best(value.input) and program.kinds.is_a(value, Kind.SAMPLED):
+    for value in program.of("attribute", "index"):  # probs.max(-1).indices, distribution.mode
+        is_best = value.input is not None and takes_best(value.input)
+        if (is_best or value.name == "mode") and program.kinds.is_a(value, Kind.SAMPLED):
             found.append(value)
     return [one for one in found if not is_off(one)]
 
@@ -147,8 +148,8 @@ class Trained:
     is_linked: bool
 
 
-def trained_draws(program: Program, found: list[Scoring] | None = None) -> list[Trained]:
-    """Each pair of a draw and the log-probs in the loss of what it drew.
+def trained_draws(program: Program, found: list[Scoring] | None = None, same_pass: bool = False) -> list[Trained]:
+    """Each pair of a draw and the log-probs in the loss of what it drew; `same_pass`: those of its own pass too.
 
     Where the tokens are lost from sight, in a file or a queue, the only draw of a script with a policy gradient is it.
     """
@@ -159,7 +160,7 @@ def trained_draws(program: Program, found: list[Scoring] | None = None) -> list[
     pairs = []
     for scoring in trained:
         for value in made_of(scoring.tokens):
-            if id(value) in by_id and not _is_same_pass(program, value, scoring):
+            if id(value) in by_id and (same_pass or not _is_same_pass(program, value, scoring)):
                 pairs.append(Trained(by_id[id(value)], scoring, is_linked=True))
     if pairs or not trained:
         return pairs

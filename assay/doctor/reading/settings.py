@@ -19,6 +19,17 @@ HIGHEST_KL, HIGHEST_ENTROPY = 1.0, 0.2
 HIGHEST_DECAY = 0.5
 WIDEST_CLIP = 0.8
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.1, 2.0
+_CONFIGS = ("GRPOConfig", "RLOOConfig", "PPOConfig", "OnlineDPOConfig", "ReinforceConfig")
+_RANGES = {
+    "learning_rate": (
+        0.0,
+        HIGHEST_RATE,
+        "nothing is learned, or every weight is moved by about that much in each update",
+    ),
+    "beta": (-1e-9, HIGHEST_KL, "the KL outweighs the reward and holds the policy where it is"),
+    "kl_coef": (-1e-9, HIGHEST_KL, "the KL outweighs the reward and holds the policy where it is"),
+    "temperature": (LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE, "the answers of a group are nearly the same, or noise"),
+}  # of a library's trainer: above, up to, and what happens outside
 SHORTEST_SIGHT = 0.5  # gamma * lambda
 
 
@@ -42,6 +53,7 @@ def settings(program: Program) -> Iterator[Setting]:
 
 def _all(program: Program) -> Iterator[Setting]:
     yield from _of_optimizers(program)
+    yield from _of_configs(program)
     for loss, terms in program.losses:
         if not any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in terms):
             continue
@@ -72,6 +84,18 @@ def _of_optimizers(program: Program) -> Iterator[Setting]:
         pulled = _number(decay) if value.name == "AdamW" else None
         if decay is not None and pulled is not None and pulled > HIGHEST_DECAY:
             yield Setting("the weight decay", pulled, (value.place, decay.place), "the weights are pulled to 0")
+
+
+def _of_configs(program: Program) -> Iterator[Setting]:
+    """What a library's trainer is told: GRPOConfig(beta=...)."""
+    for config in program.of("call"):
+        if config.name.rpartition(".")[2] not in _CONFIGS:
+            continue
+        for name, (low, high, reason) in _RANGES.items():
+            given = config.argument(name)
+            number = _number(given)
+            if given is not None and number is not None and (name != "temperature" or number > 0):
+                yield Setting(f"`{name}`", number, (given.place, config.place), "" if low < number <= high else reason)
 
 
 def _number(value: Value | None) -> float | None:

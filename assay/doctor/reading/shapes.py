@@ -42,12 +42,23 @@ class Shapes:
             return ()
         if self.program.kinds.is_a(value, Kind.MASK) and token_mask(self.program, value) is not None:
             return ("B", "T")
+        if self.program.kinds.is_a(value, Kind.MASK) and self._is_on_tokens(value, depth):
+            return ("B", "T")
         if value.op in _ELEMENTWISE:
             return self._together(value, depth)
         if value.op in _KEEPS:
             return self.of(value.input, depth - 1)
         method = getattr(self, f"_{value.op}", None)
         return method(value, depth) if method is not None else None
+
+    def _is_on_tokens(self, mask: Value, depth: int) -> bool:
+        """A mask that multiplies log-probs of tokens as it is."""
+        for user in mask.users:
+            sides = user.inputs if user.op == "mul" else []
+            others = [one for one in sides if one is not mask and not self.program.kinds.is_a(one, Kind.MASK)]
+            if any(self.of(one, depth - 1) == ("B", "T") for one in others):
+                return True
+        return False
 
     def _together(self, value: Value, depth: int) -> Shape:
         if value.op == "pow":
@@ -56,7 +67,7 @@ class Shapes:
         left, right = sides
         if left is None or right is None:
             known = [side for side in sides if side == ("B", "T")]
-            masked = value.op == "mul" and any(token_mask(self.program, one) is not None for one in value.inputs)
+            masked = value.op == "mul" and any(self.program.kinds.is_a(one, Kind.MASK) for one in value.inputs)
             return ("B", "T") if known and masked else None  # one number for each token, under their mask
         return broadcast(left, right)
 
@@ -79,10 +90,21 @@ class Shapes:
         is_reward = id(value) in self.program.weights and not isinstance(element.thing, Listing)
         return ("B",) if scalar and is_reward else None
 
+    def _stack(self, value: Value, depth: int) -> Shape:
+        """torch.stack([a number for each row])."""
+        data = value.argument("tensors")
+        thing = data.thing if data is not None else None
+        is_reward = id(value) in self.program.weights and "dim" not in value.arguments
+        if not is_reward or not isinstance(thing, Listing) or thing.exact or len(thing.elements) != 1:
+            return None
+        return ("B",) if self.of(thing.elements[0], depth - 1) == () else None
+
     def _call(self, value: Value, depth: int) -> Shape:
         """torch.zeros(len(completions), 2), to be filled with rewards."""
         sizes = [one for name, one in value.arguments.items() if name.isdigit()]
         made = value.name.rpartition(".")[2] in ("zeros", "ones", "empty") and id(value) in self.program.weights
+        if made and len(sizes) == 1 and sizes[0].op == "mul":
+            return ("B",)  # prompts * group
         if not made or not sizes or sizes[0].op != "len" or len(sizes) > 2:
             return None
         return ("B", "F")[: len(sizes)]
@@ -114,6 +136,8 @@ class Shapes:
         return ("B",) if inner in (("B",), ("P", "G"), ("B", "1")) else None
 
     def _method(self, value: Value, depth: int) -> Shape:
+        if value.name in ("numel", "size", "count", "nelement"):
+            return ()
         inner = self.of(value.input, depth - 1)
         if value.name == "unflatten" and inner == ("B",):
             return ("P", "G")
@@ -193,6 +217,8 @@ class Shapes:
         along_last = value.setting("dim") in (-1, 2)
         return ("B", "T", "1") if inner == ("B", "T", "V") and along_last else None
 
+    _take_along_dim = _gather
+
     def _logsumexp(self, value: Value, depth: int) -> Shape:
         inner = self.of(value.input, depth - 1)
         return inner[:-1] if inner is not None and value.setting("dim") == -1 and len(value.arguments) == 2 else None
@@ -211,10 +237,10 @@ class Shapes:
 
     def _sum(self, value: Value, depth: int) -> Shape:
         inner = self.of(value.input, depth - 1)
-        if inner is None:
-            return None
-        if "dim" not in value.arguments:
-            return ()
+        if "dim" not in value.arguments and (inner is not None or value.name in ("sum", "mean")):
+            return ()  # a method of a tensor
+        if inner is None or "dim" not in value.arguments:
+            return None if inner is None else ()
         dim, keep = value.setting("dim"), value.setting("keepdim", False)
         if not isinstance(dim, int) or not isinstance(keep, bool) or not -len(inner) <= dim < len(inner):
             return None

@@ -111,6 +111,8 @@ def _lag(load: Value, drawing: Value) -> int:
     for branch in load.context.branches:
         if (branch.place, branch.side) in shared:
             continue
+        if branch.condition.op == "phi":  # `or`
+            return 1
         for value in list(ancestors(branch.condition))[:12]:
             number = value.setting("other") if value.op == "mod" else None
             if isinstance(number, int) and not isinstance(number, bool):

@@ -19,6 +19,7 @@ from assay.doctor.reading.steps import Optimizer, optimizers
 from assay.source.program import Program
 from assay.verdict import Place
 
+_HEADS = ("lm_head", "embed_out", "score", "v_head", "value_head")
 _LATE = {
     "get_peft_model": "the adapters are not in it",
     "FSDP": "it replaces the parameters by its own",
@@ -106,6 +107,14 @@ def _calls(loss: Value) -> list[Value]:
 def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unmoved | None:
     """The optimizer holds a layer, and no one the others, which nothing freezes."""
     assert optimizer.networks is not None
+    heads = [one for one in optimizer.networks if one.op == "attribute" and one.name in _HEADS]
+    for loss, _ in program.losses if len(heads) == len(optimizer.networks) and len(every) == 1 else ():
+        for model in differentiated(program, loss) or ():
+            if model.op == "pretrained" and same_network(heads[0], model) and not _is_frozen(program, model):
+                what = (
+                    f"{optimizer.value.shown} holds the {heads[0].name} of {model.shown} alone: no other layer learns"
+                )
+                return Unmoved((optimizer.value.place, model.place), what)
     for loss, _ in program.losses:
         for model in differentiated(program, loss) or ():
             inside = [one for one in optimizer.networks if _is_inside(program, one, model)]

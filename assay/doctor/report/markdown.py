@@ -55,11 +55,17 @@ def _finding(report: Report, word: Word, why: bool) -> list[str]:
         *(f"- {plain(str(place))}: {plain(place.text)}" for place in word.verdict.places),
         *(f"- why: {plain(sentence)}" for sentence in word.verdict.why if why),
         f"- fix: {plain(word.fix)}",
+        *_edit(word),
         f"- more: `assay explain {word.code}`",
     ]
     for follower in report.diagnosis.consequences(word.code):
         lines.append(f"- follows from it: {_title(follower)}: {plain(follower.verdict.message)}")
     return lines
+
+
+def _edit(word: Word) -> list[str]:
+    edit = word.verdict.edit
+    return [] if edit is None else [f"- edit {plain(f'{edit.place}: {edit.place.text} -> {edit.replacement}')}"]
 
 
 def _facts(word: Word, indent: str = "") -> list[str]:

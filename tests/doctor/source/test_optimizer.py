@@ -107,6 +107,11 @@ SICK = {
         "a copy": with_changes(
             (LOOP, "sampler = copy.deepcopy(policy)\n" + LOOP), (SAMPLED, SAMPLED.replace("policy", "sampler"))
         ),
+        "a copy whose own log-probs divide": with_changes(
+            (LOOP, "sampler = copy.deepcopy(policy)\n" + LOOP),
+            (SAMPLED, SAMPLED.replace("policy", "sampler")),
+            (OLD, OLD.replace("policy", "sampler")),
+        ),
         "loaded before the loop": with_changes(
             (LOOP, "sampler = copy.deepcopy(policy)\nsampler.load_state_dict(policy.state_dict())\n" + LOOP),
             (SAMPLED, SAMPLED.replace("policy", "sampler")),
@@ -247,9 +252,13 @@ WELL = {
         (LOOP, "sampler = copy.deepcopy(policy)\n" + LOOP),
         (SAMPLED, "    sampler.load_state_dict(policy.state_dict())\n" + SAMPLED.replace("policy", "sampler")),
     ),
-    "a copy whose own log-probs divide": with_changes(
+    "a copy that is behind, whose own log-probs divide": with_changes(
         (LOOP, "sampler = copy.deepcopy(policy)\n" + LOOP),
-        (SAMPLED, SAMPLED.replace("policy", "sampler")),
+        (
+            SAMPLED,
+            "    if step % 4 == 0:\n        sampler.load_state_dict(policy.state_dict())\n"
+            + SAMPLED.replace("policy", "sampler"),
+        ),
         (OLD, OLD.replace("policy", "sampler")),
     ),
     "vLLM that is fed": with_changes(
