@@ -189,3 +189,10 @@ def is_order(value: Value | None) -> bool:
         return True
     is_second = value.name == "indices" if value.op == "attribute" else value.op == "index" and value.setting("0") == 1
     return is_second and value.input is not None and value.input.op in ("sort", "topk")
+
+
+def is_one_hot(value: Value) -> bool:
+    """A one-hot code in another precision."""
+    while value.op == "cast" and value.input is not None:
+        value = value.input
+    return value.op == "one_hot"

@@ -20,6 +20,7 @@ from assay.dataflow.kind import (
     is_blank,
     is_normalised,
     is_number,
+    is_one_hot,
     is_order,
     is_span_of_ones,
     takes_best,
@@ -38,6 +39,8 @@ _ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kin
 # of one question, which asks for what comes later only in the body of a loop
 DEEPEST = 120
 MOST_ASKED = 2_000
+
+_SUMMED = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
 
 
 class Kinds:
@@ -358,13 +361,17 @@ class Kinds:
             if Kind.LOG_SOFTMAX in kinds and any(one.op in ("one_hot", "cast") for one in inner.inputs):
                 return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(inner.input))
         known = self.of(inner)
-        keeps = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
-        return Known(known.kind, value, "summed", known) if known is not None and known.kind in keeps else None
+        return Known(known.kind, value, "summed", known) if known is not None and known.kind in _SUMMED else None
+
+    def _einsum(self, value: Value) -> Known | None:
+        parts = [(one, self.of(one)) for name, one in value.arguments.items() if name != "equation"]
+        logs = [known for _, known in parts if known is not None and known.kind is Kind.LOG_SOFTMAX]
+        picks = [one for one, known in parts if known is None and is_one_hot(one)]
+        return Known(Kind.LOGPROBS, value, "picked by a one-hot", logs[0]) if logs and picks else None
 
     def _mean(self, value: Value) -> Known | None:
         known = self.of(value.input)
-        keeps = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
-        return Known(known.kind, value, "averaged", known) if known is not None and known.kind in keeps else None
+        return Known(known.kind, value, "averaged", known) if known is not None and known.kind in _SUMMED else None
 
     def _leave(self, value: Value) -> Known | None:
         known = self._passed(value)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay import durable
-from assay.doctor.catalogue import Illness, catalogue
-from assay.doctor.diagnosis import diagnose, root_causes
+from assay.doctor.catalogue import Illness, by_code, catalogue
+from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
 from assay.doctor.explain import Entry, as_json, entries, explained, find, listed
 from assay.doctor.report import LEVELS, Report, escaped, write
-from assay.doctor.report.select import select
+from assay.doctor.report.select import nearest, select
 from assay.record import RunError
 from assay.record.batch import Batch, BatchError
 from assay.source.program import Program
@@ -25,6 +25,7 @@ from assay.verdict import Place, State, not_applicable
 # a run directory, and who is told what was left out -> batches for which a model was asked; given by cli.py
 Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
 
+_OF_TRAINING = ("backward", "optimizer", "step", "generate", "multinomial")
 _WIDEST = 120  # longer lines are hard to read
 _NO_TERMINAL = (100, 24)  # columns and lines where there is none
 
@@ -45,16 +46,27 @@ def run(
     recompute: Recompute | None = None,
     why: bool = False,
 ) -> int:
-    """Reads every path before it prints: what cannot be read is raised with nothing on stdout."""
+    """Reads every path before it prints: what cannot be read is raised with nothing on stdout.
+
+    Of several paths, a script that is no Python is noted and the others are read; the exit code is then 2.
+    """
     from assay.doctor.evidence.open import patients
 
     illnesses = select(catalogue(), chosen, ignored)
     reports: list[Report] = []
     looked_at: set[Path] = set()
+    is_whole = True
     for path in paths:
         found = [one for one in patients(path) if one not in looked_at]
         looked_at.update(found)
-        reports += _reports(path, found, illnesses, recompute)
+        try:
+            reports += _reports(path, found, illnesses, recompute)
+        except SourceError as error:
+            if len(paths) == 1:
+                raise
+            is_whole = False
+            reports.append(_unread(path, error))
+            print(f"assay: {escaped(str(error))}", file=sys.stderr)
     reports = _once(reports)
     colour = out is None and _in_colour()
     text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes, why=why)
@@ -67,7 +79,7 @@ def run(
             raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
         for report in reports:
             print(f"{out}: {report.counts}", file=sys.stderr)
-    return exit_code(reports, fail_on)
+    return exit_code(reports, fail_on) if is_whole else 2
 
 
 def exit_code(reports: Sequence[Report], fail_on: str) -> int:
@@ -99,23 +111,34 @@ def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | Non
             batches = (*evidence.batches, *recompute(path, notes.append))  # of equal words the last batch's counts
             evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *notes))
         diagnosis = diagnose(evidence, illnesses)
-        unused = [note for program in evidence.programs for note in _unused(program, illnesses)]
-        return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *unused)))
+        notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
+        if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
+            notes.insert(0, "no loss, optimizer or sampling was recognised here")
+        return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
 
 
-def _unused(program: Program, illnesses: Sequence[Illness]) -> list[str]:
-    """Comments that ask to ignore what is not found, of illnesses that were looked for, or what is no code at all."""
+def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequence[Illness]) -> bool:
+    """Whether a script was asked everything, and there was nothing to ask about."""
+    if len(illnesses) < len(catalogue()) or any(program.of(*_OF_TRAINING) for program in evidence.programs):
+        return False
+    return all(word.verdict.message == NOTHING for word in diagnosis.words if word.illness.source is not None)
+
+
+def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
+    """What comments silence; those that name no code, or silence nothing of what was looked for."""
     asked = {one.code for one in illnesses if one.source is not None}
-    known = {one.code for one in catalogue()}
-    return [
-        f"{one.place}: `{one.place.text}` names {min(one.codes - known)}, which is no code; 'assay explain' lists them"
-        for one in program.ignores
-        if one.codes - known
-    ] + [
-        f"{one.place}: `{one.place.text}` silences nothing; take it away"
-        for one in program.ignores
-        if one not in program.used_ignores and one.codes and one.codes <= asked
+    known = [word for one in catalogue() for word in (one.code, one.name)]
+    notes = [
+        f"{place}: {code} is silenced by a comment{f': {ignore.reason}' if ignore.reason else ''}"
+        for (code, place), ignore in program.silenced.items()
     ]
+    for one in program.ignores:
+        named = {word: by_code(word) for word in sorted(one.codes)}
+        notes += [f"{one.place}: ignore[{word}] is no code; {nearest(word, known)}" for word in named if not named[word]]
+        codes = {illness.code if illness else "" for illness in named.values()}
+        if one not in program.used_ignores and codes and codes <= asked:
+            notes.append(f"{one.place}: `{one.place.text}` silences nothing; take it away")
+    return notes
 
 
 def _reports(
@@ -129,9 +152,13 @@ def _reports(
         try:
             reports.append(_report(one, illnesses, None))
         except (SourceError, BatchError, RunError) as error:
-            empty = Evidence(notes=(str(error),))
-            reports.append(Report.of(str(one), empty, diagnose(empty, [])))
+            reports.append(_unread(one, error))
     return reports
+
+
+def _unread(path: Path, error: Exception) -> Report:
+    empty = Evidence(notes=(str(error),))
+    return Report.of(str(path), empty, diagnose(empty, []))
 
 
 def _once(reports: Sequence[Report]) -> list[Report]:

@@ -19,6 +19,7 @@ from assay.doctor.usable import usable
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
+NOTHING = "nothing of the kind was recognised in the script"
 _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
 _NEEDED = {"batch": "a recorded batch", "curves": "curves", "source": "the script", "trace": "a run under assay watch"}
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
@@ -169,7 +170,7 @@ def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Ca
         if any(one.state is State.FINDING for one in verdicts):
             return not_applicable("a comment in the script asks to ignore it")
         if not kept:
-            return not_applicable("the script does nothing of the kind")
+            return not_applicable(NOTHING)
         return max(kept, key=lambda one: _LOUD[one.state])
 
     return ask
@@ -190,7 +191,9 @@ def _applicable(edit: Edit | None, piece: Any) -> Edit | None:
 
 
 def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:
-    return isinstance(piece, Program) and any(piece.ignores_at(place, illness.code) for place in verdict.places[:1])
+    return isinstance(piece, Program) and any(
+        piece.ignores_at(place, illness.code, illness.name) for place in verdict.places[:1]
+    )
 
 
 def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:

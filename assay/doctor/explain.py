@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,12 @@ def explained(entry: Entry, *, width: int, colour: bool) -> str:
     """The explanation for a terminal: paragraphs fill its width, code keeps its lines."""
     lines = [bold(f"{entry.code} {entry.name}", colour) + f" ({entry.severity})", *wrapped(entry.summary, width)]
     for block in re.split(r"\n\s*\n", entry.explanation):
-        if not block.startswith("    "):
-            heading, _, rest = block.partition("\n") if block.startswith("## ") else ("", "", block)
-            lines += ["", bold(heading.removeprefix("## "), colour)] if heading else [""]
-            lines += wrapped(" ".join(rest.split()), width)
-        else:
-            lines += ["", *block.splitlines()]
+        lines.append("")
+        if block.startswith("## "):
+            heading, _, block = block.partition("\n")
+            lines.append(bold(heading.removeprefix("## "), colour))
+        for is_code, part in groupby(block.splitlines(), key=lambda line: line.startswith("    ")):
+            lines += part if is_code else wrapped(" ".join(" ".join(part).split()), width)
     if entry.explains:
         lines += ["", *wrapped(f"What may follow from it: {', '.join(entry.explains)}", width)]
     if "reward" in entry.looks_at:

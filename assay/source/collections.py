@@ -9,6 +9,8 @@ from assay.dataflow.value import UNKNOWN, Value
 from assay.source.machine import Machine
 from assay.source.things import Listing, Table
 
+MOST_EACH = 16  # entries that are followed one by one
+
 
 class Collections(Machine):
     def evaluate(self, node: ast.expr | None) -> Value:
@@ -91,8 +93,30 @@ class Collections(Machine):
             self.put(table, self.evaluate(node.key), value)
             return value
 
-        made = self._comprehension(node, node.generators, entry)
-        return self.new("table", node, made.arguments, thing=table)
+        generator = node.generators[0]
+        listed = self.each(self.evaluate(generator.iter), node) if len(node.generators) == 1 else None
+        if listed is None or generator.ifs:
+            made = self._comprehension(node, node.generators, entry).arguments
+        else:
+            self.frame.variables.mark()
+            for one in listed:
+                self.assign(generator.target, one, generator.iter)
+                entry()
+            self.frame.variables.take_back()  # its names are its own
+            made = dict(numbered([*table.entries.values(), *table.rest]))
+        return self.new("table", node, made, thing=table)
+
+    def each(self, source: Value, node: ast.AST) -> list[Value] | None:
+        """The elements one by one, where the text lists them: the entries of a dictionary, a tuple of names."""
+        if source.op == "items" and isinstance(source.arguments["input"].thing, Table):
+            table = source.arguments["input"].thing
+            if table.rest or not 0 < len(table.entries) <= MOST_EACH:
+                return None
+            return [self.listing(node, [self.constant(node, key), one]) for key, one in table.entries.items()]
+        thing = source.thing
+        if isinstance(thing, Listing) and thing.exact and 0 < len(thing.elements) <= MOST_EACH:
+            return thing.elements if all(isinstance(one.constant, str) for one in thing.elements) else None
+        return None
 
     def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], make: Callable[[], Value]) -> Value:
         self.frame.variables.mark()

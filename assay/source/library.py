@@ -86,8 +86,10 @@ def call(machine: Calls, function: Library, positional: Values, keywords: Keywor
         return machine.new("pretrained", node, _all(positional, keywords), name=path.split(".")[-2])
     if last.endswith(("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification")):
         return machine.new("pretrained", node, _all(positional, keywords), name=last)
-    if last in WRAPPERS and path != "re.compile" and (
-        inner := [*positional, *(keywords[one] for one in ("module", "model") if one in keywords)]
+    if (
+        last in WRAPPERS
+        and path != "re.compile"
+        and (inner := [*positional, *(keywords[one] for one in ("module", "model") if one in keywords)])
     ):
         others = {name: one for name, one in keywords.items() if one is not inner[0]}
         return machine.new("wrapped", node, _all([inner[0], *positional[1:]], others), name=last, thing=inner[0].thing)

@@ -34,7 +34,7 @@ class Ignore:
     """A comment `# assay: ignore[CODE] reason`; no codes means all of them."""
 
     place: Place
-    codes: frozenset[str]
+    codes: frozenset[str]  # or names, in capitals: RAT04, RATIO_FORM
     reason: str
     is_for_below: bool = False  # it ends no statement, so it may speak of the next line
 
@@ -50,6 +50,7 @@ class Program:
     notes: tuple[str, ...] = ()
     ignores: tuple[Ignore, ...] = ()
     used_ignores: set[Ignore] = field(default_factory=set)
+    silenced: dict[tuple[str, Place], Ignore] = field(default_factory=dict)  # by code and place, and who asked
 
     @property
     def values(self) -> list[Value]:
@@ -58,16 +59,18 @@ class Program:
     def of(self, *ops: str) -> list[Value]:
         return self.graph.of(*ops)
 
-    def ignores_at(self, place: Place, code: str) -> bool:
-        """Whether a comment on the lines of the expression, or above it, asks to ignore a code there."""
+    def ignores_at(self, place: Place, code: str, name: str = "") -> bool:
+        """Whether a comment on the lines of the expression, or above it, asks to ignore a code or its name there."""
         asked = [
             one
             for one in self.ignores
             if one.place.file == place.file
             and place.line - one.is_for_below <= one.place.line <= max(place.end_line, place.line)
-            and (not one.codes or code in one.codes)
+            and (not one.codes or not one.codes.isdisjoint((code, name.upper())))
         ]
         self.used_ignores.update(asked)
+        if asked:
+            self.silenced[code, place] = asked[0]
         return bool(asked)
 
     @cached_property
@@ -195,7 +198,7 @@ def _ignores(module: Module) -> list[Ignore]:
         match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
         if match is None:
             continue
-        codes = frozenset(code.upper() for code in re.split(r"[\s,;]+", match[1] or "") if code)
+        codes = frozenset(code.upper().replace("-", "_") for code in re.split(r"[\s,;]+", match[1] or "") if code)
         file, line = module.shift[token.start[0] - 1] if module.shift else (module.file, token.start[0])
         place = Place(file, line, text=match[0].strip())
         found.append(Ignore(place, codes, match[2].strip(), is_for_below=after.type == tokenize.NL))

@@ -191,10 +191,17 @@ class Interpreter(Definitions):
 
     def _run_for(self, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(node.iter)
+        entries = self.each(source, node) if source.op == "items" else None
 
         def turn() -> bool:
-            self.assign(node.target, self.element(source, node.iter), node)
-            return self.run_body(node.body)
+            if entries is None:
+                self.assign(node.target, self.element(source, node.iter), node)
+                return self.run_body(node.body)
+            stopped = False
+            for entry in entries:  # of a dictionary, one by one: for name, tensor in batch.items()
+                self.assign(node.target, entry, node)
+                stopped = self.run_body(node.body)
+            return stopped
 
         self.repeated(node, source, node.body, turn)
         self.run_body(node.orelse)

@@ -102,6 +102,8 @@ def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
 
 
 def batch_of(fields: Mapping[str, Any], update: Update, notes: list[str]) -> Batch | None:
+    if fields.get("update", 0) < 0:
+        return None  # an optimizer that does not hold the policy
     source = f"optimizer step {update.number + 1} ({update.place})"
     try:
         return Batch.of({**fields, **update.numbers}, source=source)

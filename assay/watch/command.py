@@ -75,6 +75,8 @@ def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> Non
     if not script.is_file():
         what = "is a directory" if script.is_dir() else "does not exist"
         raise WatchError(f"{script} {what}; give the Python file that trains")
+    if script.suffix.lower() == ".ipynb":
+        raise WatchError(f"{script} is a notebook, which assay doctor reads; export it as a script to watch it run")
     if steps is not None and steps < 1:
         raise WatchError(f"--steps is {steps}; give 1 or more optimizer steps, or leave it out")
     if how not in FORMATS:

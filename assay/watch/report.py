@@ -82,6 +82,11 @@ def _sentences(trace: Trace) -> list[str]:
         )
     if not trace.updates:
         lines.append("no optimizer step was observed")
+    elif not trace.batches and any(one.roles is not None for update in trace.updates for one in update.backwards):
+        lines.append(
+            f"{len(trace.updates)} optimizer steps were observed, but none of them could be read as a step of the model "
+            "whose log-probs are in the loss"
+        )
     elif not trace.batches:
         lines.append(
             f"{len(trace.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in "

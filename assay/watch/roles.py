@@ -87,12 +87,30 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
         if forward is None or ids is None or ids.ndim not in (1, 2):
             continue
         pieces.append(Piece(final, ids, forward))
-    pieces = _only_newest(pieces, flow)
+    pieces = _only_newest(_without_copies(pieces, flow), flow)
     for piece in pieces:
         _find_product(piece, flow)
         _find_differences(piece, flow)
         _find_mask(piece, flow)
+    pieces = _without_extras(pieces)
     return Roles(loss, pieces, flow) if pieces else None
+
+
+def _without_copies(pieces: list[Piece], flow: Flow) -> list[Piece]:
+    """0.01 * new in one more term of the loss is made of new: the same rows, not further ones."""
+    mine = {id(piece.new) for piece in pieces}
+    return [piece for piece in pieces if not (flow.upon(piece.new) - {id(piece.new)}) & mine]
+
+
+def _without_extras(pieces: list[Piece]) -> list[Piece]:
+    """Of the same tokens of one pass only what advantages or a ratio weigh; the rest is a bonus, not further rows."""
+    weighed = [piece for piece in pieces if piece.product is not None or piece.differences]
+    return [
+        piece
+        for piece in pieces
+        if piece in weighed
+        or not any(one.forward is piece.forward and np.array_equal(one.ids, piece.ids) for one in weighed)
+    ]
 
 
 def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
@@ -121,7 +139,12 @@ def _find_product(piece: Piece, flow: Flow) -> None:
             if not requires_grad(weight) and _is_weight(weight, piece):
                 found.append((value, pulled, weight))
     found = _only_advantages(piece, found, flow)
-    if len({id(_unwrapped(weight)[0]) for _, _, weight in found}) > 1:
+    roots: list[Value] = []
+    for _, _, weight in found:
+        root = _unwrapped(weight)[0]
+        if not any(_is_same(root, one) for one in roots):
+            roots.append(root)
+    if len(roots) > 1:
         piece.unsure.add("advantages")  # which of them is it?
         return
     inner = {id(value) for value, _, _ in found}
@@ -230,6 +253,18 @@ def _unwrapped(value: Value) -> tuple[Value, float]:
             break
         value = inner
     return value, sign
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    """adv[rows], written twice: the same operation on the same tensor, with the same numbers."""
+    if one is other:
+        return True
+    if one.op != other.op or one.input is None or other.input is None:
+        return False
+    mine, theirs = numbers_of(one), numbers_of(other)
+    if mine is None or theirs is None or not np.array_equal(mine, theirs):
+        return False
+    return _is_same(_unwrapped(one.input)[0], _unwrapped(other.input)[0])
 
 
 def _chain(value: Value) -> list[Value]:

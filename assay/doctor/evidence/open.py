@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ _SUPPORTED = (
     f"give a run directory of 'assay train', a script, a batch as a .safetensors file (docs/batch-file.md), {KINDS}"
 )
 _OURS = ("run.json", "events.jsonl", "timings.jsonl", "examined", "config.toml")  # one of them: a run of 'assay train'
+ATTACHED = "assay"  # the folder in another trainer's output directory
 _DUMPED = {  # of one micro-batch, as the learner names its tensors
     "targets_BT": "tokens",
     "mask_BT": "mask",
@@ -56,7 +58,7 @@ def patients(path: Path) -> list[Path]:
         if not path.is_dir() or any((path / name).exists() for name in _OURS[:-1]):
             return [path]
         scripts = list(scripts_in(path))  # a config.toml beside scripts is that of a project
-        return [path, *scripts] if not scripts or holds_logs(path) else scripts
+        return [path, *scripts] if not scripts or holds_logs(path) or _attached(path) else scripts
     except OSError as error:
         raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
 
@@ -68,7 +70,16 @@ def _open_directory(path: Path) -> Evidence:
         found = read_folder(path)
     except OSError as error:
         raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
-    return read_run(path) if found is None else found  # a run without its marks, or the sentence on what is missing
+    if not _attached(path):
+        return read_run(path) if found is None else found  # a run without its marks, or the sentence on what is missing
+    told = f"what the attached doctor recorded is in {path / ATTACHED}"
+    if found is None:
+        raise BatchError(f"{path} is the output directory of a trainer; {told}: give that directory")
+    return replace(found, notes=(*found.notes, f"{told}: ask about that directory too"))
+
+
+def _attached(path: Path) -> bool:
+    return (path / ATTACHED / "run.json").is_file()
 
 
 def _open_batch(path: Path) -> Evidence:

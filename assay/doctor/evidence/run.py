@@ -39,7 +39,7 @@ from assay.verdict import shown
 EXAMINED = 8  # newest examined updates that are read
 STEPS = 6  # recorded steps that are read: the first, the last, evenly between
 _EXAMINED, _ROLLOUTS = r"step-(\d+)-update-(\d+)\.safetensors", r"step-(\d{6,})\.parquet"
-_GIVE = "give the directory that 'assay train' wrote"
+_GIVE = "give the directory that 'assay train' wrote, or one that holds scripts or logs"
 _BY_STEP = (METRICS_FILE, TIMINGS_FILE, EVALUATIONS_FILE)
 _ONCE_A_STEP = (METRICS_FILE, TIMINGS_FILE)
 _SECTIONS = ("model", "rollout", "advantage", "loss", "optimizer")  # without them every setting would be a guess
@@ -49,14 +49,16 @@ def read_run(path: Path) -> Evidence:
     """Raises RunError where there is nothing to read, and for a record of a newer Assay."""
     notes: list[str] = []
     _look_at_the_mark(path, notes)
-    config = _config(path, notes)
+    is_attached = _is_attached(path)
+    config = None if is_attached else _config(path, notes)
     settings = {} if config is None else settings_of(config)
     rows = {name: _rows(path / name, notes) for name in (*_BY_STEP, EVENTS_FILE)}
     metrics = {row["step"]: row for row in rows[METRICS_FILE]}
     batches = (*_examined(path, notes), *_recorded(path, settings, metrics, notes))
     if not batches and not any(rows.values()) and not (path / "run.json").exists():
         raise RunError(f"{path} is not a run directory: it holds no run.json and nothing that can be read; {_GIVE}")
-    _look_for_gaps(path, config, rows, notes)
+    records_rollouts = not is_attached and (config is None or config.record.rollouts != "none")
+    _look_for_gaps(path, records_rollouts, rows, notes)
     notes = [*sentences_of(rows[EVENTS_FILE]), *notes]  # why a run ended is what its reader wants first
     curves = Curves(
         rows[METRICS_FILE], rows[TIMINGS_FILE], rows[EVALUATIONS_FILE], rows[EVENTS_FILE], _with_eos(settings, batches)
@@ -68,6 +70,15 @@ def run_settings(path: Path, notes: list[str]) -> dict[str, Any]:
     """The settings by the names of a batch; {} and a note if there is no config, or one of another version."""
     config = _config(path, notes)
     return {} if config is None else settings_of(config)
+
+
+def _is_attached(path: Path) -> bool:
+    """Whether another trainer ran, with the doctor attached to it: it leaves neither a config nor rollouts."""
+    try:
+        mark = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(mark, dict) and mark.get("trainer") == "trl"
 
 
 def _config(path: Path, notes: list[str]) -> Config | None:
@@ -88,7 +99,7 @@ def _config(path: Path, notes: list[str]) -> Config | None:
 
 
 def _look_for_gaps(
-    path: Path, config: Config | None, rows: Mapping[str, Sequence[Mapping[str, Any]]], notes: list[str]
+    path: Path, records_rollouts: bool, rows: Mapping[str, Sequence[Mapping[str, Any]]], notes: list[str]
 ) -> None:
     """A note for what a run of so many steps leaves behind, and this one does not hold."""
     steps = sorted(row["step"] for row in rows[METRICS_FILE])
@@ -105,9 +116,7 @@ def _look_for_gaps(
         notes.append(
             f"{METRICS_FILE} lacks {absent} of the {steps[-1]} steps up to its last; the first is step {first}"
         )
-    if config is not None and config.record.rollouts == "none":
-        return
-    unrecorded = [step for step in steps if step not in files]
+    unrecorded = [step for step in steps if step not in files] if records_rollouts else []
     if unrecorded:
         how_many = f"none of the {len(steps)}" if len(unrecorded) == len(steps) else f"not all of the {len(steps)}"
         notes.append(

@@ -110,5 +110,5 @@ ILLNESS = Illness(
         steps=100,
     ),
     curves=check_curves,
-    explains=frozenset({"ADV09", "MET07", "MET05", "LOSS05"}),
+    explains=frozenset({"ADV09", "MET07", "LOSS05"}),
 )

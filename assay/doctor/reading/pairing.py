@@ -219,7 +219,9 @@ def _looked_up(program: Program, loops: list[Loop], spread: list[Expansion]) -> 
         counts = counter is not None and counter.op == "element" and counter.context.loops[-1:] == (row_loops[-1],)
         named = by.op == "len" or by.place.line != remainder.place.line
         if counts and named and not any(by is one.size or _is_same_setting(by, one.size) for one in several):
-            told = "the rows of one prompt follow each other (a a b b), but this looks up what belongs to them as a b a b"
+            told = (
+                "the rows of one prompt follow each other (a a b b), but this looks up what belongs to them as a b a b"
+            )
             yield Mispairing(row_loops[-1].source or remainder, remainder, told)
 
 

@@ -165,7 +165,7 @@ def _looked_at(evidence: Evidence) -> str:
     parts = []
     for program in evidence.programs:
         files = f" in {len(program.files)} files" if len(program.files) > 1 else ""
-        parts.append(f"the source, {program.lines} lines{files}")
+        parts.append(f"the source, {program.lines} line{'s' * (program.lines != 1)}{files}")
     if evidence.trace is not None:
         parts.append(str(evidence.trace))
     if evidence.curves is not None:

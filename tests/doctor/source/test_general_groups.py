@@ -34,7 +34,10 @@ def credited(rewards=SHAPED, advantages=CENTRED, column=COLUMN):
 ONE_GROUP = {
     "as wide as all rows": ("rewards = rewards_of(ids[:, start:]).view(-1, PROMPTS * GROUP)", CENTRED),
     "one row": ("rewards = rewards_of(ids[:, start:]).view(1, -1)", CENTRED),
-    "over every dimension": ("rewards = rewards_of(ids[:, start:]).view(-1, GROUP)", "advantages = rewards - rewards.mean()"),
+    "over every dimension": (
+        "rewards = rewards_of(ids[:, start:]).view(-1, GROUP)",
+        "advantages = rewards - rewards.mean()",
+    ),
     "a sum over the list": (
         "scores = [judge(row) for row in [p for p in questions(step) for _ in range(GROUP)]]",
         "level = sum(scores) / len(scores)\nadvantages = torch.tensor([score - level for score in scores])",
@@ -125,7 +128,9 @@ def test_all_answers_to_one_prompt_are_one_group(form, tmp_path):
 
 def test_several_prompts_of_one_call_are_not_one_group(tmp_path):
     given = ('given = tokenizer(pair_with(question), return_tensors="pt", padding=True)', "**given")
-    text = ONE_PROMPT.replace("ENCODED", given[0]).replace("GIVEN", given[1]).replace("WIDTH", "given.input_ids.shape[1]")
+    text = (
+        ONE_PROMPT.replace("ENCODED", given[0]).replace("GIVEN", given[1]).replace("WIDTH", "given.input_ids.shape[1]")
+    )
     assert found(text.replace("import reward", "import pair_with, reward"), tmp_path, "ADV01") == {"ADV01"}
 
 
@@ -185,3 +190,9 @@ def test_advantages_that_stretch_the_tokens_are_named(form, tmp_path):
 @pytest.mark.parametrize("form", FITTING)
 def test_advantages_in_a_column_fit_the_tokens(form, tmp_path):
     assert found(credited(STACKED, column=FITTING[form]), tmp_path, "ADV08") == set()
+
+
+def test_a_script_that_asks_for_the_number_of_dimensions_is_left_alone(tmp_path):
+    column = STRETCHED["two columns too many"]
+    text = credited(STACKED, column=f"{column}\nif advantages.dim() == 3:\n    print('by token')")
+    assert found(text, tmp_path, "ADV08") == set()

@@ -1,4 +1,4 @@
-"""Rewards in the source, written in many ways: of other rows (ADV10), without a baseline (ADV03), always equal (REW01)."""
+"""Rewards in the source, written in many ways: of other rows (ADV10), not centred (ADV03), always equal (REW01)."""
 
 import pytest
 
@@ -25,7 +25,8 @@ def found(text, folder, *codes):
 
 
 def with_rewards(lines, functions="", advantages=ADVANTAGES):
-    assert GENERATE.count(REWARDS) == 1 and GENERATE.count(ADVANTAGES) == 1
+    assert GENERATE.count(REWARDS) == 1
+    assert GENERATE.count(ADVANTAGES) == 1
     made = "\n    ".join(["texts = tokenizer.batch_decode(completions)", *lines.strip().splitlines()])
     return (
         GENERATE.replace(REWARDS, made)
@@ -72,7 +73,8 @@ def test_the_open_rows_in_order_and_what_was_made_of_them_are_one_list(tmp_path)
 
 JUDGE = "def judge(text, answer):\n    return float(text == answer)"
 OTHER_ROWS = {
-    "remainder": "rewards = torch.tensor([judge(t, answers[i % PROMPTS]) for i, t in enumerate(texts)]).view(-1, GROUP)",
+    "remainder": "rewards = torch.tensor([judge(t, answers[i % PROMPTS]) for i, t in enumerate(texts)])\n"
+    "rewards = rewards.view(-1, GROUP)",
     "remainder of the length": "scores = []\nfor i in range(len(texts)):\n"
     "    scores.append(judge(texts[i], answers[i % len(answers)]))\nrewards = torch.tensor(scores).view(-1, GROUP)",
     "reversed rows": EACH + SCORE.replace("zip(texts", "zip(texts[::-1]"),
@@ -81,7 +83,9 @@ OTHER_ROWS = {
 SAME_ROWS = {
     "quotient": "rewards = torch.tensor([judge(t, answers[i // GROUP]) for i, t in enumerate(texts)]).view(-1, GROUP)",
     "place within the group": EACH + "order = [i % GROUP for i in range(len(texts))]\n" + SCORE,
-    "every n-th row is printed": EACH + "for i, t in enumerate(texts):\n    if i % 50 == 0:\n        print(t)\n" + SCORE,
+    "every n-th row is printed": EACH
+    + "for i, t in enumerate(texts):\n    if i % 50 == 0:\n        print(t)\n"
+    + SCORE,
 }
 
 
