@@ -364,10 +364,9 @@ class Kinds:
         return Known(known.kind, value, "summed", known) if known is not None and known.kind in _SUMMED else None
 
     def _einsum(self, value: Value) -> Known | None:
-        parts = [(one, self.of(one)) for name, one in value.arguments.items() if name != "equation"]
-        logs = [known for _, known in parts if known is not None and known.kind is Kind.LOG_SOFTMAX]
-        picks = [one for one, known in parts if known is None and is_one_hot(one)]
-        return Known(Kind.LOGPROBS, value, "picked by a one-hot", logs[0]) if logs and picks else None
+        logs = [one for one in value.inputs if self.is_a(one, Kind.LOG_SOFTMAX)]
+        picked = bool(logs) and any(is_one_hot(one) for one in value.inputs)
+        return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(logs[0])) if picked else None
 
     def _mean(self, value: Value) -> Known | None:
         known = self.of(value.input)
@@ -397,6 +396,5 @@ class Kinds:
 
     def _where(self, value: Value) -> Known | None:
         found = [known for name in ("input", "other") if (known := self.of(value.argument(name))) is not None]
-        if not found or len({known.kind for known in found}) > 1:
-            return None
-        return Known(found[0].kind, value, "where a condition holds", found[0])
+        agreed = len({known.kind for known in found}) == 1
+        return Known(found[0].kind, value, "where a condition holds", found[0]) if agreed else None

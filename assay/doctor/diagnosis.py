@@ -21,7 +21,12 @@ from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, n
 
 NOTHING = "nothing of the kind was recognised in the script"
 _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
-_NEEDED = {"batch": "a recorded batch", "curves": "curves", "source": "the script", "trace": "a run under assay watch"}
+_NEEDED = {
+    "batch": "a recorded batch",
+    "curves": "curves of 20 steps or more",
+    "source": "the script",
+    "trace": "a run under assay watch",
+}
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
 # of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
 _LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}

@@ -117,7 +117,8 @@ def explained(entry: Entry, *, width: int, colour: bool) -> str:
         if block.startswith("## "):
             heading, _, block = block.partition("\n")
             lines.append(bold(heading.removeprefix("## "), colour))
-        for is_code, part in groupby(block.splitlines(), key=lambda line: line.startswith("    ")):
+        for is_code, members in groupby(block.splitlines(), key=lambda line: line.startswith("    ")):
+            part = list(members)
             lines += part if is_code else wrapped(" ".join(" ".join(part).split()), width)
     if entry.explains:
         lines += ["", *wrapped(f"What may follow from it: {', '.join(entry.explains)}", width)]

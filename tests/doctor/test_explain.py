@@ -87,6 +87,13 @@ def test_paragraphs_fill_the_width_and_code_keeps_its_lines():
     assert "\x1b[1mEnd\x1b[0m" in explained(MADE_UP, width=80, colour=True)
 
 
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.code)
+def test_every_line_of_code_stands_on_a_line_of_its_own(entry):
+    code = [line for line in entry.explanation.splitlines() if line.startswith("    ")]
+    assert code
+    assert [line for line in explained(entry, width=80, colour=False).splitlines() if line.startswith("    ")] == code
+
+
 def test_json_holds_the_explanation_as_it_is_written():
     one = json.loads(explain("RAT01", "--json").stdout)
     assert (one["code"], one["severity"], one["looks_at"]) == ("RAT01", "harmful", ["batch", "curves", "source"])

@@ -117,6 +117,33 @@ def test_what_cannot_be_opened_is_one_sentence(tmp_path):
         assert told in done.stderr
 
 
+def test_a_script_that_is_no_python_keeps_nobody_from_the_others(tmp_path):
+    broken, sick = written(tmp_path, "def f(:\n", "broken.py"), written(tmp_path, SICK)
+    done = doctor(broken, sick, "--format", "json")
+    first, second = json.loads(done.stdout)["reports"]
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{broken}:1 is not valid Python" in done.stderr
+    assert "is not valid Python" in first["notes"][0]
+    assert [one["code"] for one in second["findings"]] == ["RAT04"]
+    assert (doctor(broken).exit_code, doctor(broken).stdout) == (2, "")
+
+
+def test_a_script_that_trains_nothing_is_told_so(tmp_path):
+    note = "no loss, optimizer or sampling was recognised here"
+    empty = doctor(written(tmp_path, "", "empty.py")).stdout
+    assert "the source, 1 line\n" in empty
+    assert note in empty
+    assert note not in doctor(written(tmp_path, SICK)).stdout
+    assert note not in doctor(tmp_path / "empty.py", "--select", "RAT04").stdout
+    supervised = "import torch\nmodel = torch.nn.Linear(2, 2)\nmodel(torch.ones(2)).sum().backward()\n"
+    assert note not in doctor(written(tmp_path, supervised, "supervised.py")).stdout
+
+
+def test_of_an_empty_directory_it_is_said_that_scripts_may_be_given(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "or one that holds scripts" in doctor(tmp_path / "empty").stderr
+
+
 # comments
 
 
@@ -128,6 +155,8 @@ def test_what_cannot_be_opened_is_one_sentence(tmp_path):
         ("#assay:ignore[KL01; RAT04](known)", True),
         ("# noqa: E501  # assay: ignore[RAT04] known", True),
         ("# ASSAY: Ignore[RAT04", True),  # never closed
+        ("# assay: ignore[inverted]", True),
+        ("# assay: ignore[kl-sign, Inverted]", True),
         ("# assay: ignore[KL01", False),
         ("# assay: ignoreme", False),
         ("# assay: ignores[RAT04]", False),
@@ -147,8 +176,15 @@ def test_a_comment_at_the_end_of_a_statement_says_nothing_of_the_next(tmp_path):
 
 
 def test_a_comment_that_names_no_code_is_told(tmp_path):
-    (report,) = reports(written(tmp_path, SICK.replace(RATIO, f"{RATIO}  # assay: ignore[inverted]")))
-    assert "names INVERTED, which is no code" in report["notes"][0]
+    path = written(tmp_path, SICK.replace(RATIO, f"{RATIO}  # assay: ignore[RAT4]"))
+    (report,) = reports(path)
+    assert report["notes"] == [f"{path}:29: ignore[RAT4] is no code; did you mean RAT04?"]
+
+
+def test_what_a_comment_silences_is_told_with_its_reason(tmp_path):
+    path = written(tmp_path, SICK.replace(RATIO, f"{RATIO}  # assay: ignore[inverted] on purpose"))
+    (report,) = reports(path)
+    assert report["notes"] == [f"{path}:29: RAT04 is silenced by a comment: on purpose"]
 
 
 # places and edits

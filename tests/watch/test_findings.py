@@ -42,6 +42,48 @@ def test_a_planted_fault_is_proven(serve, tmp_path, code):
     assert codes(report).get(code) == "proven"
 
 
+MIN = "torch.min(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])"
+# the same loop, written in another way: every tensor is still recognised, and nobody is accused
+ALIKE = {
+    "a bonus of bare log-probs": [("((gain * mask)", "(((gain - 0.01 * new) * mask)")],
+    "a bonus of log-probs taken out again": [
+        (
+            "new = logprobs_of(model, prompts, completions)",
+            "new, bare = logprobs_of(model, prompts, completions, True)",
+        ),
+        ("prompts, completions):", "prompts, completions, twice=False):"),
+        (
+            "    return scores.gather",
+            "    if twice:\n        bare = torch.log_softmax(logits, -1).gather(2, completions.unsqueeze(2)).squeeze(2)\n"
+            "        return scores.gather(2, completions.unsqueeze(2)).squeeze(2), bare\n    return scores.gather",
+        ),
+        ("((gain * mask)", "(((gain - 0.01 * bare) * mask)"),
+    ],
+    "advantages indexed twice": [
+        ("for _ in range(UPDATES):", "for rows in [torch.arange(len(prompts))] * UPDATES:"),
+        (MIN, MIN.replace("[:, None]", "[rows][:, None]")),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ALIKE)
+def test_a_sound_loop_that_is_written_in_another_way_is_seen_whole_and_left_alone(serve, tmp_path, form):
+    script = planted(tmp_path, *ALIKE[form])
+    report = report_on(serve, script)
+    assert report["findings"] == []
+    assert {"RAT01", "SAMP01", "ADV01", "ALGN02"} <= {one["code"] for one in report["passed"]}
+    assert "drifting later: by design" in serve(script, "3")["text"]
+
+
+def test_an_optimizer_that_does_not_hold_the_policy_is_told_once(serve, tmp_path):
+    report = report_on(serve, planted(tmp_path, ("Adam(model.parameters()", "Adam(Model().parameters()")))
+    assert codes(report).get("OPT02") == "proven"
+    assert [note for note in report["notes"] if "update" in note or "optimizer step" in note] == [
+        "6 optimizer steps were observed, but none of them could be read as a step of the model whose log-probs are in "
+        "the loss"
+    ]
+
+
 def test_the_ratio_is_printed_by_update_and_explained(serve):
     text = serve(LETTERS, "3")["text"]
     assert "1.0 on the first update of each rollout batch, drifting later: by design" in text

@@ -116,6 +116,10 @@ def test_what_cannot_be_done_is_said_in_one_sentence_before_anything_runs(how, w
 def test_a_script_that_is_not_there_is_named(tmp_path):
     with pytest.raises(WatchError, match=r"nowhere\.py does not exist"):
         run(tmp_path / "nowhere.py")
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text("{}")
+    with pytest.raises(WatchError, match="is a notebook, which assay doctor reads; export it as a script"):
+        run(notebook)
     with pytest.raises(WatchError, match="is a directory"):
         run(tmp_path)
 

@@ -116,7 +116,9 @@ def _look_for_gaps(
         notes.append(
             f"{METRICS_FILE} lacks {absent} of the {steps[-1]} steps up to its last; the first is step {first}"
         )
-    unrecorded = [step for step in steps if step not in files] if records_rollouts else []
+    if not records_rollouts:
+        return
+    unrecorded = [step for step in steps if step not in files]
     if unrecorded:
         how_many = f"none of the {len(steps)}" if len(unrecorded) == len(steps) else f"not all of the {len(steps)}"
         notes.append(

@@ -103,6 +103,8 @@ def _order(prompts: Sequence[Hashable], groups: Sequence[int]) -> str:
 
 def check_source(program: Program) -> Iterator[Verdict]:
     made = list(expansions(program))
+    single = {one.place for one in made if not is_of_several(one)}  # a function that is seen with one prompt
+    made = [one for one in made if one.place not in single or not is_of_several(one)]
     for grouping in groupings(program):
         if not weighs_policy(program, grouping.value):
             continue

@@ -116,6 +116,8 @@ def is_of_several(expansion: Expansion) -> bool:
         return not _is_of_one(expansion.value)
     if inner is None:
         return True
+    if _encoding(inner) is not None and _is_one_prompt(inner):
+        return False
     while inner.op in ("cast", "tensor", "clone", "detach"):
         following = inner.input or inner.argument("data")
         if following is None:
@@ -132,9 +134,13 @@ def is_of_several(expansion: Expansion) -> bool:
 def _is_of_one(generate: Value) -> bool:
     """Whether one prompt is answered: without padding, texts of different lengths make no batch."""
     given = next((one for name in ("input_ids", "**", "inputs", "1") if (one := generate.argument(name))), None)
-    if given is None or is_one_row(given):
-        return given is not None
-    encoding = encoding_behind(given)
+    return given is not None and _is_one_prompt(given)
+
+
+def _is_one_prompt(given: Value) -> bool:
+    if is_one_row(given):
+        return True
+    encoding = _encoding(given)
     if encoding is None:
         return False
     text = text_of(encoding)
@@ -142,6 +148,18 @@ def _is_of_one(generate: Value) -> bool:
     if text is None or (listed and not (text.thing.exact and len(text.thing.elements) == 1)):
         return False
     return encoding.setting("padding", False) in (False, None) or listed or isinstance(text.constant, str)
+
+
+def _encoding(given: Value) -> Value | None:
+    """The call of a tokenizer behind ids; one that came as an argument is known by what it is asked for."""
+    current: Value | None = given
+    for _ in range(6):
+        if current is None or (current.op == "call" and "return_tensors" in current.arguments):
+            return current or encoding_behind(given)
+        if current.op not in ("index", "attribute", "cast", "clone", "moved"):
+            break
+        current = current.input
+    return encoding_behind(given)
 
 
 def is_one_row(ids: Value | None) -> bool:

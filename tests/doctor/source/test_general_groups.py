@@ -81,7 +81,7 @@ def test_a_mean_for_each_prompt_is_silent(form, tmp_path):
 ONE_PROMPT = """
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from task import reward
+from task import encode, reward
 
 tokenizer = AutoTokenizer.from_pretrained("tiny")
 policy = AutoModelForCausalLM.from_pretrained("tiny")
@@ -110,6 +110,16 @@ GIVEN = {
         'given["input_ids"].shape[1]',
     ),
     "one row of ids": ("given = torch.tensor([tokenizer.encode(question)])", "given", "given.shape[1]"),
+    "by a tokenizer of which nothing is known": (
+        'given = encode(question, return_tensors="pt").to("cuda")',
+        'given["input_ids"].repeat(8, 1)',
+        'given["input_ids"].shape[1]',
+    ),
+    "one text, repeated": (
+        'given = tokenizer(question, return_tensors="pt")',
+        'given["input_ids"].repeat(8, 1)',
+        'given["input_ids"].shape[1]',
+    ),
     "a dimension in front": (
         "given = torch.tensor(tokenizer.encode(question)).unsqueeze(0)",
         "input_ids=given",
@@ -123,7 +133,12 @@ def test_all_answers_to_one_prompt_are_one_group(form, tmp_path):
     text = ONE_PROMPT
     for name, part in zip(("ENCODED", "GIVEN", "WIDTH"), GIVEN[form], strict=True):
         text = text.replace(name, part)
+    by_group = text.replace("batch_decode(ids[:, start:])])", "batch_decode(ids[:, start:])]).view(-1, 8)").replace(
+        "rewards.mean()) / (rewards.std()", "rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True)"
+    )
+    assert by_group != text
     assert found(text, tmp_path, "ADV01", "ADV02", "ALGN05") == set()
+    assert found(by_group, tmp_path, "ADV01", "ADV02", "ALGN05") == set()
 
 
 def test_several_prompts_of_one_call_are_not_one_group(tmp_path):
@@ -131,7 +146,7 @@ def test_several_prompts_of_one_call_are_not_one_group(tmp_path):
     text = (
         ONE_PROMPT.replace("ENCODED", given[0]).replace("GIVEN", given[1]).replace("WIDTH", "given.input_ids.shape[1]")
     )
-    assert found(text.replace("import reward", "import pair_with, reward"), tmp_path, "ADV01") == {"ADV01"}
+    assert found(text.replace("import encode, reward", "import pair_with, reward"), tmp_path, "ADV01") == {"ADV01"}
 
 
 NUMBERED = (
