@@ -84,8 +84,8 @@ def _sentences(trace: Trace) -> list[str]:
         lines.append("no optimizer step was observed")
     elif not trace.batches and any(one.roles is not None for update in trace.updates for one in update.backwards):
         lines.append(
-            f"{len(trace.updates)} optimizer steps were observed, but none of them could be read as a step of the model "
-            "whose log-probs are in the loss"
+            f"{len(trace.updates)} optimizer steps were observed, but none of them could be read as a step of the "
+            "model whose log-probs are in the loss"
         )
     elif not trace.batches:
         lines.append(

@@ -183,6 +183,21 @@ def test_a_record_of_a_newer_assay_is_refused(tmp_path):
         read_run(run)
 
 
+def test_a_trainer_with_the_doctor_attached_lacks_neither_a_config_nor_rollouts(tmp_path):
+    run = made_run(tmp_path / "output" / "assay")
+    shutil.rmtree(run / "rollouts")
+    (run / "config.toml").unlink()
+    examine(run, 3)
+    assert len(read_run(run).notes) == 2
+    (run / "run.json").write_text('{"schema_version": 1, "trainer": "trl"}')
+    assert read_run(run).notes == ()
+    with pytest.raises(BatchError, match=f"recorded is in {run}: give that"):
+        open_evidence(tmp_path / "output")
+    state = {"log_history": [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}]}
+    (tmp_path / "output" / "trainer_state.json").write_text(json.dumps(state))
+    assert str(run) in open_evidence(tmp_path / "output").notes[-1]
+
+
 def test_extremes_are_said_to_be_only_a_part(tmp_path):
     config = GROUPS_OF_TWO.replace("group_size = 2", "group_size = 4")  # and two of the four are recorded
     evidence = read_run(made_run(tmp_path / "run", config=config))

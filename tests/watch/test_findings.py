@@ -54,8 +54,9 @@ ALIKE = {
         ("prompts, completions):", "prompts, completions, twice=False):"),
         (
             "    return scores.gather",
-            "    if twice:\n        bare = torch.log_softmax(logits, -1).gather(2, completions.unsqueeze(2)).squeeze(2)\n"
-            "        return scores.gather(2, completions.unsqueeze(2)).squeeze(2), bare\n    return scores.gather",
+            "    if twice:\n        ids = completions.unsqueeze(2)\n"
+            "        return scores.gather(2, ids).squeeze(2), scores.gather(2, ids).squeeze(2)\n"
+            "    return scores.gather",
         ),
         ("((gain * mask)", "(((gain - 0.01 * bare) * mask)"),
     ],

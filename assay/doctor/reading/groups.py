@@ -156,7 +156,7 @@ def _encoding(given: Value) -> Value | None:
     for _ in range(6):
         if current is None or (current.op == "call" and "return_tensors" in current.arguments):
             return current or encoding_behind(given)
-        if current.op not in ("index", "attribute", "cast", "clone", "moved"):
+        if current.op not in ("index", "attribute", "cast", "clone", "moved", "repeat", "repeat_interleave", "expand"):
             break
         current = current.input
     return encoding_behind(given)

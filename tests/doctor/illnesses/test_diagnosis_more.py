@@ -2,11 +2,14 @@
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import healthy_curves, of_curves
+from assay.source.program import read_program
 from assay.verdict import Confidence, Missing, Severity, State, finding, healthy, not_applicable
 
 PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE
@@ -158,3 +161,19 @@ def test_whatever_is_found_together_something_is_a_root():
         causes = root_causes(words)
         assert len(causes) < len(words)
         assert not set(causes.values()) & set(causes), "what is shown under another is not a root"
+
+
+def test_a_gradient_that_is_0_from_the_first_step_does_not_follow_from_a_late_collapse():
+    steps_N = np.arange(60)
+    entropy_N = np.maximum(np.exp(-steps_N / 8.0), 0.02)
+    curves = healthy_curves(entropy=entropy_N, reward_mean=0.4 + 0.005 * np.sin(steps_N), gradient_norm=0.0 * steps_N)
+    diagnosis = diagnose(of_curves(curves))
+    assert {"MET01", "MET05"} <= {word.code for word in diagnosis.findings}
+    assert diagnosis.causes.get("MET05") != "MET01"
+
+
+def test_a_check_without_anything_of_its_kind_claims_nothing_about_the_script(tmp_path):
+    path = tmp_path / "empty.py"
+    path.write_text("x = 1\n")
+    words = diagnose(Evidence(programs=(read_program(path),))).of(State.NOT_APPLICABLE)
+    assert {word.verdict.message for word in words} == {"nothing of the kind was recognised in the script"}
