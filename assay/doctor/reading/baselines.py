@@ -96,7 +96,7 @@ def raw_rewards(program: Program, weights: list[Value]) -> list[Value]:
         if has_baseline(program, factor):
             return []
         rewards = list(_rewards_behind(program, factor))
-        if not rewards:
+        if not rewards or any(has_baseline(program, one) for one in rewards):
             return []
         if all(_is_judgement(program, one) for one in rewards):
             found.append(factor)
