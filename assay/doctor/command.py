@@ -25,7 +25,7 @@ from assay.verdict import Place, State, not_applicable
 # a run directory, and who is told what was left out -> batches for which a model was asked; given by cli.py
 Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
 
-_OF_TRAINING = ("backward", "optimizer", "step", "generate", "multinomial")
+_OF_TRAINING = ("backward", "optimizer", "step", "generate", "multinomial", "sample")
 _WIDEST = 120  # longer lines are hard to read
 _NO_TERMINAL = (100, 24)  # columns and lines where there is none
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.doctor.catalogue import KINDS, Illness, catalogue
 from assay.doctor.evidence import Evidence
+from assay.doctor.trend import STEPS
 from assay.doctor.usable import usable
 from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
@@ -23,7 +24,7 @@ NOTHING = "nothing of the kind was recognised in the script"
 _SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
 _NEEDED = {
     "batch": "a recorded batch",
-    "curves": "curves of 20 steps or more",
+    "curves": "curves",
     "source": "the script",
     "trace": "a run under assay watch",
 }
@@ -148,7 +149,9 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         if evidence.programs and evidence.trace is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
-        return Word(illness, not_enough_data(" or ".join(_NEEDED[one] for one in kinds)))
+        # a run under watch is too short for curves: what would do is told
+        needed = _NEEDED if evidence.trace is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
+        return Word(illness, not_enough_data(" or ".join(needed[one] for one in kinds)))
     loudest = max(words, key=lambda word: (_LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
     found = [word for word in words if word.verdict.state is State.FINDING]
     texts = {program.path for program in evidence.programs}

@@ -82,6 +82,8 @@ def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
     fields["gradients"] = rows.laid([_gradients(backward, piece) for backward, piece in pieces])
     if update.maximize and fields["gradients"] is not None:
         fields["gradients"] = -fields["gradients"]
+    if _reaches_outside(fields["mask"], fields["gradients"]):
+        fields["mask"] = None  # what was taken for the mask is none, or not all of it
     fields |= _credit(rows, [piece for _, piece in pieces])
     numbers = [backward.number for backward in update.backwards]
     if all(number is not None for number in numbers):
@@ -135,6 +137,12 @@ def _tokens(rows: Rows, given_BS: Array | None) -> Array | None:
     if shift is None:
         return tokens_BT
     return np.where(tokens_BT >= 0, tokens_BT, given_BS[:, shift : shift + tokens_BT.shape[1]])
+
+
+def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
+    if mask_BT is None or gradients_BT is None or mask_BT.shape != gradients_BT.shape:
+        return False
+    return bool(np.any(np.nan_to_num(gradients_BT)[~mask_BT.astype(bool)] != 0))
 
 
 def _gradients(backward: Backward, piece: Piece) -> Array | None:

@@ -30,7 +30,7 @@ class Weights:
     tensors: Sequence[Tensor]
     copies: Sequence[Tensor]
     each: int
-    without_gradient: int
+    without_gradient: int | None  # None: zeros are no sign of anything here
     norm: float
 
     @classmethod
@@ -45,11 +45,13 @@ class Weights:
                 for one in gradients
                 if one is not None and not one.is_sparse
             ]
+            # a low-rank pair starts with one factor of zeros, and the other then has a gradient of zeros
+            is_paired = any(one.ndim == 2 and not one.detach().any() for one in trainable)
             return cls(
                 trainable,
                 [one.detach().reshape(-1)[:each].clone() for one in trainable],
                 each,
-                len(trainable) - sum(norm != 0 for norm in norms),
+                None if is_paired else len(trainable) - sum(norm != 0 for norm in norms),
                 sum(norm**2 for norm in norms) ** 0.5,
             )
 
@@ -64,9 +66,11 @@ class Weights:
                 numbers += different
                 moved += float((now.float() - copy.float()).square().sum())
         compared = sum(copy.numel() for copy in self.copies)
+        sizes: dict[str, float | int] = {"gradient_norm": self.norm, "update_norm": moved**0.5}
+        if self.without_gradient is None:
+            return sizes
         return {
-            "gradient_norm": self.norm,
-            "update_norm": moved**0.5,
+            **sizes,
             "tensors": len(self.tensors),
             "tensors_changed": changed,
             "tensors_without_gradient": self.without_gradient,

@@ -117,6 +117,16 @@ def test_an_ignore_keeps_its_reason_and_a_string_is_none(read):
     assert [(one.place.line, one.reason) for one in read(IGNORED).ignores] == [(1, "measured"), (4, "")]
 
 
+@pytest.mark.parametrize("name", ["ratio_form", "ratio-form", "RATIO_FORM"])
+def test_a_name_is_ignored_like_its_code(name, read):
+    program = read(f"a = 1  # assay: ignore[{name}] on purpose\n")
+    place = Place(program.files[0], 1, 0, 1, 1)
+    assert not program.ignores_at(place, "RAT05", "old_is_new")
+    assert not program.silenced
+    assert program.ignores_at(place, "RAT08", "ratio_form")
+    assert [(code, one.reason) for (code, _), one in program.silenced.items()] == [("RAT08", "on purpose")]
+
+
 def test_an_ignore_of_another_file_does_not_count(read):
     assert not read(IGNORED).ignores_at(Place("another.py", 1, 0, 2, 1), "LOSS01")
 

@@ -46,6 +46,7 @@ MIN = "torch.min(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages
 # the same loop, written in another way: every tensor is still recognised, and nobody is accused
 ALIKE = {
     "a bonus of bare log-probs": [("((gain * mask)", "(((gain - 0.01 * new) * mask)")],
+    "a difference of scaled log-probs": [("((gain * mask)", "(((gain - (0.02 * new - 0.02 * old)) * mask)")],
     "a bonus of log-probs taken out again": [
         (
             "new = logprobs_of(model, prompts, completions)",
@@ -89,6 +90,7 @@ def test_the_ratio_is_printed_by_update_and_explained(serve):
     text = serve(LETTERS, "3")["text"]
     assert "1.0 on the first update of each rollout batch, drifting later: by design" in text
     assert "      3      2 " in text
+    assert "curves of 20 steps or more: MET01" in text
 
 
 def test_fail_on_turns_a_finding_into_exit_code_1(tmp_path):

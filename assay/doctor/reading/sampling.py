@@ -14,6 +14,8 @@ from assay.doctor.reading.tokens import encoding_behind
 from assay.source.program import Program
 
 _HF = frozenset("max_new_tokens attention_mask input_ids pad_token_id generation_config do_sample max_length".split())
+_OF_SCORES = ("add", "sub", "mul", "div", "log", "neg", "cast", "softmax", "log_softmax", "method")
+_NOISE = ("rand", "uniform", "gumbel", "exponential")
 OFF: dict[str, tuple[object, ...]] = {
     "top_k": (0, -1, None),
     "top_p": (1, 1.0, None),
@@ -124,8 +126,23 @@ def draws(program: Program) -> list[Value]:
 
 
 def is_greedy(draw: Value) -> bool:
-    """Whether it takes the likeliest token; of generate() its settings tell."""
-    return draw.op in ("argmax", "attribute", "index")
+    """Whether it takes the likeliest token, again and again; of generate() its settings tell."""
+    return draw.op in ("argmax", "attribute", "index") and bool(draw.context.loops) and not _has_noise(draw)
+
+
+def _has_noise(draw: Value) -> bool:
+    """Whether noise was added to what the greatest is taken of: Gumbel's trick draws by it."""
+    waiting, seen = [draw], 0
+    while waiting and seen < 60:
+        one = waiting.pop(0)
+        seen += 1
+        if one.op == "call" and any(word in one.name.lower() for word in _NOISE):
+            return True
+        if one.op == "log" and one.input is not None and one.input.op == "neg":
+            return True
+        if one is draw or one.op in _OF_SCORES:
+            waiting += one.arguments.values()
+    return False
 
 
 def weights_of(draw: Value) -> Value | None:
