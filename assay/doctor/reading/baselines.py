@@ -96,13 +96,18 @@ def raw_rewards(program: Program, weights: list[Value]) -> list[Value]:
         if has_baseline(program, factor):
             return []
         rewards = list(_rewards_behind(program, factor))
-        if not rewards or any(has_baseline(program, one) for one in rewards):
+        if not rewards or any(_is_compared(one) for one in rewards):
             return []
         if all(_is_judgement(program, one) for one in rewards):
             found.append(factor)
         elif not all(_is_truth(one) for one in rewards):
             return []
     return found
+
+
+def _is_compared(row: Value) -> bool:
+    """Whether a number of a row was made with a mean or a spread: it is an advantage already."""
+    return any(one.op in ("mean", "nanmean", "std", "var") for one in islice(ancestors(row), 60))
 
 
 def _rewards_behind(program: Program, factor: Value) -> Iterator[Value]:
