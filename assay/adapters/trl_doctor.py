@@ -134,27 +134,11 @@ class Doctor:
             before = self._told.get(word.code)
             if before is None or _SURE[word.confidence] > _SURE[before]:
                 self._told[word.code] = word.confidence
-                self._write_down(word, step, causes.get(word.code))
+                self.directory.add_finding(word.record(step, causes.get(word.code)))
                 is_news = before is None or before is Confidence.POSSIBLE
                 if is_news and word.confidence is not Confidence.POSSIBLE and word.code not in causes:
                     follows = sorted(code for code, root in causes.items() if root == word.code)
                     self._say(_told_as(word, step, follows))
-
-    def _write_down(self, word: Word, step: int, cause: str | None) -> None:
-        self.directory.add_finding(
-            {
-                "step": step,
-                "code": word.code,
-                "name": word.illness.name,
-                "severity": str(word.severity),
-                "confidence": str(word.confidence),
-                "message": word.verdict.message,
-                "evidence": [str(fact) for fact in word.verdict.facts],
-                "source": word.source,
-                "fix": word.fix,
-                "follows_from": cause,
-            }
-        )
 
 
 def _loudness(word: Word) -> tuple[int, int]:

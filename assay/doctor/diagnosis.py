@@ -64,6 +64,21 @@ class Word:
     def fix(self) -> str:
         return self.verdict.fix or self.illness.fix
 
+    def record(self, step: int | None, cause: str | None) -> dict[str, Any]:
+        """Its line in findings.jsonl."""
+        return {
+            "step": step,
+            "code": self.code,
+            "name": self.illness.name,
+            "severity": str(self.severity),
+            "confidence": str(self.confidence),
+            "message": self.verdict.message,
+            "evidence": [str(fact) for fact in self.verdict.facts],
+            "source": self.source,
+            "fix": self.fix,
+            "follows_from": cause,
+        }
+
     @property
     def level(self) -> str:
         """error: proven and more than waste, all that fails a CI job by default; note: merely possible."""

@@ -147,20 +147,7 @@ class LiveDoctor:
         ]
         for word in new:
             self._recorded[word.code] = word.confidence
-            RunDirectory(self.directory).append_finding(
-                {
-                    "step": step,
-                    "code": word.code,
-                    "name": word.illness.name,
-                    "severity": str(word.severity),
-                    "confidence": str(word.confidence),
-                    "message": word.verdict.message,
-                    "evidence": [str(fact) for fact in word.verdict.facts],
-                    "source": word.source,
-                    "fix": word.fix,
-                    "follows_from": causes.get(word.code),
-                }
-            )
+            RunDirectory(self.directory).append_finding(word.record(step, causes.get(word.code)))
         return new
 
     def _tell(self, word: Word, consequences: Sequence[str], step: int | None) -> None:

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from assay.dataflow.value import UNKNOWN
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import changed
+from assay.doctor.reading.example import UPDATE, changed
 from assay.doctor.reading.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, parts, share_of
 from assay.doctor.running import seen_in_run
 from assay.source.program import Program
@@ -84,16 +84,7 @@ def _undivided(part: Part, share: Share, counts: int) -> str:
 
 
 WELL = changed(
-    """        new = score(policy, ids, start)
-        ratio = torch.exp(new - old)
-        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-        gain = torch.min(ratio * advantages, clipped * advantages)
-        kl = torch.exp(ref - new) - (ref - new) - 1
-        loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
+    UPDATE,
     """        optimizer.zero_grad()
         parts = torch.arange(len(ids)).chunk(4)
         for rows in parts:

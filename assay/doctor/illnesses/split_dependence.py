@@ -36,7 +36,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.example import changed
+from assay.doctor.reading.example import UPDATE, changed
 from assay.doctor.reading.parts import is_of_whole, parts, share_of, token_mean
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
@@ -174,16 +174,7 @@ def _own_counts(original):  # type: ignore[no-untyped-def]
 
 
 WELL_SCRIPT = changed(
-    """        new = score(policy, ids, start)
-        ratio = torch.exp(new - old)
-        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-        gain = torch.min(ratio * advantages, clipped * advantages)
-        kl = torch.exp(ref - new) - (ref - new) - 1
-        loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
+    UPDATE,
     """        optimizer.zero_grad()
         tokens = mask.sum()
         for rows in torch.arange(len(ids)).chunk(4):

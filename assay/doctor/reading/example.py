@@ -39,6 +39,10 @@ for step in range(100):
 """
 
 
+# what one turn of its inner loop does
+UPDATE = GRPO[GRPO.index("        new = score(") :]
+
+
 def changed(old: str, new: str) -> str:
     """The script with one text replaced."""
     assert GRPO.count(old) == 1, old

@@ -1,6 +1,7 @@
 """ADV01 to ADV08 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
+from read_script import codes_in
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
@@ -15,11 +16,7 @@ LINES = GRPO[GRPO.index("    rewards = rewards_of") : GRPO.index("    with torch
 
 
 def found(text, folder, codes=CODES):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [word for word in diagnosis.words if word.verdict.state == "crashed"]
-    return {word.code for word in diagnosis.findings}
+    return codes_in(text, folder, codes)
 
 
 def with_advantages(lines):

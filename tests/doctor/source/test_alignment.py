@@ -1,28 +1,14 @@
 """ALGN01 to ALGN09 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
+from read_script import edited, findings_in
 
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
 from assay.doctor.illnesses.sampled_token_logp import SCRIPT_SICK, SCRIPT_WELL
 from assay.doctor.reading.scripts import GENERATE, LOOP
-from assay.source.program import read_program
 
 
 def findings(text, code, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code)])
-    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
-    return diagnosis.findings
-
-
-def changed(text, *edits):
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    return findings_in(text, folder, [code])
 
 
 CUT = "model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE"
@@ -285,12 +271,12 @@ def cases(table):
 
 @pytest.mark.parametrize(("code", "case"), cases(FAULTS))
 def test_a_fault_of_alignment_is_found(code, case, tmp_path):
-    assert findings(changed(*case), code, tmp_path)
+    assert findings(edited(*case), code, tmp_path)
 
 
 @pytest.mark.parametrize(("code", "case"), cases(SILENT))
 def test_a_neighbour_of_it_is_not(code, case, tmp_path):
-    assert not findings(changed(*case), code, tmp_path)
+    assert not findings(edited(*case), code, tmp_path)
 
 
 @pytest.mark.parametrize("text", [LOOP, GENERATE], ids=["loop", "generate"])

@@ -1,11 +1,7 @@
 """ALGN01 to ALGN09 in scripts that carry tokens in lists: an own tokenizer, an own engine, rows padded by hand."""
 
 import pytest
-
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
-from assay.source.program import read_program
+from read_script import edited, findings_in
 
 LISTS = """
 import torch
@@ -308,15 +304,7 @@ SILENT = {
 
 
 def findings(edits, code, folder):
-    text = LISTS
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code)])
-    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
-    return diagnosis.findings
+    return findings_in(edited(LISTS, *edits), folder, [code])
 
 
 def cases(table):

@@ -1,12 +1,9 @@
 """Groups in the source, written in many ways: one mean for all (ADV01), rows of others (ADV02), signs and shapes."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
 from assay.doctor.reading.example import GRPO
-from assay.source.program import read_program
 
 SHAPED = "rewards = rewards_of(ids[:, start:]).view(-1, 8)"
 CENTRED = "advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + 1e-4)"
@@ -14,11 +11,7 @@ COLUMN = "advantages = advantages.view(-1, 1)"
 
 
 def found(text, folder, *codes):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [word for word in diagnosis.words if word.verdict.state == "crashed"]
-    return {word.code for word in diagnosis.findings}
+    return codes_in(text, folder, codes)
 
 
 def credited(rewards=SHAPED, advantages=CENTRED, column=COLUMN):

@@ -1,11 +1,7 @@
 """Ends of rows that never reach the loss (MASK01), and prompts without padding (ALGN05), written in many ways."""
 
 import pytest
-
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
-from assay.source.program import read_program
+from read_script import codes_in
 
 ROWS = """
 import torch
@@ -54,11 +50,7 @@ CUT_BEHIND = {
 
 
 def found(text, folder, *codes):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [word for word in diagnosis.words if word.verdict.state == "crashed"]
-    return {word.code for word in diagnosis.findings}
+    return codes_in(text, folder, codes)
 
 
 @pytest.mark.parametrize("form", CUT_BEFORE)

@@ -1,12 +1,9 @@
 """Rewards in the source, written in many ways: of other rows (ADV10), not centred (ADV03), always equal (REW01)."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
 from assay.doctor.reading.scripts import GENERATE
-from assay.source.program import read_program
 
 REWARDS = (
     "rewards = torch.tensor([reward(text, answers) for text in tokenizer.batch_decode(completions)]).view(-1, GROUP)"
@@ -17,11 +14,7 @@ SCORE = "rewards = torch.tensor([judge(t, a) for t, a in zip(texts, owners)]).vi
 
 
 def found(text, folder, *codes):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [word for word in diagnosis.words if word.verdict.state == "crashed"]
-    return {word.code for word in diagnosis.findings}
+    return codes_in(text, folder, codes)
 
 
 def with_rewards(lines, functions="", advantages=ADVANTAGES):

@@ -1,10 +1,9 @@
 """Draws in a loop of the script's own, KLs in the reward, engines: each fault in several ways, and its neighbours."""
 
 import pytest
+from read_script import edited, likely_codes_in
 
 from assay.doctor.catalogue import by_code
-from assay.source.program import read_program
-from assay.verdict import Confidence, State
 
 CODES = "SAMP01 SAMP02 SAMP04 SAMP05 SAMP07 RAT04 RAT08 CLIP01 KL01 KL05 LOSS01 LOSS02 LOSS03 OPT02 MODE01".split()
 SCRIPT = """
@@ -61,11 +60,7 @@ LOSS = "        loss = -((logp * mask[pick]).sum(1) * advantages[pick]).sum() / 
 
 
 def changed(*pairs):
-    text = SCRIPT
-    for old, new in pairs:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    return edited(SCRIPT, *pairs)
 
 
 def drawn(*lines):
@@ -73,15 +68,7 @@ def drawn(*lines):
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {
-        code
-        for code in CODES
-        for verdict in by_code(code).source(program)
-        if verdict.state is State.FINDING and verdict.confidence is Confidence.LIKELY
-    }
+    return likely_codes_in(text, folder, CODES)
 
 
 SICK = {

@@ -1,11 +1,10 @@
 """Optimizers, engines, metrics and losses in longer scripts: each fault in several ways, and its healthy neighbours."""
 
 import pytest
+from read_script import edited, likely_codes_in
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO
-from assay.source.program import read_program
-from assay.verdict import Confidence, State
 
 CODES = (
     "SAMP02 SAMP04 RAT02 RAT04 RAT08 CLIP01 KL01 KL05 LOSS01 LOSS02 LOSS03 OPT02 OPT03 SYNC01 NUM01 MODE01 PERF02 "
@@ -26,23 +25,11 @@ WRAP = "ddp = torch.nn.parallel.DistributedDataParallel(policy)\n"
 
 
 def with_changes(*pairs):
-    text = GRPO
-    for old, new in pairs:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    return edited(GRPO, *pairs)
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {
-        code
-        for code in CODES
-        for verdict in by_code(code).source(program)
-        if verdict.state is State.FINDING and verdict.confidence is Confidence.LIKELY
-    }
+    return likely_codes_in(text, folder, CODES)
 
 
 def by_list(line):

@@ -1,11 +1,9 @@
 """The KL to the reference in the text of a script: sign, gradient, estimator, and the reference itself."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO, changed
-from assay.source.program import read_program
-from assay.verdict import State
 
 CODES = "KL01 KL02 KL03 KL04 KL05".split()
 KL = "kl = torch.exp(ref - new) - (ref - new) - 1"
@@ -15,10 +13,7 @@ ROLLOUT = "    prompts = prompts_of(step)"
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {code for code in CODES for verdict in by_code(code).source(program) if verdict.state is State.FINDING}
+    return codes_in(text, folder, CODES)
 
 
 SICK = {

@@ -1,11 +1,9 @@
 """The sign between the objective and the loss, as the text of a script has it."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO, changed
-from assay.source.program import read_program
-from assay.verdict import State
 
 LOSS = "(-gain + 0.04 * kl)"
 GAIN = "gain = torch.min(ratio * advantages, clipped * advantages)"
@@ -14,10 +12,7 @@ UPDATE = GRPO[GRPO.index("    with torch.no_grad():") :]
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    verdicts = by_code("LOSS01").source(read_program(path))
-    return any(verdict.state is State.FINDING for verdict in verdicts)
+    return bool(codes_in(text, folder, ["LOSS01"]))
 
 
 def plain(loss):

@@ -1,6 +1,7 @@
 """MASK01 to MASK08 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
+from read_script import codes_in
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
@@ -17,11 +18,7 @@ SHARED = "policy.config.pad_token_id = policy.config.eos_token_id\n"
 
 
 def found(text, folder, codes=CODES):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [word for word in diagnosis.words if word.verdict.state == "crashed"]
-    return {word.code for word in diagnosis.findings}
+    return codes_in(text, folder, codes)
 
 
 def with_mask(lines, text=GRPO):

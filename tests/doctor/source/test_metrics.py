@@ -1,11 +1,9 @@
 """Settings and metrics in the text of a script: values that do not work, numbers that are not what they are called."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO, changed
-from assay.source.program import read_program
-from assay.verdict import State
 
 CODES = ("HYP01", "MET06")
 STEP = "        optimizer.step()\n"
@@ -14,10 +12,7 @@ OPTIMIZER = "torch.optim.AdamW(policy.parameters(), lr=1e-6)"
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {code for code in CODES for verdict in by_code(code).source(program) if verdict.state is State.FINDING}
+    return codes_in(text, folder, CODES)
 
 
 def logged(*lines, before=""):

@@ -1,11 +1,10 @@
 """What an optimizer holds and in which precision, what samples, in which mode, at what cost: forms and neighbours."""
 
 import pytest
+from read_script import codes_in, edited
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO
-from assay.source.program import read_program
-from assay.verdict import State
 
 CODES = "OPT01 OPT02 OPT03 OPT04 SYNC01 NUM01 NUM02 MODE01 PERF01 PERF02".split()
 LOADED = 'policy = AutoModelForCausalLM.from_pretrained("tiny")'
@@ -25,18 +24,11 @@ LORA = "from peft import LoraConfig, get_peft_model\n"
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {code for code in CODES for verdict in by_code(code).source(program) if verdict.state is State.FINDING}
+    return codes_in(text, folder, CODES)
 
 
 def with_changes(*pairs):
-    text = GRPO
-    for old, new in pairs:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    return edited(GRPO, *pairs)
 
 
 def loaded(arguments, *more):

@@ -1,11 +1,10 @@
 """The ratio and its clip in the text of a script: many ways to write the faults, and their healthy neighbours."""
 
 import pytest
+from read_script import codes_in
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO, changed
-from assay.source.program import read_program
-from assay.verdict import State
 
 CODES = "RAT01 RAT02 RAT03 RAT04 RAT05 RAT06 RAT07 RAT08 CLIP01 CLIP02 LOSS01".split()
 RATIO = "ratio = torch.exp(new - old)"
@@ -16,10 +15,7 @@ NO_GRAD = "    with torch.no_grad():\n" + SCORED
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {code for code in CODES for verdict in by_code(code).source(program) if verdict.state is State.FINDING}
+    return codes_in(text, folder, CODES)
 
 
 def ratio_is(text):

@@ -1,12 +1,9 @@
 """ADV10 and REW01 in the source: rewards of other rows, and rewards that do not depend on the completion."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
 from assay.doctor.reading.scripts import GENERATE
-from assay.source.program import read_program
 
 REWARDS = (
     "rewards = torch.tensor([reward(text, answers) for text in tokenizer.batch_decode(completions)]).view(-1, GROUP)"
@@ -14,11 +11,7 @@ REWARDS = (
 
 
 def found(text, folder, codes=("ADV10", "REW01")):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [word for word in diagnosis.words if word.verdict.state == "crashed"]
-    return {word.code for word in diagnosis.findings}
+    return codes_in(text, folder, codes)
 
 
 def with_rewards(lines, functions=""):

@@ -1,12 +1,9 @@
 """SAMP01 to SAMP07 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
+from read_script import edited, findings_in
 
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
 from assay.doctor.reading.scripts import GENERATE, LOOP
-from assay.source.program import read_program
 
 HEAD = """
 import copy, random
@@ -23,18 +20,7 @@ out = model(ids)
 
 
 def findings(text, code, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code)])
-    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
-    return diagnosis.findings
-
-
-def changed(text, *edits):
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    return findings_in(text, folder, [code])
 
 
 RAW = {
@@ -336,7 +322,7 @@ SILENT = {
     ids=[f"{code}: {name}" for code, cases in FAULTS.items() for name in cases],
 )  # fmt: skip
 def test_a_fault_of_sampling_is_found(code, case, tmp_path):
-    assert findings(changed(*case), code, tmp_path)
+    assert findings(edited(*case), code, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -344,11 +330,11 @@ def test_a_fault_of_sampling_is_found(code, case, tmp_path):
     ids=[f"{code}: {name}" for code, cases in SILENT.items() for name in cases],
 )  # fmt: skip
 def test_a_neighbour_of_it_is_not(code, case, tmp_path):
-    assert not findings(changed(*case), code, tmp_path)
+    assert not findings(edited(*case), code, tmp_path)
 
 
 def test_the_line_that_must_change_comes_first(tmp_path):
-    (found,) = findings(changed(LOOP, (SCORED, SCORED.removesuffix(" / TEMPERATURE"))), "SAMP01", tmp_path)
+    (found,) = findings(edited(LOOP, (SCORED, SCORED.removesuffix(" / TEMPERATURE"))), "SAMP01", tmp_path)
     first, second = found.verdict.places[:2]
     assert "log_softmax" in first.text
     assert "multinomial" in second.text

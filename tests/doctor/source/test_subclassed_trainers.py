@@ -1,11 +1,7 @@
 """Checks of sampling and alignment in subclasses of a library's trainer: the loss is what a method returns."""
 
 import pytest
-
-from assay.doctor.catalogue import by_code
-from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
-from assay.source.program import read_program
+from read_script import findings_in
 
 ROLLOUT = """
     def drawn(self, model, texts):
@@ -102,11 +98,7 @@ TRAINERS = {"compute_loss": COMPUTE_LOSS, "training_step": TRAINING_STEP}
 
 
 def findings(text, folder, *codes):
-    path = folder / "trainer.py"
-    path.write_text(text)
-    diagnosis = diagnose(Evidence(programs=(read_program(path),)), [by_code(code) for code in codes])
-    assert not [one.code for one in diagnosis.words if one.verdict.state == "crashed"]
-    return diagnosis.findings
+    return findings_in(text, folder, codes)
 
 
 @pytest.mark.parametrize("text", [*TRAINERS.values(), GIVEN_ROLLOUTS], ids=[*TRAINERS, "_compute_loss"])

@@ -1,11 +1,9 @@
 """Accumulation and the order of an update in the text of a script: many ways to go wrong, and their neighbours."""
 
 import pytest
+from read_script import codes_in
 
-from assay.doctor.catalogue import by_code
 from assay.doctor.reading.example import GRPO
-from assay.source.program import read_program
-from assay.verdict import State
 
 CODES = ("LOSS02", "LOSS03", "LOSS04")
 UPDATE = GRPO[GRPO.index("    for epoch in range(2):") :]
@@ -16,10 +14,7 @@ PART = "r, a, m = torch.exp(score(policy, ids[rows], start) - old[rows]), advant
 
 
 def found(text, folder):
-    path = folder / "script.py"
-    path.write_text(text)
-    program = read_program(path)
-    return {code for code in CODES for verdict in by_code(code).source(program) if verdict.state is State.FINDING}
+    return codes_in(text, folder, CODES)
 
 
 def with_step(lines, before=""):
