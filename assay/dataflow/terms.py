@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from assay.dataflow.kind import is_blank
 from assay.dataflow.kinds import PASSES, Kind, Kinds
-from assay.dataflow.origin import Ends, Origins
+from assay.dataflow.origin import Origins
 from assay.dataflow.value import Value
 
 MOST_TERMS = 64
@@ -256,14 +256,6 @@ class Terms:
             if ratios and logs and len(parts) <= 4:
                 return "k3"
         return ""
-
-    def kl_ends(self, core: Value) -> Ends | None:
-        """The log-probs of a KL term: exp(left - right) - (left - right) - 1."""
-        for _, part in self.additive(core):
-            if self.kinds.is_a(part, Kind.LOG_RATIO, Kind.RATIO) and (ends := self.origins.ends(part)) is not None:
-                return ends
-        inner = core.input
-        return self.origins.ends(inner) if inner is not None else None
 
     def additive(self, value: Value, sign: int = 1, depth: int = 6) -> list[tuple[int, Value]]:
         """The summands of a sum, with their signs; a difference of log-probs stays whole."""

@@ -176,10 +176,6 @@ def descendants(value: Value) -> Iterator[Value]:
                 waiting.append(user)
 
 
-def depends_on(value: Value, other: Value) -> bool:
-    return any(one is other for one in ancestors(value))
-
-
 def last_layer(forward: Value) -> str:
     """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
     model = forward.arguments.get("model")

@@ -290,9 +290,6 @@ class Recorder(TorchFunctionMode):
         """Its last dimension is the vocabulary. What was kept of it is let go where it is large."""
         self._wide.add(id(value))
 
-    def is_wide(self, value: Value) -> bool:
-        return id(value) in self._wide
-
     def next_update(self) -> None:
         self._visits.clear()
 

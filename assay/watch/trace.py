@@ -236,9 +236,6 @@ class Trace:
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
 
-    def model_of(self, forward: Forward | Generation) -> Model:
-        return self.models[forward.model]
-
     @property
     def policy(self) -> Model | None:
         """The model that is trained, where there is just one."""
