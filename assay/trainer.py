@@ -24,7 +24,8 @@ from assay.config import Config, ConfigError, from_mapping
 from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
 from assay.policy.causal import CausalPolicy, check_room
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
-from assay.policy.probe import examined, vocabulary_of
+from assay.policy.probe import examined, renewed, vocabulary_of
+from assay.train.budget import budgeted
 from assay.train.credit import advantages_of
 from assay.train.display import Display
 from assay.train.given import check_problems, check_tensors, numbers, short
@@ -86,7 +87,7 @@ class GRPOTrainer:
         scale: str = "group",
         epochs: int = 1,
         minibatches: int = 1,
-        microbatches: int = 1,
+        microbatches: int = 0,
         learning_rate: float | None = None,
         clip_norm: float = 1.0,
         prompts_per_step: int = 8,
@@ -94,8 +95,8 @@ class GRPOTrainer:
         seed: int = 0,
     ) -> None:
         """Settings mean what they mean in assay/config/; microbatches = gradient accumulation, which leaves the
-        gradient as it is; reward_timeout = seconds that one call of reward_fn may take; clip_range may be
-        (low, high)."""
+        gradient as it is, 0 = as memory asks for; reward_timeout = seconds that one call of reward_fn may take;
+        clip_range may be (low, high)."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}; pass the torch module itself, already loaded")
         if not callable(reward_fn):
@@ -142,6 +143,7 @@ class GRPOTrainer:
                 self.config.rollout.temperature,
             )
         )
+        self.config = budgeted(self.config, self.policy)
         reference = frozen_copy(self.policy) if self.config.needs_reference else None
         self.learner = Learner(
             self.policy,
@@ -290,6 +292,7 @@ class GRPOTrainer:
     def _step(self, prompts: Sequence[Prompt], step: int, display: Display | None) -> Stats:
         """One turn of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
+        self.policy = self.learner.policy = renewed(self.policy)
         turn = Turn(self.config, self.learner, prompts, self._reward, display)
         train(turn.stages(), replace(self.place, step=step, update=0), None, step + 1)
         self.place = turn.place

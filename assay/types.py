@@ -191,15 +191,18 @@ class Totals:
     max_tokens: int  # the completion limit (Dr. GRPO's constant)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Microbatch:
     """Tensors of one forward pass: R rows of S tokens, each a prompt and one or more of its completions.
 
     Branch 0 is the prompt, branch n its n-th completion, -1 the padding on the right. A token sees the prompt and its
     own branch, up to itself. With one completion a row that is what a causal model sees anyway.
+    A micro-batch is equal to itself alone, so that what was prepared for it can be found again.
     """
 
     rows: tuple[int, ...]  # which samples of the step these are
+    trees: tuple[tuple[int, ...], ...]  # of each of the R rows, the tokens of its prompt and of its completions
+    lengths: tuple[int, ...]  # of the B completions
     ids_RS: Tensor
     positions_RS: Tensor  # position of each token in its own sequence
     branches_RS: Tensor | None  # None: one completion a row, no mask needed

@@ -38,7 +38,10 @@ def missing_peer() -> str:
     how = "pip install 'assay[trl]'"
     if importlib.util.find_spec("trl") is None:
         return f"TRL is not installed; for the same task with TRL {PEER_VERSION} beside it: {how}"
-    version = importlib.metadata.version("trl")
+    try:
+        version = importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        return f"TRL lies on the path without its .dist-info, which tells its version; put that beside it, or: {how}"
     if not version.startswith(f"{PEER_VERSION}."):
         return f"TRL {version} is installed, but only TRL {PEER_VERSION} can be timed by stage: {how}"
     return ""
@@ -85,6 +88,17 @@ def progress(console: Console, order: Sequence[str], each: int) -> Iterator[Call
             return lambda: bar.advance(task)
 
         yield begin
+
+
+@contextmanager
+def working(console: Console, title: str, ticks: int) -> Iterator[OnStep]:
+    """A bar over one run on a terminal, a line elsewhere; with ticks = 0 nobody knows how long it takes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
+        task = bar.add_task(title, total=ticks or None)
+        if not console.is_interactive:
+            console.print(Text(title), soft_wrap=True)
+        yield lambda: bar.advance(task)
 
 
 def cpu_model() -> str:

@@ -15,7 +15,8 @@ ADVANTAGE_EPSILON = 1e-4  # of TRL, not to be set
 def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
     """Of GRPOConfig. TRL counts an update as a step; ours is a whole rollout batch."""
     rollout, loss, optimizer = config.rollout, config.loss, config.optimizer
-    pieces = optimizer.minibatches * optimizer.microbatches
+    passes = max(optimizer.microbatches, 1)
+    pieces = optimizer.minibatches * passes
     return {
         "output_dir": str(directory / "trl"),
         "use_cpu": config.run.device == "cpu",
@@ -23,7 +24,7 @@ def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
         "seed": config.run.seed,
         "max_steps": steps * config.updates_a_step,
         "per_device_train_batch_size": rollout.prompts * rollout.group_size // pieces,
-        "gradient_accumulation_steps": optimizer.microbatches,
+        "gradient_accumulation_steps": passes,
         "steps_per_generation": pieces,
         "gradient_checkpointing": config.model.gradient_checkpointing,
         "disable_dropout": True,
@@ -58,7 +59,7 @@ def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
 def refuse_unlike(config: Config) -> None:
     """Raises for a setting under which the two would not learn from the same things in the same way."""
     rollout, loss, advantage, optimizer = config.rollout, config.loss, config.advantage, config.optimizer
-    rows, pieces = rollout.prompts * rollout.group_size, optimizer.minibatches * optimizer.microbatches
+    rows, pieces = rollout.prompts * rollout.group_size, optimizer.minibatches * max(optimizer.microbatches, 1)
     reasons = {
         "rollout.stop is set, and TRL cannot stop on texts in the same way; leave it empty": bool(rollout.stop),
         "rollout.top_k is set, and TRL then trains another distribution than it samples; set it to 0": rollout.top_k

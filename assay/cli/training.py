@@ -193,57 +193,6 @@ def tasks(
         fail(str(error), 2)
 
 
-@app.command(
-    epilog="Examples: assay bench  |  assay bench --steps 40 --repeats 4 --json bench.json  |  "
-    "assay bench --learning --json parity.json --plot parity.svg  |  assay bench --doctor"
-)
-def bench(
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each run: 20 timed ones, or 120 with --learning.")
-    ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Speed: runs of each contender, by default 3.")] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Keeps everything measured; learning goes on from what it holds."),
-    ] = None,
-    learning: Annotated[
-        bool, typer.Option("--learning", help="Compares what is learned, not how fast: held-out curves of both.")
-    ] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Learning: runs of each contender, by default 5.")] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Learning, doctor: what to train; by default the embedded model."),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Learning: draws the curves.")] = None,
-    doctor: Annotated[bool, typer.Option("--doctor", help="Times what the doctor costs a run.")] = False,
-) -> None:
-    """Times the embedded default, and the same task in TRL 1.16 where it is installed; or compares what they learn."""
-    try:
-        if doctor:
-            if learning or (seeds, plot) != (None, None):
-                raise configuration.ConfigError(
-                    "--learning, --seeds and --plot do not go with --doctor; leave them out"
-                )
-            from assay.bench.doctor_overhead import doctor_overhead
-
-            code = doctor_overhead(config, steps, repeats or 3, json_path)
-        elif learning:
-            if repeats is not None:
-                raise configuration.ConfigError("--repeats is for speed; --learning repeats with --seeds")
-            from assay.bench.learning import learning as compare
-
-            code = compare(configuration.load(config), seeds or 5, steps or 120, json_path, plot)
-        else:
-            if (seeds, config, plot) != (None, None, None):
-                raise configuration.ConfigError("--seeds, --config and --plot belong to --learning; add it")
-            from assay.bench import bench as measure
-
-            code = measure(steps or 20, repeats or 3, json_path)
-    except configuration.ConfigError as error:
-        fail(str(error), 2)
-    raise typer.Exit(code)
-
-
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
     from assay.train import run
 

@@ -98,7 +98,7 @@ def _check_contradictions(config: Config) -> None:
             f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{nearest(loss.objective, names)}"
         )
     rows = rollout.prompts * rollout.group_size
-    updates = optimizer.minibatches * optimizer.microbatches
+    updates = optimizer.minibatches * max(optimizer.microbatches, 1)
     contradictions = {
         f"reward.weights holds {len(reward.weights)} numbers for {len(reward.functions)} reward.functions; give one "
         "weight a function, or none": bool(reward.weights) and len(reward.weights) != len(reward.functions),

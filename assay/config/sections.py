@@ -208,7 +208,12 @@ class OptimizerConfig:
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = off", low=0.0)
     epochs: int = setting(2, "passes over a rollout batch (the field's mu)", low=1)
     minibatches: int = setting(1, "optimizer updates a pass", low=1)
-    microbatches: int = setting(1, "passes an update is cut into; the gradient stays the same, but for rounding", low=1)
+    microbatches: int = setting(
+        0,
+        "passes an update is cut into, 0 = as memory asks for; the gradient stays the same, but for rounding",
+        low=0,
+    )
+    pass_tokens: int = setting(0, "most tokens of a pass if microbatches = 0; 0 = what the memory holds", low=0)
     share_prompts: bool = setting(True, "compute a prompt once for all of its answers where the model allows it")
 
 

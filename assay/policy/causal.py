@@ -1,15 +1,15 @@
 """A causal language model as a policy: token ids -> log-probs of the sampled tokens. Works with any Hugging Face
 causal LM, and with any torch module that maps ids [B, L] to logits [B, L, V].
 
-Shape legend: R rows of S tokens (see Microbatch), B completions of T tokens, N completion tokens, D hidden size,
-V vocabulary.
+Shape legend: R rows of S tokens (see Microbatch), B completions of T tokens, M completion tokens, m those of a chunk,
+D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from assay.grpo import restricted, token_entropy, token_logprobs
 from assay.policy.codec import Codec, PromptRefused, PromptTooLong
+from assay.policy.family import Family
+from assay.policy.forward import hidden_states
+from assay.policy.head import token_numbers
+from assay.policy.layout import fits_window, layout_of
+from assay.policy.packed import Packed
 from assay.types import Microbatch, Problem, Prompt
 
 CHUNK_NUMBERS = 2**24  # logits computed at a time: 64 MB in float32
@@ -47,6 +52,9 @@ class CausalPolicy:
     adapter: Any = None  # peft's wrapper around the model, if low-rank adapters are trained
     without_adapter: bool = False  # the reference of a policy with adapters: the same model, adapters switched off
     recompute: bool = False  # gradient checkpointing
+    family: Family | None = None  # the model read as one of the Llama family: computed packed; None: as it comes
+    # are shown what a packed pass is given
+    onlookers: list[Callable[[Packed], None]] = field(default_factory=list, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -91,48 +99,65 @@ class CausalPolicy:
 
         Logits are made for completion tokens only, a chunk at a time, and made again in the backward pass: those of
         the whole vocabulary are never kept for a whole batch. An entropy that is only looked at keeps no graph."""
-        with self._mode():
-            return self._logprobs(batch, entropy_gradient)
+        layout = layout_of(batch)
+        targets_M = batch.targets_BT.flatten()[layout.places_M]
+        support_MK = None if batch.support_BTK is None else batch.support_BTK.flatten(0, 1)[layout.places_M]
+        if self.family is not None and fits_window(self.family, batch):
+            for look in self.onlookers:
+                look(layout.packed)
+            states_ND = hidden_states(self.family, layout.packed, recompute=self.recompute)
+            numbers = token_numbers(
+                states_ND[layout.predictors_M],
+                self.family.head,
+                targets_M,
+                support_MK,
+                temperature=self.temperature,
+                entropy_gradient=entropy_gradient,
+            )
+        else:
+            with self._mode():
+                numbers = self._portable_numbers(batch, targets_M, support_MK, entropy_gradient)
+        empty = torch.zeros(batch.targets_BT.numel(), dtype=torch.float32, device=batch.targets_BT.device)
+        logprobs_BT, entropy_BT = (
+            empty.index_copy(0, layout.places_M, values_M).view_as(batch.targets_BT) for values_M in numbers
+        )
+        return logprobs_BT, entropy_BT
 
-    def _logprobs(self, batch: Microbatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        real_BT = batch.predictors_BT >= 0
-        predictors_N = batch.predictors_BT[real_BT]
+    def _portable_numbers(
+        self, batch: Microbatch, targets_M: Tensor, support_MK: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(logprobs_M, entropy_M) of a model that is asked for its hidden states or logits, in padded rows."""
+        predictors_M = batch.predictors_BT.flatten()[layout_of(batch).places_M]
         if self.abilities.head:
-            states_ND = self._hidden(batch).flatten(0, 1)[predictors_N]
+            states_MD = self._hidden(batch).flatten(0, 1)[predictors_M]
             head: Callable[[Tensor], Tensor] = self._head
             width = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
         else:
-            states_ND = self._all_logits(batch).flatten(0, 1)[predictors_N]
-            head, width = _as_they_are, states_ND.shape[1]
-        targets_N = batch.targets_BT[real_BT]
-        support_NK = None if batch.support_BTK is None else batch.support_BTK[real_BT]
+            states_MD = self._all_logits(batch).flatten(0, 1)[predictors_M]
+            head, width = _as_they_are, states_MD.shape[1]
 
-        def numbers(states_ND: Tensor, targets_N: Tensor, support_NK: Tensor | None) -> tuple[Tensor, Tensor]:
-            logits_1NV = head(states_ND).unsqueeze(0)
-            if support_NK is not None:
-                logits_1NV = restricted(logits_1NV.float(), support_NK.unsqueeze(0))
-            seen_1NV = logits_1NV if entropy_gradient else logits_1NV.detach()
+        def numbers(states_mD: Tensor, targets_m: Tensor, support_mK: Tensor | None) -> tuple[Tensor, Tensor]:
+            logits_1mV = head(states_mD).unsqueeze(0)
+            if support_mK is not None:
+                logits_1mV = restricted(logits_1mV.float(), support_mK.unsqueeze(0))
+            seen_1mV = logits_1mV if entropy_gradient else logits_1mV.detach()
             return (
-                token_logprobs(logits_1NV, targets_N.unsqueeze(0), self.temperature).squeeze(0),
-                token_entropy(seen_1NV, self.temperature).squeeze(0),
+                token_logprobs(logits_1mV, targets_m.unsqueeze(0), self.temperature).squeeze(0),
+                token_entropy(seen_1mV, self.temperature).squeeze(0),
             )
 
         size = max(CHUNK_NUMBERS // width, 16)
-        chunks = range(0, max(len(targets_N), 1), size)
+        chunks = range(0, max(len(targets_M), 1), size)
         # a second computation of the logits in the backward pass is the price of not keeping them
         again = self.abilities.head and torch.is_grad_enabled() and len(chunks) > 1
         logprobs, entropies = [], []
         for first in chunks:
             part = slice(first, first + size)
-            given = states_ND[part], targets_N[part], None if support_NK is None else support_NK[part]
-            logprobs_n, entropy_n = checkpoint(numbers, *given, use_reentrant=False) if again else numbers(*given)
-            logprobs.append(logprobs_n)
-            entropies.append(entropy_n)
-        empty_BT = torch.zeros(real_BT.shape, dtype=torch.float32, device=real_BT.device)
-        return (
-            empty_BT.masked_scatter(real_BT, torch.cat(logprobs)),
-            empty_BT.masked_scatter(real_BT, torch.cat(entropies)),
-        )
+            given = states_MD[part], targets_M[part], None if support_MK is None else support_MK[part]
+            logprobs_m, entropy_m = checkpoint(numbers, *given, use_reentrant=False) if again else numbers(*given)
+            logprobs.append(logprobs_m)
+            entropies.append(entropy_m)
+        return torch.cat(logprobs), torch.cat(entropies)
 
     def prompt(self, problem: Problem, max_tokens: int) -> Prompt:
         """Tokenizes a problem; refuses one that leaves no room for `max_tokens` of completion."""

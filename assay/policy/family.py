@@ -78,6 +78,7 @@ class Family:
     """A model of the family; equal to itself alone, so that what was prepared for it can be found again."""
 
     embedding_VD: nn.Parameter
+    untrained_id: int | None  # the token whose embedding gets no gradient (Hugging Face's padding_idx)
     layers: tuple[Layer, ...]
     norm_D: nn.Parameter
     head: Projection
@@ -132,7 +133,7 @@ def family_of(model: nn.Module) -> Family:
     config: Any = model.config
     if config.hidden_act != "silu":
         raise NotOfTheFamily(f"its activation is {config.hidden_act}, not silu")
-    hooked = [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
+    hooked = hooked_modules(model)
     if hooked:
         raise NotOfTheFamily(f"{hooked[0] or 'the model'} has a forward hook, which would not be called")
     inner: Any = model.model
@@ -142,6 +143,7 @@ def family_of(model: nn.Module) -> Family:
     attention = inner.layers[0].self_attn
     family = Family(
         embedding_VD=_only_parameter(inner.embed_tokens, nn.Embedding),
+        untrained_id=inner.embed_tokens.padding_idx,
         layers=tuple(_layer(layer) for layer in inner.layers),
         norm_D=inner.norm.weight,
         head=_projection(model.lm_head),
@@ -164,6 +166,16 @@ def family_of(model: nn.Module) -> Family:
             if biases:
                 _move_side_by_side(biases)
     return family
+
+
+def hooked_modules(model: nn.Module) -> list[str]:
+    """Modules with forward hooks; that of Hugging Face's gradient checkpointing, which changes no number, is none."""
+    return [
+        name
+        for name, module in model.named_modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if getattr(hook, "__name__", "") != "make_inputs_require_grads"
+    ]
 
 
 def _layer(layer: Any) -> Layer:

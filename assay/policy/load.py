@@ -20,7 +20,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
 from assay.policy.gguf import smollm2_file, unpacked
-from assay.policy.probe import examined, vocabulary_of
+from assay.policy.probe import examined, vocabulary_of, with_family
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
@@ -76,7 +76,7 @@ def load_policy(
                 f"the tokenizer in {directory} has {len(tokenizer)} tokens, but the model knows only {vocabulary}; "
                 "they do not belong together"
             )
-        policy = examined(policy)
+        policy = examined(policy, say)
     except ConfigError:
         raise
     except ValueError as error:
@@ -85,7 +85,7 @@ def load_policy(
         say("the model's cache cannot be shared by a group: every token is computed from the whole sequence, slowly")
     if suggested := suggested_sampling(model):
         say(f"the model's generation config suggests {suggested}; it is not applied: the [rollout] section decides")
-    return with_adapter(policy, config) if config.model.lora_rank else policy
+    return with_adapter(policy, config, say) if config.model.lora_rank else policy
 
 
 def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
@@ -153,7 +153,9 @@ def _read(directory: Path, settings: ModelConfig) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def with_adapter(policy: CausalPolicy, config: Config) -> CausalPolicy:
+def with_adapter(
+    policy: CausalPolicy, config: Config, say: Callable[[str], None] = lambda sentence: None
+) -> CausalPolicy:
     """The policy with low-rank adapters on a frozen model; they begin as the identity."""
     try:
         from peft import LoraConfig, get_peft_model
@@ -177,7 +179,8 @@ def with_adapter(policy: CausalPolicy, config: Config) -> CausalPolicy:
     for name in [] if targets == "all-linear" else map(str.strip, targets.split(",")):
         if name.rpartition(".")[2] not in adapted:
             raise ConfigError(f"model.lora_targets names {name!r}, which fits no module of the model")
-    return replace(policy, model=adapter.get_base_model(), adapter=adapter)
+    adapted_policy = replace(policy, model=adapter.get_base_model(), adapter=adapter)
+    return adapted_policy if policy.family is None else with_family(adapted_policy, say)
 
 
 def suggested_sampling(model: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,21 +10,80 @@ import torch
 from torch import Tensor
 
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
+from assay.policy.family import Family, NotOfTheFamily, family_of, hooked_modules
+from assay.policy.forward import hidden_states, project
+from assay.policy.packed import Packed, Segment
+
+# one prompt and two answers; not from 0 on: a model that counts positions by what is not padding would seem to count
+# them as we do
+PROMPT, LEFT, RIGHT = [2, 3, 4], [5, 6], [7, 8, 9]
 
 
-def examined(policy: CausalPolicy) -> CausalPolicy:
-    """The policy with the abilities that its model showed; a model that cannot be a policy raises ValueError."""
+def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+    """The policy with the abilities that its model showed; a model that cannot be a policy raises ValueError. `say`
+    hears why a model is not computed as one of the Llama family."""
     vocabulary = vocabulary_of(policy)
     _check_padding(policy, vocabulary)
     with torch.no_grad():
         head = _has_plain_head(policy, vocabulary)
         policy = replace(policy, abilities=Abilities(head=head))
-        return replace(
-            policy,
-            abilities=Abilities(
-                cache=_caches(policy, vocabulary), head=head, sharing=_shares_prompts(policy, vocabulary)
-            ),
-        )
+        abilities = Abilities(cache=_caches(policy, vocabulary), head=head, sharing=_shares_prompts(policy, vocabulary))
+    return with_family(replace(policy, abilities=abilities), say)
+
+
+def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+    """The policy with its model read anew as one of the Llama family, if it is one and gives the same numbers so."""
+    try:
+        family = family_of(policy.model)
+    except NotOfTheFamily as error:
+        reason = str(error)
+    else:
+        if _gives_the_same_numbers(policy, family):
+            return replace(policy, family=family)
+        reason = "its numbers are not those of the Llama family"
+    say(f"{type(policy.model).__name__} is decoded and trained by the portable path, slowly, because {reason}")
+    return replace(policy, family=None)
+
+
+def renewed(policy: CausalPolicy) -> CausalPolicy:
+    """The policy as its model is now: hooks that would not be called, or other parameters, have a say."""
+    family = policy.family
+    if family is None:
+        return policy
+    model: Any = policy.model
+    is_unchanged = model.get_input_embeddings().weight is family.embedding_VD and not hooked_modules(model)
+    return policy if is_unchanged else with_family(policy)
+
+
+def _gives_the_same_numbers(policy: CausalPolicy, family: Family) -> bool:
+    """One prompt with two answers behind it, and one of them by itself, packed: as the model computes each alone?"""
+    length, left, right = len(PROMPT), len(LEFT), len(RIGHT)
+    branches = length + left + right
+    packed = Packed(
+        torch.tensor([*PROMPT, *LEFT, *RIGHT, *PROMPT, *LEFT], device=policy.device) % len(family.embedding_VD),
+        torch.tensor([*range(length + left), *range(length, length + right), *range(length + left)]).to(policy.device),
+        (
+            Segment(0, length),
+            Segment(length, length + left, stem=0),
+            Segment(length + left, branches, stem=0),
+            Segment(branches, branches + length + left),
+        ),
+    )
+    if family.longest is not None and family.longest < length + right:
+        return False
+    with torch.no_grad():
+        got_NV = project(hidden_states(family, packed), family.head)
+        first, second = _alone(policy, len(family.embedding_VD))
+        return _close(torch.cat([first, second[length:], first]), got_NV)
+
+
+def _alone(policy: CausalPolicy, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """logits_LV of the prompt and each of its answers, a row by itself."""
+    first, second = (
+        policy.logits(torch.tensor([[*PROMPT, *answer]], device=policy.device) % vocabulary)[0]
+        for answer in (LEFT, RIGHT)
+    )
+    return first, second
 
 
 def vocabulary_of(policy: CausalPolicy) -> int:
@@ -119,9 +179,7 @@ def _shares_prompts(policy: CausalPolicy, vocabulary: int) -> bool:
     if not _is_hugging_face(model) or _looks_locally(model.config):
         return False
     device = policy.device
-    # not from 0 on: a model that counts positions by what is not padding would seem to count them as we do
-    prompt, left, right = [2, 3, 4], [5, 6], [7, 8, 9]
-    ids_18 = torch.tensor([[*prompt, *left, *right]], device=device) % vocabulary
+    ids_18 = torch.tensor([[*PROMPT, *LEFT, *RIGHT]], device=device) % vocabulary
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     try:
         shared_8V = policy.logits(
@@ -131,11 +189,8 @@ def _shares_prompts(policy: CausalPolicy, vocabulary: int) -> bool:
         )[0]
     except (TypeError, ValueError, RuntimeError, IndexError):  # takes no such mask
         return False
-    first, second = (
-        policy.logits(torch.tensor([[*prompt, *completion]], device=device) % vocabulary)[0]
-        for completion in (left, right)
-    )
-    return _close(torch.cat([first, second[3:]]), shared_8V)
+    first, second = _alone(policy, vocabulary)
+    return _close(torch.cat([first, second[len(PROMPT) :]]), shared_8V)
 
 
 def _looks_locally(config: Any) -> bool:

@@ -38,7 +38,7 @@ from assay.record.settings import settings_of
 from assay.train.examined_rows import ALL, at_most, chosen_rows, longer_than, part_of, plan
 from assay.train.learner import Learner
 from assay.train.loss_probes import Piece, loss_probes, losses
-from assay.train.pack import pack, shares_prompts
+from assay.train.pack import packed_for
 from assay.train.place import Place, Work
 from assay.train.randomness import restore_global_generators, save_global_generators
 from assay.train.seen_inputs import SeenInputs
@@ -76,7 +76,7 @@ class Examination:
         self._rewards = [reward for group in groups for reward in group.rewards]
         self._group = [number for number, group in enumerate(groups) for _ in group.rollouts]
         self._pieces: list[Piece] = []
-        self._inputs = SeenInputs(learner.policy.model, self.rows)
+        self._inputs = SeenInputs(learner.policy, self.rows)
         self._model_probes: dict[str, Array] = {}
         self._without_gradient = 0
         self._before: list[Tensor] = []
@@ -279,6 +279,7 @@ class Examination:
             "eos_ids": tuple(self.learner.policy.eos_ids),
             "process_rewards": any(score.steps for group in self.work.gathered.groups for score in group.scores),
             "learning_rate": update.learning_rate,
+            "microbatches": len(self.minibatch.microbatches),
         }
         per_update = objective.aggregation != "rollout_token_mean"
         tokens = float(totals.tokens if per_update else totals.share_of_rollout_tokens)
@@ -344,15 +345,8 @@ def asked_plainly(
 
 def packed(policy: CausalPolicy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
     """These rows in one forward pass, as the trainer packs them."""
-    (minibatch,) = pack(
-        samples,
-        rows,
-        minibatches=1,
-        microbatches=1,
-        max_tokens=config.rollout.max_tokens,
-        device=policy.device,
-        share_prompts=shares_prompts(config, policy),
-    )
+    one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1))
+    (minibatch,) = packed_for(policy, one_pass, samples, rows, minibatches=1)
     return minibatch.microbatches[0]
 
 

@@ -101,6 +101,8 @@ def part_of(batch: Microbatch, wanted: Sequence[int]) -> Microbatch | None:
     return replace(
         batch,
         rows=tuple(batch.rows[number] for number in kept),
+        trees=tuple(batch.trees[row] for row in rows),
+        lengths=tuple(batch.lengths[number] for number in kept),
         ids_RS=batch.ids_RS[rows],
         positions_RS=batch.positions_RS[rows],
         branches_RS=None if batch.branches_RS is None else batch.branches_RS[rows],

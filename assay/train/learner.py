@@ -12,17 +12,22 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from assay.config.sections import LossConfig, OptimizerConfig
-from assay.grpo import Loss, kl_estimate, policy_loss, sequence_kl
+from assay.grpo import Loss, policy_loss, sequence_kl
 from assay.policy.causal import CausalPolicy
+from assay.policy.probe import with_family
+from assay.train.sums import Part, Sums
 from assay.types import NO_SIGNAL, Batch, Microbatch, Minibatch, Scored, Update
+
+STEP_NUMBERS = 2**25  # weights that are copied at a time to see how far they moved: 128 MB in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,12 @@ class Observer(Protocol):
 def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
     """The reference: the same numbers for ever, without gradients. Under adapters it is the model without them."""
     if policy.adapter is not None:
-        return replace(policy, without_adapter=True)
+        family = None if policy.family is None else policy.family.without_adapters()
+        return replace(policy, without_adapter=True, family=family, onlookers=[])
     model = copy.deepcopy(policy.model)
     model.requires_grad_(False)
-    return replace(policy, model=model)
+    frozen = replace(policy, model=model, onlookers=[])
+    return frozen if policy.family is None else with_family(frozen)
 
 
 def learning_rate(settings: OptimizerConfig, update: int, total_updates: int) -> float:
@@ -114,6 +121,8 @@ class Learner:
             self.masters = self.weights
             self.optimizer = optimizer
             _check_optimizer(optimizer, dict(trainable))
+        # AdamW moves each tensor by itself; of an optimizer that is handed in that is not known
+        self._chunks = _chunks(self.masters) if self.scheduled else [slice(0, len(self.masters))]
 
     @property
     def keeps_reference(self) -> bool:
@@ -159,40 +168,40 @@ class Learner:
         """Takes optimizer step `number` (from 0, over the whole run), unless there is no signal or a NaN."""
         begun = time.perf_counter()
         self._drop_gradients()
-        sums = _Sums()
+        sums = Sums()
         new_logprobs = []
-        broken = ""
-        for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
-            self.check_interrupt()
-            new_BT, entropy_BT = self.policy.logprobs(batch, entropy_gradient=self.loss.entropy_coef > 0)
-            old_BT = new_BT.detach() if fixed.old_BT is None else fixed.old_BT
-            loss = policy_loss(
-                new_BT=new_BT,
-                old_BT=old_BT,
-                ref_BT=fixed.ref_BT,
-                sampler_BT=batch.sampler_BT,
-                entropy_BT=entropy_BT,
-                advantages_BT=batch.advantages_BT,
-                mask_BT=batch.mask_BT,
-                totals=minibatch.totals,
-                settings=self.loss,
-            )
-            if observer is not None:
-                observer.differentiating(batch, old_BT, fixed.ref_BT, new_BT, entropy_BT, loss)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            self._fold_gradients()
-            sums.add(loss, batch, new_BT.detach(), old_BT, fixed.ref_BT, entropy_BT.detach())
-            new_logprobs.append(new_BT.detach())
-            broken = broken or _first_nonfinite(batch, new_BT, old_BT, fixed.ref_BT)
+        with self._folding():
+            for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
+                self.check_interrupt()
+                new_BT, entropy_BT = self.policy.logprobs(batch, entropy_gradient=self.loss.entropy_coef > 0)
+                old_BT = new_BT.detach() if fixed.old_BT is None else fixed.old_BT
+                loss = policy_loss(
+                    new_BT=new_BT,
+                    old_BT=old_BT,
+                    ref_BT=fixed.ref_BT,
+                    sampler_BT=batch.sampler_BT,
+                    entropy_BT=entropy_BT,
+                    advantages_BT=batch.advantages_BT,
+                    mask_BT=batch.mask_BT,
+                    totals=minibatch.totals,
+                    settings=self.loss,
+                )
+                if observer is not None:
+                    observer.differentiating(batch, old_BT, fixed.ref_BT, new_BT, entropy_BT, loss)
+                loss.total.backward()  # type: ignore[no-untyped-call]
+                new_logprobs.append(new_BT.detach())
+                sums.add(loss, Part(batch, new_BT.detach(), old_BT, fixed.ref_BT), entropy_BT.detach())
         if observer is not None:
             observer.stepping(self.masters)
         rate = self.optimizer.param_groups[0]["lr"]
         if self.scheduled:
             rate = learning_rate(self.settings, number, self.total_updates)
-        norm = float(nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None]))
-        if not broken and not (math.isfinite(sums.loss) and math.isfinite(norm)):
-            broken = self._culprit(sums.loss, norm)
-        skipped = broken or (NO_SIGNAL if self._is_flat(minibatch) else "")
+        norm = sums.read(nn.utils.get_total_norm(self._gradients()))
+        skipped = sums.first_nonfinite()
+        if not skipped and not (math.isfinite(sums.loss) and math.isfinite(norm)):
+            skipped = self._culprit(sums.loss, norm)
+        if not skipped and self._is_flat(minibatch, sums.has_signal):
+            skipped = NO_SIGNAL
         differentiated = time.perf_counter()
         moved, changed = (0.0, 0) if skipped else self._step(rate, norm)
         self._drop_gradients()
@@ -207,31 +216,51 @@ class Learner:
         )
         return Learned(update, tuple(new_logprobs), differentiated - begun, time.perf_counter() - differentiated)
 
+    @torch.no_grad()
     def _step(self, rate: float, norm: float) -> tuple[float, int]:
         """Clips, steps, and measures what moved: (length of the change, number of tensors that changed)."""
-        gradients = [master.grad for master in self.masters if master.grad is not None]
         if norm > self.settings.clip_norm > 0:
+            gradients = [master.grad for master in self.masters if master.grad is not None]
             torch._foreach_mul_(gradients, self.settings.clip_norm / (norm + 1e-6))
         if self.scheduled:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-        before = [master.detach().clone() for master in self.masters]
-        self.optimizer.step()
-        # in float64: the square of a weight of 1e30 is no float32, and such weights are still finite
-        lengths = [
-            float(torch.linalg.vector_norm(master.detach() - start, dtype=torch.float64))
-            for master, start in zip(self.masters, before, strict=True)
-        ]
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            if master is not weight:
-                weight.data.copy_(master.data)
-        return math.hypot(*lengths), sum(length > 0 for length in lengths)
+        lengths = []
+        for chunk in self._chunks:
+            masters, weights = self.masters[chunk], self.weights[chunk]
+            before = [master.clone() for master in masters]
+            with self._only_gradients_of(chunk):
+                self.optimizer.step()
+            # in float64: the square of a weight of 1e30 is no float32, and such weights are still finite
+            lengths += [
+                torch.linalg.vector_norm(start.sub_(master), dtype=torch.float64)
+                for master, start in zip(masters, before, strict=True)
+            ]
+            for weight, master in zip(weights, masters, strict=True):
+                if master is not weight:
+                    weight.copy_(master)
+        numbers = torch.stack(lengths).tolist()
+        return math.hypot(*numbers), sum(number > 0 for number in numbers)
 
-    def _is_flat(self, minibatch: Minibatch) -> bool:
+    @contextmanager
+    def _only_gradients_of(self, chunk: slice) -> Iterator[None]:
+        """The gradients of all other masters are set aside: an optimizer leaves alone what has none."""
+        own = set(range(len(self.masters))[chunk])
+        aside = {
+            number: master.grad
+            for number, master in enumerate(self.masters)
+            if number not in own and master.grad is not None
+        }
+        for number in aside:
+            self.masters[number].grad = None
+        yield
+        for number, gradient in aside.items():
+            self.masters[number].grad = gradient
+
+    def _is_flat(self, minibatch: Minibatch, has_signal: bool) -> bool:
         """Whether the loss has no gradient by construction; Adam would still move the weights, by its momentum."""
         kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
-        advantages = any((batch.advantages_BT * batch.mask_BT).any() for batch in minibatch.microbatches)
-        return minibatch.totals.tokens == 0 or not (advantages or kl_in_loss or self.loss.entropy_coef > 0)
+        return minibatch.totals.tokens == 0 or not (has_signal or kl_in_loss or self.loss.entropy_coef > 0)
 
     def _culprit(self, loss: float, norm: float) -> str:
         """What to blame when every log-prob and advantage was finite and the loss or its gradient is not."""
@@ -240,13 +269,24 @@ class Learner:
                 return f"the gradient of {name} is not finite"
         return f"the loss is {loss} and the gradient norm {norm}"
 
-    def _fold_gradients(self) -> None:
-        """Moves gradients of low-precision weights into their masters, so that they add up in float32."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            if master is not weight and weight.grad is not None:
-                gradient = weight.grad.float()
-                master.grad = gradient if master.grad is None else master.grad + gradient
-                weight.grad = None
+    def _gradients(self) -> list[Tensor]:
+        """Of a whole update, before anything moves."""
+        return [master.grad for master in self.masters if master.grad is not None]
+
+    @contextmanager
+    def _folding(self) -> Iterator[None]:
+        """Gradients of low-precision weights add up in float32, in their masters. Each moves there as soon as it is
+        made and is gone: those of the whole model never exist twice."""
+        pairs = [pair for pair in zip(self.weights, self.masters, strict=True) if pair[0] is not pair[1]]
+        hooks = [
+            weight.register_post_accumulate_grad_hook(_folded_into(master))  # type: ignore[no-untyped-call]
+            for weight, master in pairs
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _drop_gradients(self) -> None:
         for parameter in (*self.weights, *self.masters):
@@ -257,19 +297,16 @@ class Learner:
         return policy.logprobs(batch)[0]
 
 
-def _first_nonfinite(batch: Microbatch, new_BT: Tensor, old_BT: Tensor, ref_BT: Tensor | None) -> str:
-    """Names the first number that goes into the loss and is not finite; "" if there is none."""
-    inputs = {
-        "advantage": batch.advantages_BT,
-        "old log-prob": old_BT,
-        "reference log-prob": ref_BT,
-        "log-prob of the policy": new_BT,
-    }
-    for what, values_BT in inputs.items():
-        if values_BT is not None and (bad := (~values_BT.isfinite() & batch.mask_BT).nonzero().tolist()):
-            row, token = bad[0]
-            return f"the {what} of row {batch.rows[row]}, token {token} is {values_BT[row, token].item()}"
-    return ""
+def _folded_into(master: nn.Parameter) -> Callable[[Tensor], None]:
+    def fold(weight: Tensor) -> None:
+        assert weight.grad is not None
+        if master.grad is None:
+            master.grad = weight.grad.float()
+        else:
+            master.grad.add_(weight.grad)
+        weight.grad = None
+
+    return fold
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, weights: dict[str, nn.Parameter]) -> None:
@@ -294,50 +331,13 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
     return weight if weight.dtype in (torch.float32, torch.float64) else nn.Parameter(weight.detach().float())
 
 
-class _Sums:
-    """Sums and counts over the loss tokens of the micro-batches of one update."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {field.name: 0.0 for field in fields(Update) if field.name in _SUMMED}
-        self.values |= {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
-
-    @property
-    def loss(self) -> float:
-        return self.values["loss"]
-
-    def add(
-        self, loss: Loss, batch: Microbatch, new_BT: Tensor, old_BT: Tensor, ref_BT: Tensor | None, entropy_BT: Tensor
-    ) -> None:
-        mask_BT = batch.mask_BT
-        ratio, weight = loss.ratio_BT[mask_BT], loss.weight_BT[mask_BT]
-        mismatch = (old_BT - batch.sampler_BT)[mask_BT].abs().nan_to_num(nan=0.0)  # NaN: the sampler reported none
-        values = self.values
-        values["loss"] += float(loss.total.detach())
-        values["policy_loss"] += float(loss.policy)
-        values["kl_loss"] += float(loss.kl)
-        values["entropy_loss"] += float(loss.entropy)
-        values["tokens"] += int(mask_BT.sum())
-        values["clipped_tokens"] += int(loss.clipped_BT.sum())
-        values["ratio_sum"] += float(ratio.double().sum())
-        values["ratio_square_sum"] += float(ratio.double().square().sum())
-        values["old_kl_sum"] += float(kl_estimate(old_BT, new_BT)[mask_BT].sum())
-        values["entropy_sum"] += float(entropy_BT[mask_BT].sum())
-        values["mismatch_sum"] += float(mismatch.sum())
-        values["correction_sum"] += float(weight.sum())
-        values["correction_square_sum"] += float(weight.square().sum())
-        if ref_BT is not None:
-            values["ref_kl_sum"] += float(kl_estimate(new_BT, ref_BT)[mask_BT].sum())
-        if len(ratio):
-            values["ratio_min"] = min(values["ratio_min"], float(ratio.min()))
-            values["ratio_max"] = max(values["ratio_max"], float(ratio.max()))
-            values["mismatch_max"] = max(values["mismatch_max"], float(mismatch.max()))
-
-    def update(self, **rest: float | str | bool) -> Update:
-        whole = {"tokens": int(self.values["tokens"]), "clipped_tokens": int(self.values["clipped_tokens"])}
-        return Update(**{**self.values, **whole, **rest})  # type: ignore[arg-type]
-
-
-_SUMMED = {
-    "loss", "policy_loss", "kl_loss", "entropy_loss", "tokens", "clipped_tokens", "ratio_sum", "ratio_square_sum",
-    "old_kl_sum", "ref_kl_sum", "entropy_sum", "mismatch_sum", "correction_sum", "correction_square_sum",
-}  # fmt: skip
+def _chunks(masters: Sequence[nn.Parameter]) -> list[slice]:
+    """Neighbours whose numbers are few enough to be kept twice for a moment, one tensor at least."""
+    chunks: list[slice] = []
+    first = numbers = 0
+    for place, master in enumerate(masters):
+        if place > first and numbers + master.numel() > STEP_NUMBERS:
+            chunks.append(slice(first, place))
+            first, numbers = place, 0
+        numbers += master.numel()
+    return [*chunks, slice(first, len(masters))]

@@ -180,10 +180,8 @@ def _policy(
     config = settled(config)
     set_up(config)
     policy = policy_of(saved, config, progress.ticker("warm start"), report)
-    if config.optimizer.share_prompts:
-        longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
-        policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
-    return policy
+    longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
+    return with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
 
 
 def _sample(row: Row) -> Sample:
@@ -213,9 +211,10 @@ def _scored_now(policy: CausalPolicy, config: Config, samples: Sequence[Sample])
     """The trainer's own packing and scoring, by ways that must not matter; and what the model was given."""
     count, rollout, optimizer = len(samples), config.rollout, config.optimizer
     # no more rows at a time than the trainer's own micro-batches have: there is memory for those
-    room = max(1, rollout.prompts * rollout.group_size // (optimizer.minibatches * optimizer.microbatches))
+    passes = optimizer.minibatches * max(optimizer.microbatches, 1)
+    room = max(1, rollout.prompts * rollout.group_size // passes)
     usual = at_most(range(count), room)
-    inputs = SeenInputs(policy.model, range(count))
+    inputs = SeenInputs(policy, range(count))
 
     def scored(parts: Sequence[Sequence[int]], given: Sequence[Sample] = samples, *, looking: bool = False) -> Array:
         values: dict[int, Tensor] = {}

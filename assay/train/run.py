@@ -22,6 +22,7 @@ from assay.record.evaluations import forget_answers
 from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
 from assay.train import checkpoint
+from assay.train.budget import budgeted
 from assay.train.choose import NoSignal
 from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
@@ -56,6 +57,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
             heldout_prompts(task, policy, config)
+            config = budgeted(config, policy)
             reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
         except Interrupted as stop:
             display.say(f"stopped by {stop} before training began; there is nothing to save")
@@ -121,9 +123,8 @@ def _carry_out(
     watcher: Watcher | None,
 ) -> int:
     began = time.perf_counter()
-    if config.optimizer.share_prompts:
-        longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
-        policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
+    longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
+    policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
     reference = frozen_copy(policy) if config.needs_reference else None
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)

@@ -11,7 +11,7 @@ from assay.grpo import overlong_penalty
 from assay.rewards import Reward, function_name
 from assay.train.failure import RunFailed
 from assay.train.learner import Learner
-from assay.train.pack import pack, shares_prompts
+from assay.train.pack import packed_for
 from assay.types import Group, Prompt, Rollout, Sample, Score
 
 HOPELESS = 8  # so many failures and not one success end the run at once: nobody waits for 384 time-outs
@@ -96,17 +96,11 @@ def _extra_components(
         columns["overlong"] = penalties.tolist()
     if _kl_in_reward(config):
         samples = [Sample(prompt, rollout, 0.0, in_loss=True) for prompt, rollout in pairs]
-        (whole,) = pack(
-            samples,
-            range(len(samples)),
-            minibatches=1,
-            microbatches=config.optimizer.minibatches * config.optimizer.microbatches,
-            max_tokens=config.rollout.max_tokens,
-            device=learner.policy.device,
-            share_prompts=shares_prompts(config, learner.policy),
-        )
         by_row = {
             row: kl
+            for whole in packed_for(
+                learner.policy, config, samples, range(len(samples)), minibatches=config.optimizer.minibatches
+            )
             for batch in whole.microbatches
             for row, kl in zip(batch.rows, learner.sequence_kl(batch), strict=True)
         }

@@ -13,23 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from assay.policy.causal import CausalPolicy
+from assay.policy.packed import Packed
 from assay.record.batch import Array
 from assay.types import Microbatch
+
+_Seen = tuple[list[int], list[int], list[bool]]  # ids, positions, whether the last token sees them
 
 
 class SeenInputs:
     """`arrays` has, for each completion, the tokens of its row (its prompt and itself, where rows are shared), and
     which of them its last token sees."""
 
-    def __init__(self, model: nn.Module, rows: Sequence[int]) -> None:
-        self._model = model
+    def __init__(self, policy: CausalPolicy, rows: Sequence[int]) -> None:
+        self._policy = policy
+        self._model = policy.model
         self._rows = rows
         self._hooks: list[Any] = []
+        self._packed: Packed | None = None
         self._given: tuple[Tensor, Tensor | None, Tensor | None] | None = None
-        self._seen: dict[int, tuple[list[int], list[int], list[bool]]] = {}  # ids, positions, visible
+        self._seen: dict[int, _Seen] = {}
         self._active: set[int] = set()
 
     def open(self) -> None:
+        self._policy.onlookers.append(self._keep_packed)  # of a packed pass no module is called, and so no hook
         asked = getattr(self._model, "base_model", self._model)
         self._hooks.append(asked.register_forward_pre_hook(self._keep, with_kwargs=True))
         for module in self._model.modules():
@@ -38,6 +45,8 @@ class SeenInputs:
                 self._hooks.append(module.register_forward_pre_hook(self._note_mode))
 
     def close(self) -> None:
+        if self._keep_packed in self._policy.onlookers:
+            self._policy.onlookers.remove(self._keep_packed)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -48,9 +57,11 @@ class SeenInputs:
 
     def take(self, batch: Microbatch) -> None:
         """The pass of this micro-batch is over: keeps what it was given of the rows that are examined."""
-        if self._given is not None and self._given[0].shape == batch.ids_RS.shape:
+        if self._packed is not None:
+            self._seen |= _packed_inputs_by_row(batch, self._packed, wanted=self._rows)
+        elif self._given is not None and self._given[0].shape == batch.ids_RS.shape:
             self._seen |= _inputs_by_row(batch, *self._given, wanted=self._rows)
-        self._given = None
+        self._given = self._packed = None
 
     def arrays(self) -> dict[str, Array]:
         """Empty if the model was not asked in the shape of the micro-batches."""
@@ -68,6 +79,9 @@ class SeenInputs:
         if isinstance(ids_RS, Tensor):
             self._given = ids_RS, named.get("attention_mask"), named.get("position_ids")
 
+    def _keep_packed(self, packed: Packed) -> None:
+        self._packed = packed
+
     def _note_mode(self, module: nn.Module, arguments: object) -> None:
         if module.training:
             self._active.add(id(module))
@@ -75,12 +89,12 @@ class SeenInputs:
 
 def _inputs_by_row(
     batch: Microbatch, ids_RS: Tensor, attention: Tensor | None, positions_RS: Tensor | None, wanted: Container[int]
-) -> dict[int, tuple[list[int], list[int], list[bool]]]:
+) -> dict[int, _Seen]:
     rows, width = ids_RS.shape
     ids, columns = ids_RS.tolist(), range(width)
     positions = [list(columns)] * rows if positions_RS is None else positions_RS.expand(rows, width).tolist()
     branches = None if batch.branches_RS is None else batch.branches_RS.tolist()
-    seen: dict[int, tuple[list[int], list[int], list[bool]]] = {}
+    seen: dict[int, _Seen] = {}
     before = [0] * rows  # completions met so far in each row
     for row_number, predictors in zip(batch.rows, batch.predictors_BT.tolist(), strict=True):
         real = [predictor for predictor in predictors if predictor >= 0]
@@ -96,6 +110,22 @@ def _inputs_by_row(
             [positions[row][column] for column in own],
             [visible[column] for column in own],
         )
+    return seen
+
+
+def _packed_inputs_by_row(batch: Microbatch, packed: Packed, wanted: Container[int]) -> dict[int, _Seen]:
+    """Packed attention sees the stem of a token and its own segment, and nothing of anybody else."""
+    ids, positions = packed.ids_N.tolist(), packed.positions_N.tolist()
+    seen: dict[int, _Seen] = {}
+    width = batch.ids_RS.shape[1]
+    before = [0] * len(packed.trees)  # completions met so far in each tree
+    for row_number, row in zip(batch.rows, (batch.predictors_BT[:, 0] // width).tolist(), strict=True):
+        tree = packed.trees[row]
+        before[row] += 1
+        if row_number in wanted:
+            segments = tree if len(tree) == 1 else (tree[0], tree[before[row]])
+            own = [token for segment in segments for token in range(segment.start, segment.end)]
+            seen[row_number] = [ids[token] for token in own], [positions[token] for token in own], [True] * len(own)
     return seen
 
 

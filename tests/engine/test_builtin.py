@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import EOS_ID, prompt, tiny_policy
@@ -50,8 +52,11 @@ def trainer_logprobs(policy, prompts, groups):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-def test_the_samplers_logprobs_are_the_trainers(temperature):
+@pytest.mark.parametrize("of_the_family", [True, False])
+def test_the_samplers_logprobs_are_the_trainers(temperature, of_the_family):
     policy = tiny_policy(temperature=temperature)
+    if not of_the_family:
+        policy = replace(policy, family=None)
     groups = sampled(policy, group_size=64)
     batch, logprobs_BT = trainer_logprobs(policy, PROMPTS, groups)
     difference = (logprobs_BT - batch.sampler_BT)[batch.mask_BT].abs().max()
@@ -101,8 +106,13 @@ def test_members_of_a_group_differ_and_so_do_seeds_and_the_same_seed_does_not():
     assert groups != sampled(policy, seed=1)
 
 
-def test_the_cached_decoder_and_the_plain_one_sample_the_same():
+@pytest.mark.parametrize("of_the_family", [True, False])
+def test_the_cached_decoders_and_the_plain_one_sample_the_same(of_the_family):
     policy = tiny_policy()
+    assert policy.family is not None
+    if not of_the_family:
+        policy = replace(policy, family=None)
+    assert policy.abilities.cache
     plain = CausalPolicy(WithoutCache(policy.model), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0)
     assert not plain.abilities.cache
     for first, second in zip(sampled(policy), sampled(plain), strict=True):

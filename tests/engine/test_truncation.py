@@ -9,7 +9,7 @@ from tiny import EOS_ID, prompt, tiny_policy
 
 from assay.config import LossConfig, OptimizerConfig
 from assay.config.sections import RolloutConfig
-from assay.engine.builtin import support
+from assay.engine.sampling import support
 from assay.grpo import restricted, token_entropy, token_logprobs
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec

@@ -55,6 +55,11 @@ def policy_of(name, recompute):
     return examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0, recompute=recompute))
 
 
+def portable(policy):
+    """Computed by the model's own layers, which can be counted."""
+    return replace(policy, family=None)
+
+
 def counted(policy, name):
     calls = []
     # before, not after: the second computation of a layer ends as soon as it has made what the gradient needs
@@ -74,7 +79,7 @@ def differentiated(policy, share_prompts=False):
 def test_the_same_logprobs_to_the_bit_and_the_same_gradients(name):
     plain, again = policy_of(name, recompute=False), policy_of(name, recompute=True)
     calls = counted(again, name)
-    kept, recomputed = differentiated(plain), differentiated(again)
+    kept, recomputed = differentiated(portable(plain)), differentiated(portable(again))
     assert len(calls) == 2  # once forward, once more in the backward pass
     assert torch.equal(kept[0], recomputed[0])
     for weight, gradient in kept[1].items():
@@ -82,8 +87,34 @@ def test_the_same_logprobs_to_the_bit_and_the_same_gradients(name):
     assert max(float(gradient.abs().max()) for gradient in kept[1].values()) > 0.1
 
 
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_packed_too_the_logprobs_are_the_same_to_the_bit_and_less_is_kept(share_prompts):
+    kept_bytes = []
+
+    def measured(policy):
+        kept = []
+
+        def keep(tensor):
+            kept.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            answer = differentiated(policy, share_prompts)
+        kept_bytes.append(sum(kept))
+        return answer
+
+    plain, again = policy_of("llama", recompute=False), policy_of("llama", recompute=True)
+    assert plain.family is not None
+    assert again.family is not None
+    kept, recomputed = measured(plain), measured(again)
+    assert torch.equal(kept[0], recomputed[0])
+    for weight, gradient in kept[1].items():
+        torch.testing.assert_close(gradient, recomputed[1][weight], rtol=1e-6, atol=1e-6)
+    assert kept_bytes[1] < kept_bytes[0] / 2
+
+
 def test_a_layer_of_a_policy_that_keeps_its_activations_is_computed_once():
-    policy = policy_of("llama", recompute=False)
+    policy = portable(policy_of("llama", recompute=False))
     calls = counted(policy, "llama")
     differentiated(policy)
     assert len(calls) == 1
@@ -125,7 +156,8 @@ def test_generation_after_training_steps_is_that_of_a_run_without_checkpointing(
 def test_adapters_get_their_gradient_through_recomputed_layers():
     gradients = []
     for recompute in (False, True):
-        policy = with_adapter(policy_of("llama", recompute), load(None, ["model.path=x", "model.lora_rank=2"]))
+        settings = load(None, ["model.path=x", "model.lora_rank=2"])
+        policy = with_adapter(portable(policy_of("llama", recompute)), settings)
         calls = counted(policy, "llama")
         (batch,) = batch_of()[0].microbatches
         policy.logprobs(batch)[0].sum().backward()

@@ -1,11 +1,11 @@
-"""Log-probs come a chunk of logits at a time: the same numbers and gradients, and never all logits at once."""
+"""The portable path makes log-probs a chunk of logits at a time: same numbers and gradients, never all logits."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from engine.compared import packed, sampled
-from tiny import prompt, tiny_policy, uneven_samples
+from tiny import portable_policy, prompt, tiny_policy, uneven_samples
 
 from assay.policy import causal
 from assay.policy.causal import Abilities
@@ -55,7 +55,7 @@ BATCHES = {
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("kind", BATCHES)
 def test_chunks_change_neither_numbers_nor_gradients(kind, entropy_gradient, monkeypatch):
-    policy, batch = tiny_policy(temperature=0.7), BATCHES[kind]()
+    policy, batch = portable_policy(temperature=0.7), BATCHES[kind]()
     whole = numbers(policy, batch, entropy_gradient)
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 1)
     sizes = watched(policy)
@@ -77,7 +77,7 @@ def watched(policy):
 
 
 def test_the_head_never_makes_more_logits_than_a_chunk_and_makes_them_again_for_the_gradient(monkeypatch):
-    policy, batch = tiny_policy(), BATCHES["rows"]()
+    policy, batch = portable_policy(), BATCHES["rows"]()
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 20 * 13)
     sizes = watched(policy)
     logprobs_BT, _ = policy.logprobs(batch)
@@ -88,7 +88,7 @@ def test_the_head_never_makes_more_logits_than_a_chunk_and_makes_them_again_for_
 
 
 def test_no_logits_are_kept_between_forward_and_backward(monkeypatch):
-    policy, batch = tiny_policy(), BATCHES["rows"]()
+    policy, batch = portable_policy(), BATCHES["rows"]()
 
     def kept():
         shapes = []
@@ -107,7 +107,7 @@ def test_no_logits_are_kept_between_forward_and_backward(monkeypatch):
 
 
 def test_scoring_without_a_gradient_makes_the_logits_once(monkeypatch):
-    policy, batch = tiny_policy(), BATCHES["rows"]()
+    policy, batch = portable_policy(), BATCHES["rows"]()
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 1)
     sizes = watched(policy)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_scoring_without_a_gradient_makes_the_logits_once(monkeypatch):
 
 
 def test_a_model_whose_head_is_not_plain_gives_the_same_numbers(monkeypatch):
-    policy, batch = tiny_policy(temperature=0.7), BATCHES["top-k"]()
+    policy, batch = portable_policy(temperature=0.7), BATCHES["top-k"]()
     whole = numbers(policy, batch, True)
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 1)
     through_logits = numbers(replace(policy, abilities=Abilities()), batch, True)
@@ -128,7 +128,7 @@ def test_a_model_whose_head_is_not_plain_gives_the_same_numbers(monkeypatch):
 def test_a_microbatch_of_one_token_works(monkeypatch):
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 1)
     batch = batch_of(uneven_samples()[1:2])
-    logprobs_BT, entropy_BT = tiny_policy().logprobs(batch)
+    logprobs_BT, entropy_BT = portable_policy().logprobs(batch)
     assert logprobs_BT.shape == entropy_BT.shape == (1, 1)
     assert logprobs_BT.item() < 0 < entropy_BT.item()
 
@@ -136,7 +136,7 @@ def test_a_microbatch_of_one_token_works(monkeypatch):
 @pytest.mark.parametrize("chunk_numbers", [1, causal.CHUNK_NUMBERS])
 def test_the_gradient_of_the_entropy_is_that_of_the_models_own_distribution(chunk_numbers, monkeypatch):
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", chunk_numbers)
-    policy, samples = tiny_policy(temperature=0.7), uneven_samples()
+    policy, samples = portable_policy(temperature=0.7), uneven_samples()
     policy.logprobs(batch_of(samples), entropy_gradient=True)[1].sum().backward()
     ours = [weight.grad.clone() for weight in policy.model.parameters()]
     policy.model.zero_grad()

@@ -12,7 +12,7 @@ from torch import nn
 
 from assay.config import ConfigError, load
 from assay.config.sections import RolloutConfig
-from assay.engine.builtin import support
+from assay.engine.sampling import support
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused, TokenizerCodec
 from assay.policy.embedded import tokenizer

@@ -177,4 +177,4 @@ def test_the_reference_without_adapters_can_be_told_from_the_policy_by_its_switc
     policy = adapted()
     reference = frozen_copy(policy)
     assert (reference.model is policy.model, reference.without_adapter) == (True, True)
-    assert replace(reference, without_adapter=False) == policy
+    assert replace(reference, without_adapter=False, family=policy.family) == policy

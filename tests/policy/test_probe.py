@@ -11,7 +11,7 @@ from small_models import PROMPTS as TRAINER_PROMPTS
 from tiny import EOS_ID, prompt, tiny_policy
 
 from assay import GRPOTrainer
-from assay.engine.builtin import CachedDecoder, PlainDecoder
+from assay.engine.portable import CachedDecoder, PlainDecoder
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
@@ -149,7 +149,7 @@ def test_a_model_without_a_usable_cache_is_never_asked_for_it(monkeypatch):
     def refuse(*given, **rest):
         raise AssertionError("the cached decoder was used")
 
-    able = tiny_policy()
+    able = replace(tiny_policy(), family=None)
     unable = replace(able, abilities=replace(able.abilities, cache=False))
     monkeypatch.setattr(CausalPolicy, "next_logits", refuse)
     assert len(sampled(unable, PROMPTS, group_size=2, max_tokens=4)) == 4

@@ -15,13 +15,17 @@ from assay.verdict import Confidence, State
 
 GENERATE = "assay.train.verbs.generate"
 LOSS = "assay.train.learner.policy_loss"
-LOGPROBS = "assay.policy.causal.token_logprobs"
+LOGPROBS = "assay.policy.causal.CausalPolicy.logprobs"
 TENSORS = "assay.train.pack._tensors"
 COLD = ("rollout.temperature=0.7",)
 
 
 def _divided_after_the_softmax(original):
-    return lambda logits_BTV, targets_BT, temperature: original(logits_BTV, targets_BT, 1.0) / temperature
+    def logprobs(policy, batch, **how):
+        values_BT, entropy_BT = original(replace(policy, temperature=1.0), batch, **how)
+        return values_BT / policy.temperature, entropy_BT
+
+    return logprobs
 
 
 def _engine_with_a_temperature_of_its_own(original):
@@ -46,6 +50,10 @@ def _first_token_twice(original):
         return original([replace(one, prompt=prompt) for one, prompt in zip(samples, longer, strict=True)], *rest)
 
     return cut
+
+
+def _not_packed(original):
+    return lambda policy, say: policy
 
 
 def _first_token_hidden(original):
@@ -122,6 +130,7 @@ FORMS = {
         Plant(
             (),
             {
+                "assay.policy.probe.with_family": _not_packed,
                 "assay.policy.causal.branch_mask": _first_token_hidden,
                 "assay.train.run.with_confirmed_sharing": lambda original: lambda policy, *rest: policy,
             },

@@ -1,11 +1,12 @@
 """What an examination says of an update: right numbers, of the right rows, and not one bit of the run changed."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tiny import EOS_ID, sample
+from tiny import EOS_ID, sample, tiny_policy
 from torch import nn
 
 from assay.config import load
@@ -258,14 +259,12 @@ def test_a_loss_that_looks_under_the_mask_shows(examined, monkeypatch):
 
 
 def test_weights_that_stand_still_are_counted(examined, monkeypatch):
-    backward = learner.Learner._fold_gradients
-
     def only_the_first(self):
-        backward(self)
+        yield
         for master in self.masters[1:]:
             master.grad = None
 
-    monkeypatch.setattr(learner.Learner, "_fold_gradients", only_the_first)
+    monkeypatch.setattr(learner.Learner, "_folding", contextmanager(only_the_first))
     (batch, _) = examined().batches
     tensors = batch.number("tensors")
     assert (batch.number("tensors_changed"), batch.number("tensors_without_gradient")) == (1, tensors - 1)
@@ -310,8 +309,9 @@ def test_whole_groups_are_examined_as_far_as_they_are_paid_for(groups, signal, w
 
 def test_active_dropout_is_counted_and_a_silent_one_is_not():
     model = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Sequential(nn.Dropout(0.2)), nn.Dropout(0.3))
+    seen = SeenInputs(replace(tiny_policy(), model=model, family=None), [])
+    model.train()
     model[3].eval()
-    seen = SeenInputs(model, [])
     seen.open()
     model(torch.ones(2))
     seen.close()

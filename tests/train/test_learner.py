@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -7,24 +7,17 @@ from tiny import sample, tiny_policy, uneven_samples
 
 from assay.config import LossConfig, OptimizerConfig
 from assay.grpo import OBJECTIVES
+from assay.train import learner as learner_module
 from assay.train.learner import Learner, frozen_copy, learning_rate
-from assay.train.pack import pack
+from assay.train.pack import Sharing, pack
 from assay.types import NO_SIGNAL, Microbatch
 
 CPU = torch.device("cpu")
 
 
-def minibatches(samples, *, order=None, minibatches=1, microbatches=1, share_prompts=False):
+def minibatches(samples, *, order=None, minibatches=1, microbatches=1, **how):
     order = range(len(samples)) if order is None else order
-    return pack(
-        samples,
-        order,
-        minibatches=minibatches,
-        microbatches=microbatches,
-        max_tokens=8,
-        device=CPU,
-        share_prompts=share_prompts,
-    )
+    return pack(samples, order, minibatches=minibatches, microbatches=microbatches, max_tokens=8, device=CPU, **how)
 
 
 def learner(loss=None, optimizer=None, *, policy=None, with_reference=False):
@@ -66,6 +59,9 @@ def test_the_gradient_does_not_depend_on_the_cut_into_microbatches(loss):
     assert whole[0].gradient_norm > 1e-3
     for parts in (2, 4, 8):
         assert_same_step(whole, one_update(uneven_samples(), loss, microbatches=parts))
+    for tokens in (1, 12, 20):
+        by_tokens = one_update(uneven_samples(), loss, microbatches=0, pass_tokens=tokens, share_prompts=Sharing.ALWAYS)
+        assert_same_step(whole, by_tokens)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.objective}-{loss.kl_coef}-{loss.correction}")
@@ -310,3 +306,73 @@ def test_a_clip_norm_of_0_clips_nothing():
     free, clipped = (one_update(uneven_samples(), clip_norm=norm)[0] for norm in (0.0, 0.01))
     assert free.update_norm == pytest.approx(free.gradient_norm, rel=1e-4)
     assert clipped.update_norm == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stepping_a_few_tensors_at_a_time_gives_the_same_bits(dtype, monkeypatch):
+    ends = []
+    for numbers in (learner_module.STEP_NUMBERS, 300, 1):
+        monkeypatch.setattr(learner_module, "STEP_NUMBERS", numbers)
+        one = learner(LossConfig(), OptimizerConfig(epochs=3, clip_norm=0.5), policy=tiny_policy(dtype=dtype))
+        batch = one.score(minibatches(uneven_samples(), microbatches=2))
+        updates = [one.update(batch.minibatches[0], batch.scored[0], number).update for number in range(3)]
+        moments = [one.optimizer.state[master] for master in one.masters]
+        ends.append((len(one._chunks), updates, one.weights, one.masters, moments))
+    assert [chunks for chunks, *_ in ends] == [1, 16, 21]
+    for _, updates, weights, masters, moments in ends[1:]:
+        assert updates == ends[0][1]
+        for mine, theirs in zip((*weights, *masters), (*ends[0][2], *ends[0][3]), strict=True):
+            assert torch.equal(mine, theirs)
+        for mine, theirs in zip(moments, ends[0][4], strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_gradients_of_rounded_weights_add_up_in_their_masters_and_are_gone_at_once():
+    one = learner(LossConfig(), OptimizerConfig(epochs=1), policy=tiny_policy(dtype=torch.bfloat16))
+    kept = []
+
+    class Looks:
+        def differentiating(self, *given):
+            kept.append([weight.grad for weight in one.weights])
+
+        def stepping(self, masters):
+            kept.append([weight.grad for weight in one.weights])
+            kept.append([master.grad.clone() for master in masters])
+
+    batch = one.score(minibatches(uneven_samples(), microbatches=2))
+    one.update(batch.minibatches[0], batch.scored[0], 0, observer=Looks())
+    *before, folded = kept
+    assert len(before) == 3
+    assert all(gradient is None for gradients in before for gradient in gradients)
+    assert all(gradient.dtype == torch.float32 for gradient in folded)
+    # and the weights are as they were for anybody else
+    (microbatch,) = minibatches(uneven_samples())[0].microbatches
+    one.policy.logprobs(microbatch)[0].sum().backward()
+    assert all(weight.grad is not None for weight in one.weights)
+    assert all(master.grad is None for master in one.masters)
+
+
+def test_an_optimizer_that_is_handed_in_steps_everything_at_once(monkeypatch):
+    monkeypatch.setattr(learner_module, "STEP_NUMBERS", 1)
+    policy, seen = tiny_policy(), []
+    sgd = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    sgd.register_step_pre_hook(lambda *given: seen.append(sum(w.grad is not None for w in policy.model.parameters())))
+    one = Learner(policy, None, LossConfig(), OptimizerConfig(epochs=1), 1, optimizer=sgd)
+    batch = one.score(minibatches(uneven_samples()))
+    one.update(batch.minibatches[0], batch.scored[0], 0)
+    assert seen == [21]
+
+
+def test_the_statistics_of_an_update_do_not_depend_on_the_cut():
+    statistics = []
+    for parts in (1, 4):
+        one = learner(
+            LossConfig(kl_coef=0.1), OptimizerConfig(epochs=2, learning_rate=1e-3, warmup=0), with_reference=True
+        )
+        batch = one.score(minibatches(uneven_samples(), microbatches=parts))
+        one.update(batch.minibatches[0], batch.scored[0], 0)
+        update = asdict(one.update(batch.minibatches[0], batch.scored[0], 1).update)
+        statistics.append({name: value for name, value in update.items() if name != "skipped"})
+    assert statistics[0] == pytest.approx(statistics[1], rel=2e-4, abs=1e-6)
+    assert statistics[0]["ratio_min"] < 0.99 < 1.01 < statistics[0]["ratio_max"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import EOS_ID, sample, uneven_samples
 
-from assay.train.pack import pack
+from assay.train.pack import Sharing, pack
 
 CPU = torch.device("cpu")
 
@@ -119,3 +119,64 @@ def test_fewer_rows_than_cuts_make_fewer_cuts():
     assert [[batch.rows for batch in part.microbatches] for part in packed] == [[(0,)], [(1,)], [(2,)]]
     assert [part.totals.share_of_rollout_tokens for part in packed] == [11 / 3] * 3
     assert pack([], [], minibatches=2, microbatches=2, max_tokens=8, device=CPU) == ()
+
+
+def passes(samples, pass_tokens, share_prompts=Sharing.ALWAYS):
+    (minibatch,) = pack(
+        samples,
+        range(len(samples)),
+        minibatches=1,
+        microbatches=0,
+        pass_tokens=pass_tokens,
+        max_tokens=8,
+        device=CPU,
+        share_prompts=share_prompts,
+    )
+    return [batch.rows for batch in minibatch.microbatches]
+
+
+def group(number, prompt_tokens, *completions):
+    return [sample(number, (2,) * prompt_tokens, (3,) * length, 0.5) for length in completions]
+
+
+def test_passes_by_tokens_keep_groups_together_and_cut_those_that_do_not_fit():
+    # 4 + 3 * 2 = 10, 2 + 2 * 3 = 8, 1 + 4 * 5 = 21 tokens
+    samples = group(0, 4, 2, 2, 2) + group(1, 2, 3, 3) + group(2, 1, 5, 5, 5, 5)
+    assert passes(samples, 0) == [tuple(range(9))]
+    assert passes(samples, 39) == [tuple(range(9))]
+    assert passes(samples, 38) == [(0, 1, 2, 3, 4), (5, 6, 7, 8)]
+    assert passes(samples, 17) == [(0, 1, 2), (3, 4), (5, 6), (7, 8)]
+    assert passes(samples, 8) == [(0,), (1, 2), (3, 4), (5,), (6,), (7,), (8,)]
+    assert passes(samples, 1) == [(row,) for row in range(9)]
+
+
+def test_where_rows_are_padded_padding_counts():
+    samples = group(0, 1, 1, 1, 1, 9)  # rows of 2, 2, 2 and 10 tokens
+    assert passes(samples, 12, Sharing.NEVER) == [(0, 1, 2), (3,)]
+    assert passes(samples, 39, Sharing.NEVER) == [(0, 1, 2), (3,)]
+    assert passes(samples, 40, Sharing.NEVER) == [(0, 1, 2, 3)]
+
+
+def test_packed_rows_are_always_shared_but_not_beyond_the_window():
+    samples = group(0, 1, 50, 60)
+
+    def rows(window):
+        (minibatch,) = pack(
+            samples,
+            [0, 1],
+            minibatches=1,
+            microbatches=1,
+            max_tokens=60,
+            device=CPU,
+            share_prompts=Sharing.ALWAYS,
+            window=window,
+        )
+        return minibatch.microbatches[0].trees
+
+    assert rows(None) == rows(61) == ((1, 50, 60),)
+    assert rows(60) == ((1, 50), (1, 60))
+
+
+def test_a_number_that_no_float32_holds_is_packed_as_infinite():
+    (batch,) = one([sample(0, (2,), (3, 4), 1e300)]).microbatches
+    assert batch.advantages_BT.tolist() == [[float("inf")] * 2]

@@ -24,6 +24,7 @@ from assay.verdict import Confidence, State
 SMALL = {
     "run.steps": 4,
     "run.device": "cpu",
+    "run.seed": 3,  # every step has a signal, and so an update
     "run.threads": 1,
     "evaluate.prompts": 0,
     "rollout.prompts": 6,

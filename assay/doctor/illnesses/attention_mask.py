@@ -172,7 +172,13 @@ def _padded_on_the_left_without_mask(original):  # type: ignore[no-untyped-def]
         pads = [width - len(samples[row].prompt.tokens) - len(samples[row].rollout.tokens) for row in rows]
         ids_RS = torch.stack([ids_S.roll(pad) for ids_S, pad in zip(batch.ids_RS, pads, strict=True)])
         moved_BT = batch.predictors_BT + torch.tensor(pads, device=device).unsqueeze(1)
-        return replace(batch, ids_RS=ids_RS, predictors_BT=moved_BT.where(batch.predictors_BT >= 0, -1))
+        return replace(
+            batch,
+            trees=tuple((width - length, length) for length in batch.lengths),  # the padding counts as prompt
+            ids_RS=ids_RS,
+            positions_RS=torch.arange(width, device=device).expand_as(ids_RS),
+            predictors_BT=moved_BT.where(batch.predictors_BT >= 0, -1),
+        )
 
     return tensors
 

@@ -121,16 +121,16 @@ def _not_unscaled(original):  # type: ignore[no-untyped-def]
     """Now and then the gradient keeps the factor of a loss scaler: nobody divides it out again."""
     calls = 0
 
-    def fold_gradients(learner):  # type: ignore[no-untyped-def]
+    def gradients(learner):  # type: ignore[no-untyped-def]
         nonlocal calls
         calls += 1
-        original(learner)
+        gathered = original(learner)
         if calls > 8 and calls % 5 == 0:
-            for master in learner.masters:
-                if master.grad is not None:
-                    master.grad.mul_(65536.0)
+            for gradient in gathered:
+                gradient.mul_(65536.0)
+        return gathered
 
-    return fold_gradients
+    return gradients
 
 
 ILLNESS = Illness(
@@ -144,7 +144,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("evaluate.prompts=0",),
-        replaces={"assay.train.learner.Learner._fold_gradients": _not_unscaled},
+        replaces={"assay.train.learner.Learner._gradients": _not_unscaled},
         steps=24,
     ),
     curves=check_curves,

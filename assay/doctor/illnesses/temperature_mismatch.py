@@ -219,10 +219,12 @@ def well() -> Evidence:
 
 
 def _without_temperature(original):  # type: ignore[no-untyped-def]
-    def token_logprobs(logits_BTV, targets_BT, temperature):  # type: ignore[no-untyped-def]
-        return original(logits_BTV, targets_BT, 1.0)
+    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
 
-    return token_logprobs
+        return original(replace(policy, temperature=1.0), batch, **how)
+
+    return logprobs
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -324,7 +326,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("rollout.temperature=0.7",),
-        replaces={"assay.policy.causal.token_logprobs": _without_temperature},
+        replaces={"assay.policy.causal.CausalPolicy.logprobs": _without_temperature},
     ),
     batch=check_batch,
     source=check_source,

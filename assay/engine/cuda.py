@@ -1,0 +1,295 @@
+"""The family's decoder on a GPU: lanes live on the device, and a step is a CUDA graph.
+
+The graphs are captured once for each of a few numbers of lanes and stay with the decoder, for as long as the model:
+they find the caches, which are given back between two runs, through a table of addresses on the device. Nothing waits
+for the device but a look at what was sampled. Without a GPU the same kernels run in Triton's interpreter, graphs apart.
+
+Shape legend: R rollouts, T completion tokens, L lanes, C columns (positions since the last look), F fields of a lane,
+K tokens of a support, N prompt tokens, W width of a head.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from assay.config.sections import RolloutConfig
+from assay.engine.cuda_step import Ending, Step, addresses, bytes_a_lane, bytes_a_prompt_token, remember_prompts
+from assay.engine.decoder import Sampled, Seat
+from assay.engine.sampling import draw
+from assay.kernels import decode_state as fields
+from assay.kernels.decode_attention import Tiles
+from assay.kernels.pick import take
+from assay.policy.family import Family
+from assay.policy.packed import Packed
+
+LANES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # a step is prepared for these; above, for every 512
+LEFT_FREE = 0.1  # of the free memory, and a gigabyte
+LEFT_FREE_BYTES = 2**30
+PROMPT_BYTES = 2**30 - 2**28  # while prompts are computed; the rest is left for what attention needs
+MOST_PROMPT_TOKENS = 2**15  # at a time: a grid of kernels has less than twice as many rows
+
+
+class CudaDecoder:
+    look_every = 16
+    keep_below = 0.75
+
+    def __init__(self, family: Family) -> None:
+        self._family = ref(family)  # a decoder may be kept for as long as its family, and must not keep it alive
+        self._step: Step | None = None
+        self._run: Run | None = None
+        self._graphs: dict[tuple[int, Tiles, Ending], torch.cuda.CUDAGraph] = {}
+
+    @property
+    def family(self) -> Family:
+        family = self._family()
+        assert family is not None, "the model is gone"
+        return family
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None, "the decoder was never opened"
+        return self._step
+
+    @property
+    def run(self) -> Run:
+        assert self._run is not None, "the decoder is not open"
+        return self._run
+
+    def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
+        free = _free_bytes(self.family.device) * (1 - LEFT_FREE) - LEFT_FREE_BYTES
+        tokens = max_tokens + prompt_slots_a_lane * prompt_width
+        return max(int(free / (tokens * _bytes_a_token(self.family) + bytes_a_lane(self.family))), 0)
+
+    @torch.no_grad()
+    def open(
+        self,
+        *,
+        lanes: int,
+        prompt_slots: int,
+        prompt_width: int,
+        settings: RolloutConfig,
+        temperature: float,
+        uniforms_RT: Tensor | None,
+    ) -> None:
+        family = self.family
+        if family.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+            raise ValueError("float32 weights need exact products: torch.backends.cuda.matmul.allow_tf32 must be off")
+        step = self._step
+        if step is None or step.lanes < rounded(lanes) or step.addresses != addresses(family):
+            self._step, self._graphs = None, {}  # the old buffers go before the new ones come
+            step = self._step = Step(family, rounded(lanes))
+        step.temperature_1.fill_(temperature)
+        self._run = Run.made(family, step, lanes, prompt_slots, prompt_width, settings, temperature, uniforms_RT)
+
+    @torch.no_grad()
+    def remember(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        family = self.family
+        most = min(PROMPT_BYTES // bytes_a_prompt_token(family), MOST_PROMPT_TOKENS)
+        for part in _portions([(slot, tokens) for slot, tokens in prompts if tokens], most):
+            packed = Packed.of_sequences([tokens for _, tokens in part], family.device)
+            slots_N = torch.tensor([slot for slot, tokens in part for _ in tokens], device=family.device)
+            remember_prompts(self.step, packed, slots_N)
+
+    @torch.no_grad()
+    def seat(self, seats: Sequence[Seat]) -> None:
+        state_LF, run = self.step.state_LF, self.run
+        rows = torch.zeros(len(seats), state_LF.shape[1], dtype=torch.int32)
+        for row, seat in zip(rows.numpy(), seats, strict=True):
+            row[fields.TOKEN.value] = seat.last_token
+            row[fields.BEFORE.value] = seat.prompt_tokens - 1
+            row[fields.PROMPT_SLOT.value] = seat.prompt_slot
+            row[fields.OWN_SLOT.value] = run.own_slots[seat.lane]
+            row[fields.ROLLOUT.value] = seat.rollout
+            row[fields.COLUMN.value] = run.pending
+        lanes = torch.tensor([seat.lane for seat in seats])
+        state_LF.index_copy_(0, lanes.to(state_LF.device), rows.to(state_LF.device))
+
+    @torch.no_grad()
+    def advance(self, positions: int) -> None:
+        step, run = self.step, self.run
+        if run.pending + positions > len(run.written_C2L):
+            raise ValueError("a lane was to advance beyond its limit of tokens without a look")
+        lanes = rounded(len(run.own_slots))
+        tiles = step.tiles(lanes, run.context)
+        ending: Ending = "likeliest" if run.uniforms_RT is None else "logits" if run.settings.top_k else "drawn"
+        for _ in range(positions):
+            if step.state_LF.is_cuda:
+                self._graph(lanes, tiles, ending).replay()
+            else:
+                step.launch(lanes, tiles, ending)
+            if ending == "logits":
+                self._draw_among_few(lanes)
+            run.pending += 1
+
+    def _graph(self, lanes: int, tiles: Tiles, ending: Ending) -> torch.cuda.CUDAGraph:
+        """The step as a graph. It is run once before, which compiles the kernels; that run leaves no trace."""
+        if (graph := self._graphs.get((lanes, tiles, ending))) is not None:
+            return graph
+        step, graph = self.step, torch.cuda.CUDAGraph()
+        state_LF = step.state_LF.clone()
+        stream = torch.cuda.Stream(state_LF.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step.launch(lanes, tiles, ending)
+            step.state_LF.copy_(state_LF)
+            # torch.cuda.graph would give all unused memory back to the device first
+            graph.capture_begin(capture_error_mode="thread_local")
+            step.launch(lanes, tiles, ending)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graphs[lanes, tiles, ending] = graph
+        return graph
+
+    def _draw_among_few(self, lanes: int) -> None:
+        step, run = self.step, self.run
+        assert run.uniforms_RT is not None
+        state_LF = step.state_LF[:lanes]
+        rollouts_L = state_LF[:, fields.ROLLOUT.value].long().clamp(min=0)
+        uniforms_L = run.uniforms_RT[rollouts_L, state_LF[:, fields.DONE.value].long()]
+        drawn = draw(step.logits_LV[:lanes], uniforms_L, run.temperature, run.settings)
+        assert drawn.support_NK is not None
+        run.supports.append(drawn.support_NK)
+        take(drawn.tokens_N, drawn.logprobs_N, state_LF, step.places)
+
+    def sampled(self) -> Sampled:
+        run = self.run
+        lanes = len(run.own_slots)
+        written_C2L = run.written_C2L[: run.pending].cpu()[:, :, :lanes]
+        support_LCK = torch.stack([support[:lanes] for support in run.supports], dim=1).cpu() if run.supports else None
+        run.pending, run.supports = 0, []
+        self.step.state_LF[:, fields.COLUMN.value] = 0
+        return Sampled(written_C2L[:, 0].t().long(), written_C2L[:, 1].t().clone().view(torch.float32), support_LCK)
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        state_LF, run = self.step.state_LF, self.run
+        kept_LF = state_LF[torch.tensor(lanes, device=state_LF.device)]
+        run.own_slots = [run.own_slots[lane] for lane in lanes]
+        run.leave_idle(state_LF, len(lanes))
+        state_LF[: len(lanes)] = kept_LF
+
+    def close(self) -> None:
+        self._run = None
+
+
+@dataclass(slots=True)
+class Run:
+    """The memory of one run, between `open` and `close`."""
+
+    settings: RolloutConfig
+    temperature: float
+    context: int
+    caches: tuple[Tensor, Tensor]
+    rotations_NW: Tensor
+    uniforms_RT: Tensor | None
+    written_C2L: Tensor
+    own_slots: list[int]  # of every lane
+    idle_slot: int  # where lanes write in which nobody sits
+    supports: list[Tensor]
+    pending: int = 0  # positions since the last look
+
+    @classmethod
+    def made(
+        cls,
+        family: Family,
+        step: Step,
+        lanes: int,
+        prompt_slots: int,
+        prompt_width: int,
+        settings: RolloutConfig,
+        temperature: float,
+        uniforms_RT: Tensor | None,
+    ) -> Run:
+        device, limit = family.device, settings.max_tokens
+
+        def cache(slots: int, tokens: int) -> Tensor:
+            shape = (len(family.layers), 2, slots, family.key_heads, tokens, family.head_width)
+            return torch.empty(shape, dtype=family.dtype, device=device)
+
+        own, prompts = cache(lanes + 1, limit), cache(prompt_slots, max(prompt_width, 1))
+        context = prompt_width + limit
+        rotations_NW = torch.cat(family.rotations(torch.arange(context, device=device)), dim=1).contiguous()
+        uniforms_RT = None if uniforms_RT is None else uniforms_RT.to(device, torch.float32).contiguous()
+        written_C2L = torch.zeros(limit, 2, step.lanes, dtype=torch.int32, device=device)
+        places = [0] * fields.PLACES.value
+        places[fields.OWN_CACHE.value], places[fields.PROMPT_CACHE.value] = own.data_ptr(), prompts.data_ptr()
+        places[fields.OWN_SLOTS.value], places[fields.OWN_TOKENS.value] = lanes + 1, limit
+        places[fields.PROMPT_SLOTS.value], places[fields.PROMPT_TOKENS.value] = prompt_slots, prompts.shape[4]
+        places[fields.ROTATIONS.value] = rotations_NW.data_ptr()
+        if uniforms_RT is not None:
+            places[fields.UNIFORMS.value] = uniforms_RT.data_ptr()
+            places[fields.UNIFORMS_TOKENS.value] = uniforms_RT.shape[1]
+        places[fields.WRITTEN_TOKENS.value], places[fields.WRITTEN_LANES.value] = written_C2L.data_ptr(), step.lanes
+        step.places.copy_(torch.tensor(places))
+        run = cls(
+            settings=settings,
+            temperature=temperature,
+            context=context,
+            caches=(own, prompts),
+            rotations_NW=rotations_NW,
+            uniforms_RT=uniforms_RT,
+            written_C2L=written_C2L,
+            own_slots=list(range(lanes)),
+            idle_slot=lanes,
+            supports=[],
+        )
+        run.leave_idle(step.state_LF, 0)
+        return run
+
+    def leave_idle(self, state_LF: Tensor, first: int) -> None:
+        """Nobody sits in the lanes from `first` on: they see nothing, and what they write is read by nobody."""
+        state_LF[first:] = 0
+        state_LF[first:, fields.OWN_SLOT.value] = self.idle_slot
+        state_LF[first:, fields.ROLLOUT.value] = -1
+        state_LF[first:, fields.COLUMN.value] = self.pending
+
+
+def rounded(lanes: int) -> int:
+    """For how many lanes a step is run that has work for so many.
+
+    >>> [rounded(lanes) for lanes in (1, 17, 256, 1025)]
+    [4, 32, 256, 1536]
+    """
+    return LANES[bisect_left(LANES, lanes)] if lanes <= LANES[-1] else -(-lanes // 512) * 512
+
+
+def _bytes_a_token(family: Family) -> int:
+    return len(family.layers) * 2 * family.key_heads * family.head_width * family.dtype.itemsize
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of the device, and what torch holds without using it and could give back."""
+    if device.type == "cpu":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    held = torch.cuda.memory_stats(device)
+    # free parts of blocks that are partly in use are left out: nothing large may fit into them
+    unused: int = sum(
+        sign * held.get(f"{name}_bytes.all.current", 0)
+        for name, sign in (("reserved", 1), ("allocated", -1), ("inactive_split", -1))
+    )
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + unused
+
+
+def _portions(prompts: Sequence[tuple[int, Sequence[int]]], most: int) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """Prompts that are computed together: not more than so many tokens, but for a single prompt that has more.
+
+    >>> [[slot for slot, _ in part] for part in _portions([(0, "ab"), (1, "cd"), (2, "e"), (3, "fghij")], most=3)]
+    [[0], [1, 2], [3]]
+    """
+    part: list[tuple[int, Sequence[int]]] = []
+    tokens = 0
+    for slot, prompt in prompts:
+        if part and tokens + len(prompt) > most:
+            yield part
+            part, tokens = [], 0
+        part.append((slot, prompt))
+        tokens += len(prompt)
+    if part:
+        yield part

@@ -1,0 +1,256 @@
+"""One token more for every lane: the family's decoding step as a fixed row of kernels in fixed buffers.
+
+Nothing in it allocates, waits for the device or looks at a number of a lane, so that a CUDA graph can hold it. The
+weights are read where the trainer has them; adapters are small products beside the large ones, never merged.
+
+Shape legend: L lanes, D hidden size, O outputs, I inputs, K rank of an adapter, V vocabulary, F fields of a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from assay.kernels.decode_adapter import Beside, add_low_rank, low_room
+from assay.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
+from assay.kernels.decode_small import add_norm, embed, gate, norm
+from assay.kernels.decode_state import FIELDS, PLACES
+from assay.kernels.matmul import Room, begin, normed_gated_matmul, normed_matmul, residual_matmul
+from assay.kernels.pick import pick, sums_room
+from assay.policy.family import Family, Layer, Projection, Stack
+from assay.policy.packed import Packed, attention
+
+Ending = Literal["drawn", "likeliest", "logits"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A matrix that fills some columns of an output."""
+
+    first: int
+    last: int
+    weight_IO: Tensor
+    bias_O: Tensor | None
+
+
+class Product:
+    """Projections of one input side by side, with their adapters."""
+
+    def __init__(self, stack: Stack) -> None:
+        lasts = [sum(stack.widths[: number + 1]) for number in range(len(stack.parts))]
+        firsts = [0, *lasts[:-1]]
+        joined = stack.weight()
+        if joined is not None:
+            self.pieces = [Piece(0, lasts[-1], joined.t(), stack.bias())]
+        else:
+            self.pieces = [
+                Piece(first, last, part.weight_OI.detach().t(), None if part.bias_O is None else part.bias_O.detach())
+                for first, last, part in zip(firsts, lasts, stack.parts, strict=True)
+            ]
+        self.adapters = [
+            Beside(first, last, low_rank.down_KI.detach(), low_rank.up_OK.detach(), low_rank.scale)
+            for first, last, low_rank in zip(firsts, lasts, (part.low_rank for part in stack.parts), strict=True)
+            if low_rank is not None
+        ]
+
+    @classmethod
+    def of(cls, projection: Projection) -> Product:
+        return cls(Stack((projection,)))
+
+    @property
+    def whole(self) -> tuple[Tensor, Tensor | None]:
+        """(weight_OI, bias_O) of a product that is one matrix."""
+        (piece,) = self.pieces
+        return piece.weight_IO.t(), piece.bias_O
+
+    def run(self, inputs_LI: Tensor, outputs_LO: Tensor, low: Tensor | None) -> None:
+        for piece in self.pieces:
+            columns_LO = outputs_LO[:, piece.first : piece.last]
+            if piece.bias_O is None:
+                torch.mm(inputs_LI, piece.weight_IO, out=columns_LO)
+            else:
+                torch.addmm(piece.bias_O, inputs_LI, piece.weight_IO, out=columns_LO)
+        if self.adapters:
+            assert low is not None
+            add_low_rank(inputs_LI, outputs_LO, self.adapters, low)
+
+
+class LayerStep:
+    def __init__(self, layer: Layer) -> None:
+        self.first_norm_D = layer.first_norm_D.detach()
+        self.query_key_value = Product(layer.query_key_value)
+        self.norms = (
+            None
+            if layer.query_norm is None or layer.key_norm is None
+            else (layer.query_norm.detach(), layer.key_norm.detach())
+        )
+        self.output = Product.of(layer.output)
+        self.second_norm_D = layer.second_norm_D.detach()
+        self.gate_up = Product(layer.gate_up)
+        self.down = Product.of(layer.down)
+
+
+class Step:
+    """Buffers for so many lanes, and what happens in them."""
+
+    def __init__(self, family: Family, lanes: int) -> None:
+        device, dtype = family.device, family.dtype
+        self.addresses = addresses(family)
+        self.lanes = lanes
+        self.embedding_VD = family.embedding_VD.detach()
+        self.layers = [LayerStep(layer) for layer in family.layers]
+        self.following = [*(layer.first_norm_D for layer in self.layers[1:]), family.norm_D.detach()]  # norms
+        self.head = Product.of(family.head)
+        self.epsilon = family.epsilon
+        self.heads = Heads(family.heads, family.key_heads, family.head_width, family.attention_scale, family.epsilon)
+        hidden, inner = family.embedding_VD.shape[1], family.layers[0].down.weight_OI.shape[1]
+        wide = (family.heads + 2 * family.key_heads) * family.head_width
+
+        def buffer(width: int) -> Tensor:
+            return torch.zeros(lanes, width, dtype=dtype, device=device)
+
+        self.states_LD, self.normed_LD, self.change_LD = buffer(hidden), buffer(hidden), buffer(hidden)
+        self.qkv_LO, self.seen_LO = buffer(wide), buffer(family.heads * family.head_width)
+        self.gate_up_LO, self.gated_LI = buffer(2 * inner), buffer(inner)
+        self.logits_LV = buffer(family.head.weight_OI.shape[0])
+        self.sums_LN2 = sums_room(lanes, self.logits_LV.shape[1], device)
+        adapters = [product.adapters for product in self.products()]
+        self.low = low_room(lanes, adapters, device) if any(adapters) else None
+        # fused products need whole matrices, and no adapter between a product and its neighbour
+        whole = self.low is None and all(stack.weight() is not None for stack in family.stacks)
+        self.room = Room.make(lanes, hidden, 2 * inner, dtype, device) if whole else None
+        self.split_room = split_room(self.heads, device)
+        self.state_LF = torch.zeros(lanes, FIELDS.value, dtype=torch.int32, device=device)
+        self.places = torch.zeros(PLACES.value, dtype=torch.int64, device=device)
+        self.temperature_1 = torch.ones(1, device=device)
+
+    def products(self) -> Iterator[Product]:
+        for layer in self.layers:
+            yield from (layer.query_key_value, layer.output, layer.gate_up, layer.down)
+        yield self.head
+
+    def tiles(self, lanes: int, context: int) -> Tiles:
+        return Tiles.for_lanes(lanes, self.heads, context, self.states_LD.dtype)
+
+    def launch(self, lanes: int, tiles: Tiles, ending: Ending) -> None:
+        """A step of the first so many lanes: their logits or, further, the next token of each, which moves it on."""
+        embed(self.state_LF[:lanes], self.embedding_VD, self.states_LD[:lanes])
+        normed_LD = (
+            self._plain_layers(lanes, tiles) if self.room is None else self._fused_layers(lanes, tiles, self.room)
+        )
+        logits_LV = self.logits_LV[:lanes]
+        self.head.run(normed_LD, logits_LV, self.low)
+        if ending != "logits":
+            state_LF, is_greedy = self.state_LF[:lanes], ending == "likeliest"
+            pick(logits_LV, self.temperature_1, self.sums_LN2, state_LF, self.places, is_greedy)
+
+    def _fused_layers(self, lanes: int, tiles: Tiles, room: Room) -> Tensor:
+        """normed_LD after the last layer."""
+        qkv_LO, seen_LO, gated_LI = self.qkv_LO[:lanes], self.seen_LO[:lanes], self.gated_LI[:lanes]
+        stream = begin(self.states_LD[:lanes], self.layers[0].first_norm_D, self.epsilon, room)
+        for number, (layer, next_norm_D) in enumerate(zip(self.layers, self.following, strict=True)):
+            normed_matmul(stream, *layer.query_key_value.whole, qkv_LO)
+            self._attend(lanes, tiles, number)
+            stream = residual_matmul(seen_LO, *layer.output.whole, stream, layer.second_norm_D)
+            normed_gated_matmul(stream, *layer.gate_up.whole, gated_LI)
+            stream = residual_matmul(gated_LI, *layer.down.whole, stream, next_norm_D)
+        return stream.normed()
+
+    def _plain_layers(self, lanes: int, tiles: Tiles) -> Tensor:
+        """The same, with room for adapters between the products."""
+        states_LD, normed_LD, change_LD = self.states_LD[:lanes], self.normed_LD[:lanes], self.change_LD[:lanes]
+        gate_up_LO, gated_LI, low = self.gate_up_LO[:lanes], self.gated_LI[:lanes], self.low
+        norm(states_LD, self.layers[0].first_norm_D, self.epsilon, normed_LD)
+        for number, (layer, next_norm_D) in enumerate(zip(self.layers, self.following, strict=True)):
+            layer.query_key_value.run(normed_LD, self.qkv_LO[:lanes], low)
+            self._attend(lanes, tiles, number)
+            layer.output.run(self.seen_LO[:lanes], change_LD, low)
+            add_norm(states_LD, change_LD, layer.second_norm_D, self.epsilon, normed_LD)
+            layer.gate_up.run(normed_LD, gate_up_LO, low)
+            gate(gate_up_LO, gated_LI)
+            layer.down.run(gated_LI, change_LD, low)
+            add_norm(states_LD, change_LD, next_norm_D, self.epsilon, normed_LD)
+        return normed_LD
+
+    def _attend(self, lanes: int, tiles: Tiles, number: int) -> None:
+        attend(
+            self.qkv_LO[:lanes],
+            self.seen_LO[:lanes],
+            self.state_LF[:lanes],
+            self.places,
+            number,
+            self.heads,
+            tiles,
+            self.split_room,
+            self.layers[number].norms,
+        )
+
+
+@torch.no_grad()
+def remember_prompts(step: Step, packed: Packed, slots_N: Tensor) -> None:
+    """Keys and values of prompts, laid one behind the other, go into their slots.
+
+    Written with the kernels of a step because launching is most of the work: the forward pass of the policy, which
+    could be differentiated, took 32 ms on an H200 for 900 tokens and for 3,600 alike (135M)."""
+    tokens, heads, low = len(slots_N), step.heads, None
+
+    def buffer(like_LO: Tensor) -> Tensor:
+        return like_LO.new_empty(tokens, like_LO.shape[1])
+
+    states_ND = step.embedding_VD[packed.ids_N]
+    normed_ND, change_ND, qkv_NO = buffer(step.normed_LD), buffer(step.change_LD), buffer(step.qkv_LO)
+    gate_up_NO, gated_NI = buffer(step.gate_up_LO), buffer(step.gated_LI)
+    turned_NO = states_ND.new_empty(tokens, (heads.heads + heads.key_heads) * heads.width)
+    turned_NTW = turned_NO.view(tokens, -1, heads.width)
+    queries_NHW, keys_NKW = turned_NTW[:, : heads.heads], turned_NTW[:, heads.heads :]
+    values_NKW = qkv_NO.view(tokens, -1, heads.width)[:, heads.heads + heads.key_heads :]
+    if step.low is not None:
+        low = low_room(tokens, [product.adapters for product in step.products()], slots_N.device)
+    norm(states_ND, step.layers[0].first_norm_D, step.epsilon, normed_ND)
+    for number, (layer, next_norm_D) in enumerate(zip(step.layers, step.following, strict=True)):
+        layer.query_key_value.run(normed_ND, qkv_NO, low)
+        remember(qkv_NO, turned_NO, slots_N, packed.positions_N, step.places, number, heads, layer.norms)
+        if number + 1 == len(step.layers):
+            return  # nobody asks for the states behind the last layer
+        seen_NHW = attention(queries_NHW, keys_NKW, values_NKW, packed, heads.scale)
+        layer.output.run(seen_NHW.flatten(1), change_ND, low)
+        add_norm(states_ND, change_ND, layer.second_norm_D, step.epsilon, normed_ND)
+        layer.gate_up.run(normed_ND, gate_up_NO, low)
+        gate(gate_up_NO, gated_NI)
+        layer.down.run(gated_NI, change_ND, low)
+        add_norm(states_ND, change_ND, next_norm_D, step.epsilon, normed_ND)
+
+
+def bytes_a_lane(family: Family) -> int:
+    """What the buffers of a step hold for one lane, nearly."""
+    hidden, inner = family.embedding_VD.shape[1], family.layers[0].down.weight_OI.shape[1]
+    wide = 2 * (family.heads + family.key_heads) * family.head_width
+    return (3 * hidden + wide + 3 * inner + family.head.weight_OI.shape[0]) * family.dtype.itemsize + 1024
+
+
+def bytes_a_prompt_token(family: Family) -> int:
+    """What is held of a token while prompts are computed, nearly."""
+    return bytes_a_lane(family) - family.head.weight_OI.shape[0] * family.dtype.itemsize
+
+
+def addresses(family: Family) -> tuple[int, ...]:
+    """Where the weights lie: a graph that was captured reads them there."""
+    tensors: list[Tensor] = [family.embedding_VD, family.norm_D]
+    for layer in family.layers:
+        norms = (layer.first_norm_D, layer.second_norm_D, layer.query_norm, layer.key_norm)
+        tensors += [tensor for tensor in norms if tensor is not None]
+    for part in _projections(family):
+        tensors += [part.weight_OI, *([] if part.bias_O is None else [part.bias_O])]
+        if part.low_rank is not None:
+            tensors += [part.low_rank.down_KI, part.low_rank.up_OK]
+    return tuple(tensor.data_ptr() for tensor in tensors)
+
+
+def _projections(family: Family) -> Iterator[Projection]:
+    for layer in family.layers:
+        yield from (*layer.query_key_value.parts, layer.output, *layer.gate_up.parts, layer.down)
+    yield family.head

@@ -1,0 +1,117 @@
+"""What has been decoded so far, of every rollout, and which have ended, where and why.
+
+Shape legend: R rollouts, T completion tokens, N rollouts that went on, C positions since the last look, K tokens of a
+support.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.config.sections import RolloutConfig
+from assay.engine.decoder import Sampled
+from assay.engine.stop import stop_at
+from assay.policy.causal import CausalPolicy
+from assay.types import Prompt, Rollout, StopReason
+
+
+class BrokenPolicy(ArithmeticError):
+    """The policy gives no probabilities to sample from."""
+
+
+class Rows:
+    def __init__(self, policy: CausalPolicy, settings: RolloutConfig, count: int) -> None:
+        self.policy = policy
+        self.stops = settings.stop
+        self.ends = np.array(policy.eos_ids)
+        self.limit = settings.max_tokens
+        self.tokens_RT = np.zeros((count, self.limit), dtype=np.int64)
+        self.logprobs_RT = np.zeros((count, self.limit), dtype=np.float32)
+        self.lengths_R = np.zeros(count, dtype=np.int64)
+        self.supports: list[list[tuple[int, ...]]] | None = [[] for _ in range(count)] if settings.top_k else None
+        self.ended_R = np.zeros(count, dtype=bool)
+        self.of_eos_R = np.zeros(count, dtype=bool)
+        self.texts: dict[int, str] = {}  # of rollouts that a stop string ended, up to it
+
+    @property
+    def positions(self) -> int:
+        """How many positions need no more decoding, those behind an end among them."""
+        return int(np.where(self.ended_R, self.limit, self.lengths_R).sum())
+
+    def take(self, rollouts_N: NDArray[np.int64], sampled: Sampled) -> NDArray[np.bool_]:
+        """ended_N: which of these rollouts, none of which had ended, end with what was sampled for them. What is
+        behind an end never happened."""
+        tokens_NC, logprobs_NC = sampled.tokens_LC.numpy(), sampled.logprobs_LC.numpy()
+        count = tokens_NC.shape[1]
+        is_end_NC = np.isin(tokens_NC, self.ends)
+        first_end_N = np.where(is_end_NC.any(axis=1), is_end_NC.argmax(axis=1), count)
+        lengths_N = self.lengths_R[rollouts_N]
+        taken_N = np.minimum(np.minimum(first_end_N + 1, count), self.limit - lengths_N)
+        of_eos_N = first_end_N < taken_N
+        if self.stops:
+            self._cut_at_stops(rollouts_N, tokens_NC, taken_N, of_eos_N)
+        taken_NC = np.arange(count) < taken_N[:, None]
+        if not np.isfinite(logprobs_NC[taken_NC]).all():
+            raise BrokenPolicy(
+                "the policy's probabilities of the next token are not finite: its weights have grown out of bounds; "
+                "lower the learning rate or lengthen its warm-up, and start anew"
+            )
+        rows, columns = np.nonzero(taken_NC)
+        places = rollouts_N[rows], lengths_N[rows] + columns
+        self.tokens_RT[places] = tokens_NC[taken_NC]
+        self.logprobs_RT[places] = logprobs_NC[taken_NC]
+        if self.supports is not None:
+            self._take_supports(rollouts_N, sampled, taken_N)
+        self.lengths_R[rollouts_N] = lengths_N + taken_N
+        self.of_eos_R[rollouts_N] = of_eos_N
+        ended_N: NDArray[np.bool_] = of_eos_N | (lengths_N + taken_N == self.limit)
+        if self.texts:
+            ended_N |= np.array([int(rollout) in self.texts for rollout in rollouts_N])
+        self.ended_R[rollouts_N] = ended_N
+        return ended_N
+
+    def _cut_at_stops(
+        self,
+        rollouts_N: NDArray[np.int64],
+        tokens_NC: NDArray[np.int64],
+        taken_N: NDArray[np.int64],
+        of_eos_N: NDArray[np.bool_],
+    ) -> None:
+        """Shortens what is taken to the token that completes a stop string; an end token spells nothing."""
+        for row, rollout in enumerate(rollouts_N.tolist()):
+            tokens = self.tokens_RT[rollout, : self.lengths_R[rollout]].tolist()
+            for place in range(int(taken_N[row]) - int(of_eos_N[row])):
+                tokens.append(int(tokens_NC[row, place]))
+                if (text := stop_at(tokens, self.stops, self.policy.codec.decode)) is not None:
+                    self.texts[rollout] = text
+                    taken_N[row], of_eos_N[row] = place + 1, False
+                    break
+
+    def _take_supports(self, rollouts_N: NDArray[np.int64], sampled: Sampled, taken_N: NDArray[np.int64]) -> None:
+        assert self.supports is not None
+        for row, rollout in enumerate(rollouts_N.tolist()):
+            taken = int(taken_N[row])
+            if sampled.support_LCK is None:  # the likeliest token was taken: it was certain
+                self.supports[rollout] += [(token,) for token in sampled.tokens_LC[row, :taken].tolist()]
+            else:
+                among = sampled.support_LCK[row, :taken].tolist()
+                self.supports[rollout] += [tuple(dict.fromkeys(tokens)) for tokens in among]
+
+    def rollout(self, number: int, prompt: Prompt, policy_version: int) -> Rollout:
+        tokens = self.tokens_RT[number, : self.lengths_R[number]].tolist()
+        if number in self.texts:
+            stop, text = StopReason.STOP, self.texts[number]
+        elif self.of_eos_R[number]:
+            stop, text = StopReason.EOS, self.policy.codec.decode(tokens[:-1])
+        else:
+            stop, text = StopReason.LENGTH, self.policy.codec.decode(tokens)
+        return Rollout(
+            prompt_id=prompt.id,
+            tokens=tuple(tokens),
+            sampler_logprobs=tuple(self.logprobs_RT[number, : self.lengths_R[number]].tolist()),
+            stop=stop,
+            policy_version=policy_version,
+            text=text,
+            support=None if self.supports is None else tuple(self.supports[number]),
+        )

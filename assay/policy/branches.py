@@ -1,0 +1,84 @@
+"""Attention of one tree, a stem and its branches, where no kernel for packed sequences is at hand.
+
+All branches are computed at once as a batch, each with the stem's keys before its own: they cost what they see, where
+one mask over the whole tree would cost the square of it.
+
+Shape legend: S tokens of the tree, P of its stem, G branches of T tokens (padded to the longest), L = P + T, H heads,
+K heads of keys, W width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+
+def tree_attention(
+    queries_SHW: Tensor,
+    keys_SKW: Tensor,
+    values_SKW: Tensor,
+    lengths: Sequence[int],
+    seen_TL: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """outputs_SHW. `lengths` are those of the stem and of each branch; `seen_TL` is the mask of the longest branch, if
+    there is any."""
+    stem, *branches = lengths
+    several = queries_SHW.shape[1] != keys_SKW.shape[1]
+    queries_1HPW, keys_1KPW, values_1KPW = (
+        _heads_first(each[:stem]).unsqueeze(0) for each in (queries_SHW, keys_SKW, values_SKW)
+    )
+    stem_1HPW = scaled_dot_product_attention(
+        queries_1HPW,
+        keys_1KPW,
+        values_1KPW,
+        is_causal=True,
+        scale=scale,
+        enable_gqa=several,
+    )
+    stem_PHW = stem_1HPW[0].transpose(0, 1)
+    if not branches:
+        return stem_PHW
+    keys_GKLW, values_GKLW = (
+        torch.cat([stem_1KPW.expand(len(branches), -1, -1, -1), _batched(each[stem:], branches)], dim=2)
+        for stem_1KPW, each in ((keys_1KPW, keys_SKW), (values_1KPW, values_SKW))
+    )
+    outputs_GHTW = scaled_dot_product_attention(
+        _batched(queries_SHW[stem:], branches),
+        keys_GKLW,
+        values_GKLW,
+        attn_mask=seen_TL,
+        scale=scale,
+        enable_gqa=several,
+    )
+    return torch.cat([stem_PHW, _unbatched(outputs_GHTW, branches)])
+
+
+def seen_by_a_branch(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """mask_TL of the longest branch: the whole stem, and the branch up to each token."""
+    stem, *branches = lengths
+    longest = max(branches)
+    return torch.ones(longest, stem + longest, dtype=torch.bool, device=device).tril(diagonal=stem)
+
+
+def _heads_first(heads_SKW: Tensor) -> Tensor:
+    return heads_SKW.transpose(0, 1)
+
+
+def _batched(heads_SKW: Tensor, lengths: Sequence[int]) -> Tensor:
+    """heads_GKTW of branches that lie one behind the other; what is behind the end of a short one is never seen."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return heads_SKW.reshape(len(lengths), longest, *heads_SKW.shape[1:]).transpose(1, 2)
+    rows = [pad(row, (0, 0, 0, 0, 0, longest - len(row))) for row in torch.split(heads_SKW, list(lengths))]
+    return torch.stack(rows).transpose(1, 2)
+
+
+def _unbatched(outputs_GHTW: Tensor, lengths: Sequence[int]) -> Tensor:
+    outputs_GTHW = outputs_GHTW.transpose(1, 2)
+    if min(lengths) == max(lengths):
+        return outputs_GTHW.flatten(0, 1)
+    return torch.cat([row[:length] for row, length in zip(outputs_GTHW, lengths, strict=True)])

@@ -1,0 +1,110 @@
+"""How many tokens one pass of an update may have: settled once, at the start of a run, and kept in its config.
+
+What a token costs is measured on the model itself: the bytes that a small pass keeps for its gradient. What there is
+to spend is the free memory, less what the optimizer and the reference will take; a pass is given half of the rest, and
+never more than makes it fast.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from assay.config import Config
+from assay.policy.causal import CausalPolicy
+from assay.train.pack import pack, sharing
+from assay.types import Prompt, Rollout, Sample, StopReason
+
+# larger passes are no faster and only keep more
+MOST_TOKENS = {"cpu": 2**13, "cuda": 2**14}
+MOST_BYTES = {"cpu": 2**31, "cuda": 2**62}
+LEAST_TOKENS = 2**9
+PROBE_ROWS, PROBE_TOKENS = 2, 24  # of the pass that is measured
+
+
+def budgeted(config: Config, policy: CausalPolicy) -> Config:
+    """The config with `optimizer.pass_tokens` settled, where passes are cut by tokens."""
+    optimizer = config.optimizer
+    if optimizer.microbatches or optimizer.pass_tokens:
+        return config
+    kind = "cuda" if policy.device.type == "cuda" else "cpu"
+    rest = free_bytes(policy.device) - standing_bytes(policy, needs_reference=config.needs_reference)
+    tokens = pass_tokens(bytes_a_token(policy, config), min(rest // 2, MOST_BYTES[kind]), MOST_TOKENS[kind])
+    return replace(config, optimizer=replace(optimizer, pass_tokens=tokens))
+
+
+def pass_tokens(token_bytes: int, room_bytes: int, most: int) -> int:
+    """A power of two, so that two runs that find a little more or less memory cut alike.
+
+    >>> pass_tokens(1_000_000, 4_000_000_000, 16_384), pass_tokens(1_000_000, 40_000_000_000, 16_384)
+    (2048, 16384)
+    """
+    tokens = most
+    while tokens > LEAST_TOKENS and tokens * token_bytes > room_bytes:
+        tokens //= 2
+    return tokens
+
+
+def bytes_a_token(policy: CausalPolicy, config: Config) -> int:
+    """What a pass keeps for its gradient, weights aside."""
+    length = max(min(PROBE_TOKENS, (policy.context or PROBE_TOKENS) - 1), 1)
+    samples = [
+        Sample(Prompt(f"{row}", "", (row,), ""), _answer(f"{row}", length), 1.0, in_loss=True)
+        for row in range(PROBE_ROWS)
+    ]
+    (minibatch,) = pack(
+        samples,
+        range(PROBE_ROWS),
+        minibatches=1,
+        microbatches=1,
+        max_tokens=length,
+        device=policy.device,
+        share_prompts=sharing(config, policy),
+    )
+    weights = {weight.untyped_storage().data_ptr() for weight in policy.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graph = policy.logprobs(minibatch.microbatches[0])  # alive, or memory would be counted once for many
+    del graph
+    return sum(kept.values()) // (PROBE_ROWS * (length + 1))
+
+
+def _answer(prompt_id: str, length: int) -> Rollout:
+    return Rollout(prompt_id, (0,) * length, (0.0,) * length, StopReason.LENGTH, 0, "")
+
+
+def standing_bytes(policy: CausalPolicy, *, needs_reference: bool) -> int:
+    """What will be there all the time and is not there yet: masters, gradients, Adam's moments, the reference."""
+    total = 0
+    for weight in policy.model.parameters():
+        if weight.requires_grad:
+            has_master = weight.dtype not in (torch.float32, torch.float64)
+            total += weight.numel() * (12 + 4 * has_master)
+        if needs_reference and policy.adapter is None:
+            total += weight.nbytes
+    return total
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody uses; on a CPU, within the limits of the container."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return 2**62  # unknown: the number of tokens that is fast decides
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdigit():
+        free = min(free, int(most) - int(used.read_text()))
+    return free

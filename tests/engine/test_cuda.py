@@ -1,0 +1,222 @@
+"""The decoder for a GPU against the Hugging Face model, in Triton's interpreter; on a GPU it is checked by
+assay/bench/gpu_decode.py."""
+
+import gc
+from weakref import ref
+
+import interpreted  # noqa: F401  before triton
+import pytest
+import torch
+import transformers
+from engine.families import PROMPTS as MIXED
+from engine.families import distances, family_policy, rolled
+from peft import LoraConfig, get_peft_model
+
+from assay.config.sections import RolloutConfig
+from assay.engine.cpu import CpuDecoder
+from assay.engine.cuda import CudaDecoder
+from assay.engine.decoder import Seat
+from assay.kernels import decode_state as fields
+from assay.policy.family import family_of
+from assay.types import StopReason
+
+SHAPE = {
+    "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 23, "max_position_embeddings": 64, "initializer_range": 0.4,
+}  # fmt: skip
+TARGETS = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+PROMPTS = [[3, 5, 7, 9, 11], [2]]
+GROUP = 2
+LIMIT = 4
+
+
+def model_of(kind, *, adapters=False, **more):
+    torch.manual_seed(1)
+    more = {"head_dim": 8} if kind == "Qwen3" else more
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE, **more)).eval()
+    if adapters:
+        get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=TARGETS))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name or "bias" in name or "lora_B" in name:
+                weight.add_(torch.randn_like(weight) * 0.5)
+    return model
+
+
+def decoder_of(model):
+    model.family = family_of(model)  # which a decoder does not keep alive
+    return CudaDecoder(model.family)
+
+
+def opened(model, *, lanes=4, limit=LIMIT, temperature=1.0, top_k=0, greedy=False):
+    """(decoder with the prompts remembered, uniforms_RT)."""
+    uniforms_RT = torch.rand(8, limit, generator=torch.Generator().manual_seed(2))
+    decoder = decoder_of(model)
+    open_again(decoder, lanes, limit, temperature, top_k, None if greedy else uniforms_RT)
+    return decoder, uniforms_RT
+
+
+def open_again(decoder, lanes, limit, temperature, top_k, uniforms_RT):
+    decoder.open(
+        lanes=lanes,
+        prompt_slots=2,
+        prompt_width=4,
+        settings=RolloutConfig(max_tokens=limit, top_k=top_k),
+        temperature=temperature,
+        uniforms_RT=uniforms_RT,
+    )
+    decoder.remember([(1 - number, prompt[:-1]) for number, prompt in enumerate(PROMPTS)])
+
+
+def seat(lane, rollout):
+    prompt = PROMPTS[rollout // GROUP]
+    return Seat(lane, rollout, 1 - rollout // GROUP, len(prompt), prompt[-1])
+
+
+@torch.no_grad()
+def check(model, rollout, tokens_T, logprobs_T, uniforms_RT, temperature=1.0):
+    """The tokens are those of the inverse CDF in float64, the log-probs are the model's own."""
+    prompt = PROMPTS[rollout // GROUP]
+    ids = torch.tensor([prompt + tokens_T.tolist()])
+    logits_TV = model(ids).logits[0, len(prompt) - 1 : -1].double() / temperature
+    logprobs_TV = logits_TV.log_softmax(1)
+    exact_T = logprobs_TV.gather(1, tokens_T.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(logprobs_T.double(), exact_T, rtol=0, atol=5e-5)
+    if uniforms_RT is None:
+        assert tokens_T.tolist() == logits_TV.argmax(1).tolist()
+    else:
+        drawn_T = uniforms_RT[rollout, : len(tokens_T)].double().unsqueeze(1)
+        assert tokens_T.tolist() == (logprobs_TV.exp().cumsum(1) > drawn_T).int().argmax(1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+def test_the_numbers_are_the_model_s(kind):
+    model = model_of(kind)
+    decoder, uniforms_RT = opened(model, lanes=3, temperature=0.7)
+    decoder.seat([seat(lane, rollout) for lane, rollout in enumerate((0, 1, 2))])
+    decoder.advance(3)
+    looked = decoder.sampled()
+    assert looked.tokens_LC.shape == looked.logprobs_LC.shape == (3, 3)
+    assert looked.support_LCK is None
+    for lane in range(3):
+        check(model, lane, looked.tokens_LC[lane], looked.logprobs_LC[lane], uniforms_RT, 0.7)
+
+
+def test_adapters_are_computed_beside_the_weights():
+    model = model_of("Llama", adapters=True)
+    decoder, uniforms_RT = opened(model)
+    decoder.seat([seat(0, 0), seat(1, 2)])
+    decoder.advance(2)
+    looked = decoder.sampled()
+    for lane, rollout in ((0, 0), (1, 2)):
+        check(model, rollout, looked.tokens_LC[lane], looked.logprobs_LC[lane], uniforms_RT)
+
+
+def test_greedy():
+    model = model_of("Llama")
+    decoder, _ = opened(model, greedy=True)
+    decoder.seat([seat(0, 3)])
+    decoder.advance(LIMIT)
+    looked = decoder.sampled()
+    check(model, 3, looked.tokens_LC[0], looked.logprobs_LC[0], None)
+
+
+def test_lanes_are_reseated_kept_and_run_on_beside_each_other():
+    """A rollout has its tokens, wherever it sits, whoever sits beside it and whenever somebody looks."""
+    model = model_of("Llama")
+    decoder, uniforms_RT = opened(model)
+    decoder.seat([seat(0, 0), seat(1, 1), seat(2, 2), seat(3, 3)])
+    decoder.advance(2)
+    first = decoder.sampled()
+    decoder.seat([seat(1, 3)])  # who sat here has ended; this one begins anew
+    decoder.advance(1)
+    second = decoder.sampled()
+    decoder.keep([1, 0])
+    decoder.seat([seat(0, 2)])
+    decoder.advance(1)
+    third = decoder.sampled()
+    assert third.tokens_LC.shape == (2, 1)
+    tokens_T = torch.cat([first.tokens_LC[0], second.tokens_LC[0], third.tokens_LC[1]])
+    logprobs_T = torch.cat([first.logprobs_LC[0], second.logprobs_LC[0], third.logprobs_LC[1]])
+    check(model, 0, tokens_T, logprobs_T, uniforms_RT)
+    assert second.tokens_LC[1, 0] == first.tokens_LC[3, 0]  # the same rollouts, in other lanes
+    assert third.tokens_LC[0, 0] == first.tokens_LC[2, 0]
+    check(model, 2, third.tokens_LC[0], third.logprobs_LC[0], uniforms_RT)
+
+
+def test_a_decoder_is_opened_again_with_other_sizes_and_sees_new_weights():
+    model = model_of("Llama")
+    decoder, uniforms_RT = opened(model, lanes=2)
+    decoder.seat([seat(0, 0)])
+    decoder.advance(1)
+    decoder.close()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    open_again(decoder, 6, LIMIT + 1, 1.0, 0, uniforms_RT)
+    decoder.seat([seat(5, 1)])
+    decoder.advance(2)
+    looked = decoder.sampled()
+    check(model, 1, looked.tokens_LC[5], looked.logprobs_LC[5], uniforms_RT)
+
+
+def test_a_support_is_drawn_from_and_told():
+    model = model_of("Llama")
+    decoder, _ = opened(model, top_k=2)
+    decoder.seat([seat(0, 0), seat(1, 2)])
+    decoder.advance(2)
+    looked = decoder.sampled()
+    assert looked.support_LCK.shape == (4, 2, 2)
+    for lane, rollout in ((0, 0), (1, 2)):
+        prompt, tokens = PROMPTS[rollout // GROUP], looked.tokens_LC[lane].tolist()
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([prompt + tokens])).logits[0]
+        for number, token in enumerate(tokens):
+            likeliest = logits_TV[len(prompt) - 1 + number].topk(2)
+            assert looked.support_LCK[lane, number].tolist() == likeliest.indices.tolist()
+            share = likeliest.values.log_softmax(0)[likeliest.indices.tolist().index(token)]
+            assert looked.logprobs_LC[lane, number].item() == pytest.approx(share.item(), abs=5e-5)
+
+
+def test_a_lane_at_its_limit_stays_within_its_room():
+    model = model_of("Llama")
+    decoder, _ = opened(model, lanes=2, limit=1)
+    decoder.seat([seat(0, 0)])
+    decoder.advance(1)
+    decoder.sampled()
+    others = decoder.run.caches[0][:, :, 1:2].fill_(3.0).clone()
+    decoder.advance(1)
+    assert decoder.step.state_LF[0, fields.DONE.value] == 0
+    assert torch.equal(decoder.run.caches[0][:, :, 1:2], others)
+    with pytest.raises(ValueError, match="without a look"):
+        decoder.advance(1)
+
+
+def test_lanes_that_fit_shrink_with_what_a_lane_needs():
+    model = model_of("Llama")
+    decoder = decoder_of(model)
+    few, many = decoder.lanes_that_fit(0.125, 10**6, 10**6), decoder.lanes_that_fit(0.125, 100, 100)
+    assert 0 < few < many
+    assert decoder.lanes_that_fit(1.0, 10**13, 1) == 0
+
+
+def test_a_decoder_does_not_keep_its_model_alive():
+    model = model_of("Llama")
+    decoder, _ = opened(model)
+    gone = ref(model.family)
+    decoder.close()
+    del model.family
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_scheduler_rolls_the_same_out_as_on_a_cpu():
+    """More rollouts than lanes, prompts of different lengths; some rollouts end early."""
+    policy, family = family_policy("llama", num_hidden_layers=1, eos=tuple(range(64)))
+    settings = {"group_size": 2, "max_tokens": 3, "max_rows": 3}
+    groups = rolled(policy, CudaDecoder(family), MIXED[:2], **settings)
+    wanted = rolled(policy, CpuDecoder(family), MIXED[:2], **settings)
+    assert [[one.tokens for one in group] for group in groups] == [[one.tokens for one in group] for group in wanted]
+    assert [[one.stop for one in group] for group in groups] == [[one.stop for one in group] for group in wanted]
+    assert {one.stop for group in groups for one in group} == {StopReason.EOS, StopReason.LENGTH}
+    assert distances(policy, MIXED[:2], groups).max() <= 5e-5
