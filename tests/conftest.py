@@ -1,6 +1,7 @@
 """Shared by the tests that run real commands."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from run_fixtures import serving, settings
 
 # Before torch is imported. Test files run side by side; two pools of threads on the same cores slow each other down.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Before triton is imported, which transformers does: without a GPU its kernels are interpreted.
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 MEMORY = "/dev/shm"
 

@@ -58,6 +58,8 @@ class CausalPolicy:
 
     def __post_init__(self) -> None:
         self.model.eval()
+        if self.family is not None and self.family.embedding_VD is not self.model.get_input_embeddings().weight:  # type: ignore[operator]
+            raise ValueError("the family was read from another model; see probe.with_family")
 
     @property
     def device(self) -> torch.device:

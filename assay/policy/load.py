@@ -179,7 +179,7 @@ def with_adapter(
     for name in [] if targets == "all-linear" else map(str.strip, targets.split(",")):
         if name.rpartition(".")[2] not in adapted:
             raise ConfigError(f"model.lora_targets names {name!r}, which fits no module of the model")
-    adapted_policy = replace(policy, model=adapter.get_base_model(), adapter=adapter)
+    adapted_policy = replace(policy, model=adapter.get_base_model(), adapter=adapter, family=None)
     return adapted_policy if policy.family is None else with_family(adapted_policy, say)
 
 

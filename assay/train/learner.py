@@ -59,7 +59,7 @@ def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
         return replace(policy, without_adapter=True, family=family, onlookers=[])
     model = copy.deepcopy(policy.model)
     model.requires_grad_(False)
-    frozen = replace(policy, model=model, onlookers=[])
+    frozen = replace(policy, model=model, family=None, onlookers=[])
     return frozen if policy.family is None else with_family(frozen)
 
 

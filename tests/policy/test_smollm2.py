@@ -10,6 +10,7 @@ from engine.compared import packed, sampled
 
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.load import load_policy
+from assay.policy.probe import with_family
 from assay.train.learner import Learner
 from assay.train.pack import pack
 from assay.types import Problem, Rollout, Sample, StopReason
@@ -98,7 +99,7 @@ def test_one_update_raises_the_probability_of_the_end_of_a_good_answer_and_paddi
     ends = len(short.rollout.tokens) - 1
     moved = []
     for samples in ([short], [short, long]):  # alone, and padded to the length of a row without advantage
-        trained = replace(policy, model=copy.deepcopy(policy.model))
+        trained = with_family(replace(policy, model=copy.deepcopy(policy.model), family=None))
         # clipped, the step has the same length whatever the number of tokens it is divided by
         settings = OptimizerConfig(epochs=1, warmup=0, clip_norm=0.1)
         descent = torch.optim.SGD(trained.model.parameters(), lr=0.1)
@@ -120,7 +121,7 @@ def test_the_end_token_alone_gets_a_gradient(policy):
     prompt = questions(policy, 1)[0]
     (batch,) = cut([answer(policy, prompt, "", 1.0)])[0].microbatches
     assert batch.targets_BT.tolist() == [[EOS]]
-    trained = replace(policy, model=copy.deepcopy(policy.model))
+    trained = with_family(replace(policy, model=copy.deepcopy(policy.model), family=None))
     trained.logprobs(batch)[0][batch.mask_BT].sum().backward()
     gradient = trained.model.get_output_embeddings().weight.grad
     assert gradient[EOS].norm() > 1e-2
