@@ -6,17 +6,21 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from assay.train.display import printable
+from assay.train.interrupt import Interrupted
 
 PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this version
 LOG_LINES = 15  # shown of a run that failed
@@ -47,7 +51,44 @@ def missing_peer() -> str:
     return ""
 
 
-def run_worker(arguments: Sequence[str], directory: Path, threads: int, on_step: OnStep) -> bool:
+class Stop:
+    """While entered, SIGTERM and SIGINT end the worker under way, and `check` raises Interrupted. A second signal
+    changes nothing: `timeout` sends two, and all that is left to do by then is to keep what was measured."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.worker: subprocess.Popen[str] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def watch(self, worker: subprocess.Popen[str]) -> None:
+        self.worker = worker
+        if self.received:  # it came while the worker was being started
+            worker.kill()
+
+    def check(self) -> None:
+        if self.received:
+            raise Interrupted(self.received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+        if self.worker is not None:
+            self.worker.kill()
+
+
+def run_worker(
+    arguments: Sequence[str], directory: Path, threads: int, on_step: OnStep, stop: Stop | None = None
+) -> bool:
     """python -m arguments... to its end; whether it ended well. It prints "step" after each step."""
     # torch reads it when it is imported: the pools that set_num_threads does not reach are then as small as the others
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -57,6 +98,8 @@ def run_worker(arguments: Sequence[str], directory: Path, threads: int, on_step:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
     ):
         assert process.stdout is not None
+        if stop is not None:
+            stop.watch(process)
         try:
             for line in process.stdout:
                 if line == "step\n":  # libraries print other things
@@ -64,6 +107,9 @@ def run_worker(arguments: Sequence[str], directory: Path, threads: int, on_step:
         except BaseException:
             process.kill()
             raise
+    if stop is not None:
+        stop.worker = None
+        stop.check()
     return process.returncode == 0
 
 

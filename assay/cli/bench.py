@@ -44,7 +44,9 @@ def bench(
     ] = None,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Keeps everything measured; learning goes on from what it holds."),
+        typer.Option(
+            "--json", metavar="FILE", help="Keeps what is measured; learning and --model go on from what it holds."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draws the curves of --learning, or of --measure scaling.")
@@ -95,6 +97,14 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each contender, by default 1.", rich_help_panel=THE_MODEL)
     ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Iterations before the timed ones, by default 1 on a CPU and 2 on a GPU.",
+            rich_help_panel=THE_MODEL,
+        ),
+    ] = None,
     peer_batch: Annotated[
         int | None,
         typer.Option(
@@ -144,6 +154,7 @@ def bench(
         "device": device,
         "dtype": dtype,
         "threads": threads,
+        "warmup": warmup,
         "peer_batch": peer_batch,
         "peer_cache": peer_cache,
         "scale_peers": scale_peers or None,
@@ -209,6 +220,7 @@ def _options(
         threads=rest["threads"] or 1,
         timed=steps or 2,
         repeats=repeats or 2,
+        warmup=rest["warmup"] or 0,
         peer_batch=rest["peer_batch"] or 0,
         peer_caches=CACHES if cache == "both" else (cache,),
         scale_peers=rest["scale_peers"] or False,

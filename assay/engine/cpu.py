@@ -1,8 +1,10 @@
 """The family's decoder on a CPU: all lanes at once, through the trainer's own parameters.
 
 Almost all of the time goes into matrix products, and there is one for each matrix: queries, keys and values together,
-gate and up together, all lanes together. A prompt's keys meet the queries of all of its lanes in one product; a lane's
-own keys stand apart, and one softmax runs over both. Caches are made once and written in place.
+gate and up together, all lanes together. Where memory allows, the matrices are copied into the order in which the
+processor reads them, for one call and never longer: the next one sees what the optimizer did. A prompt's keys meet the
+queries of all of its lanes in one product; a lane's own keys stand apart, and one softmax runs over both. Caches are
+made once and written in place.
 
 Shape legend: L lanes, D hidden size, O outputs, H heads, K heads of keys, G = H / K queries of a key head, W width of
 a head, F half of it, P columns of prompts, T columns of own tokens, S prompt slots, M most lanes of a slot, A = P + T.
@@ -16,19 +18,19 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from assay.config.sections import RolloutConfig
 from assay.engine.decoder import Sampled, Seat
+from assay.engine.matrix import copied_bytes, layer_matrices, single
 from assay.engine.sampling import Drawn, draw
-from assay.policy.family import Family, Projection, Stack
+from assay.policy.family import Family
 from assay.policy.forward import hidden_states, norm
-from assay.policy.joined import project
 from assay.policy.packed import Packed
 
 MARGIN = 0.8  # of the free memory is used
 PROMPT_TOKENS_AT_A_TIME = 4096
-HEAD_OUTPUTS_AT_A_TIME = 1024  # a part of the head that stays in the processor's cache
+COPIES_PAY_FROM = 8  # tokens of a rollout
 
 
 class CpuDecoder:
@@ -39,10 +41,13 @@ class CpuDecoder:
         self.family = family
 
     def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
+        return int(MARGIN * free_memory() / self._lane_bytes(prompt_slots_a_lane, prompt_width, max_tokens))
+
+    def _lane_bytes(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> float:
         family = self.family
         token = 2 * len(family.layers) * family.key_heads * family.head_width * family.dtype.itemsize
         vocabulary = 2 * 4 * len(family.embedding_VD)  # logits and weights
-        return int(MARGIN * free_memory() / (token * (max_tokens + prompt_slots_a_lane * prompt_width) + vocabulary))
+        return token * (max_tokens + prompt_slots_a_lane * prompt_width) + vocabulary
 
     def open(
         self,
@@ -56,6 +61,11 @@ class CpuDecoder:
     ) -> None:
         family = self.family
         self.settings, self.temperature, self.uniforms_RT = settings, temperature, uniforms_RT
+        needed = lanes * self._lane_bytes(prompt_slots / lanes, prompt_width, settings.max_tokens) + copied_bytes(
+            family
+        )
+        copies = settings.max_tokens >= COPIES_PAY_FROM and needed <= MARGIN * free_memory()
+        self.matrices, self.head = layer_matrices(family, copies=copies), single(family.head, copies=copies)
 
         def caches(rows: int, columns: int) -> list[Tensor]:
             # of zeros: what lies under a mask is multiplied by 0, which NaN would survive
@@ -65,11 +75,9 @@ class CpuDecoder:
         self.prompt_keys, self.prompt_values = caches(prompt_slots, prompt_width), caches(prompt_slots, prompt_width)
         self.own_keys, self.own_values = caches(lanes, settings.max_tokens), caches(lanes, settings.max_tokens)
         self.cosines_AF, self.sines_AF = family.rotations(torch.arange(prompt_width + settings.max_tokens))
-        self.joined = [(_joined(layer.query_key_value), _joined(layer.gate_up)) for layer in family.layers]
         self.tokens_L, self.rollouts_L, self.slots_L, self.counts_L, self.prompts_L = (
             torch.zeros(lanes, dtype=torch.long) for _ in range(5)
         )  # prompts_L, counts_L: tokens in the cache of the prompt and in the lane's own
-        self.logits_LV = torch.empty(lanes, len(family.head.weight_OI), dtype=family.dtype)
         self.drawn: list[Drawn] = []
         self._arrange()
 
@@ -123,7 +131,6 @@ class CpuDecoder:
         self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L = (
             each[kept] for each in (self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L)
         )
-        self.logits_LV = self.logits_LV[: len(lanes)]
         for caches, order in (
             (self.own_keys, kept),
             (self.own_values, kept),
@@ -137,7 +144,7 @@ class CpuDecoder:
         self._arrange()
 
     def close(self) -> None:
-        for name in ("prompt_keys", "prompt_values", "own_keys", "own_values", "logits_LV"):
+        for name in ("prompt_keys", "prompt_values", "own_keys", "own_values", "matrices", "head"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -166,15 +173,15 @@ class CpuDecoder:
         # the row of each lane and key head in a cache seen as one long list
         self.newest = heads * self.settings.max_tokens + self.counts_L.repeat_interleave(family.key_heads)
         states_LD = embedding(self.tokens_L, family.embedding_VD.detach())
-        for number, layer in enumerate(family.layers):
+        for number, (layer, matrices) in enumerate(zip(family.layers, self.matrices, strict=True)):
             normed_LD = norm(states_LD, layer.first_norm_D, family.epsilon)
-            heads_LO = _multiplied(normed_LD, layer.query_key_value, self.joined[number][0])
-            seen_LO = self._attention(number, heads_LO, rotations, mask_L11A)
-            _add_product(states_LD, seen_LO, layer.output)
+            heads_LO = matrices.query_key_value.product(normed_LD)
+            # added once it is whole: parts of it, added one by one to states a thousand times larger, would be rounded
+            states_LD += matrices.output.product(self._attention(number, heads_LO, rotations, mask_L11A))
             normed_LD = norm(states_LD, layer.second_norm_D, family.epsilon)
-            gate_LO, up_LO = _multiplied(normed_LD, layer.gate_up, self.joined[number][1]).chunk(2, dim=1)
-            _add_product(states_LD, silu(gate_LO).mul_(up_LO), layer.down)
-        logits_LV = self._logits(norm(states_LD, family.norm_D, family.epsilon))
+            gate_LO, up_LO = matrices.gate_up.product(normed_LD).chunk(2, dim=1)
+            states_LD += matrices.down.product(silu(gate_LO).mul_(up_LO))
+        logits_LV = self.head.product(norm(states_LD, family.norm_D, family.epsilon))
         uniforms_L = None if self.uniforms_RT is None else self.uniforms_RT[self.rollouts_L, self.counts_L]
         drawn = draw(logits_LV, uniforms_L, self.temperature, self.settings)
         self.drawn.append(drawn)
@@ -246,15 +253,6 @@ class CpuDecoder:
         rows_LKGX = rows_SMKGX.flatten(0, 1)
         return rows_LKGX if self.in_order else rows_LKGX.index_select(0, self.places_L)
 
-    def _logits(self, states_LD: Tensor) -> Tensor:
-        head = self.family.head
-        if head.bias_O is not None or head.low_rank is not None:
-            return project(states_LD, head)
-        for first in range(0, self.logits_LV.shape[1], HEAD_OUTPUTS_AT_A_TIME):
-            part = slice(first, first + HEAD_OUTPUTS_AT_A_TIME)
-            torch.mm(states_LD, head.weight_OI[part].t(), out=self.logits_LV[:, part])
-        return self.logits_LV
-
 
 def free_memory() -> int:
     """Bytes that a process may still take, caches of files counted as free where the system says so."""
@@ -264,34 +262,6 @@ def free_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _joined(stack: Stack) -> tuple[Tensor, Tensor | None] | None:
-    weight_OI = stack.weight()
-    return None if weight_OI is None else (weight_OI, stack.bias())
-
-
-def _multiplied(inputs_LI: Tensor, stack: Stack, joined: tuple[Tensor, Tensor | None] | None) -> Tensor:
-    """outputs_LO of all parts of a stack, one behind the other."""
-    if joined is None:
-        return torch.cat([project(inputs_LI, part) for part in stack.parts], dim=1)
-    outputs_LO = linear(inputs_LI, *joined)
-    for part, part_LO in zip(stack.parts, outputs_LO.split_with_sizes(stack.widths, dim=1), strict=True):
-        _add_adapter(part_LO, inputs_LI, part)
-    return outputs_LO
-
-
-def _add_product(states_LO: Tensor, inputs_LI: Tensor, projection: Projection) -> None:
-    # added once it is whole: parts of it, added one by one to states a thousand times larger, would be rounded each
-    states_LO.add_(linear(inputs_LI, projection.weight_OI, projection.bias_O))
-    _add_adapter(states_LO, inputs_LI, projection)
-
-
-def _add_adapter(outputs_LO: Tensor, inputs_LI: Tensor, projection: Projection) -> None:
-    if projection.low_rank is not None:
-        adapter = projection.low_rank
-        low_LK = linear(inputs_LI.to(adapter.down_KI.dtype), adapter.down_KI)
-        outputs_LO.add_(linear(low_LK, adapter.up_OK), alpha=adapter.scale)
 
 
 def _rotated(heads_LHW: Tensor, cosines_L1W: Tensor, sines_L1W: Tensor) -> Tensor:

@@ -79,8 +79,9 @@ class CudaDecoder:
         uniforms_RT: Tensor | None,
     ) -> None:
         family = self.family
-        if family.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
-            raise ValueError("float32 weights need exact products: torch.backends.cuda.matmul.allow_tf32 must be off")
+        # not asked by its older name, allow_tf32, which raises an error where it was switched on by this one
+        if family.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            raise ValueError("float32 weights need exact products: torch.backends.cuda.matmul.fp32_precision is tf32")
         step = self._step
         if step is None or step.lanes < rounded(lanes) or step.addresses != addresses(family):
             self._step, self._graphs = None, {}  # the old buffers go before the new ones come

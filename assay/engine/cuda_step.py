@@ -21,6 +21,7 @@ from assay.kernels.decode_small import add_norm, embed, gate, norm
 from assay.kernels.decode_state import FIELDS, PLACES
 from assay.kernels.matmul import Room, begin, normed_gated_matmul, normed_matmul, residual_matmul
 from assay.kernels.pick import pick, sums_room
+from assay.kernels.shared_memory import shared_memory
 from assay.policy.family import Family, Layer, Projection, Stack
 from assay.policy.packed import Packed, attention
 
@@ -134,7 +135,8 @@ class Step:
         yield self.head
 
     def tiles(self, lanes: int, context: int) -> Tiles:
-        return Tiles.for_lanes(lanes, self.heads, context, self.states_LD.dtype)
+        shared = shared_memory(self.states_LD.device)
+        return Tiles.for_lanes(lanes, self.heads, context, self.states_LD.dtype, shared)
 
     def launch(self, lanes: int, tiles: Tiles, ending: Ending) -> None:
         """A step of the first so many lanes: their logits or, further, the next token of each, which moves it on."""

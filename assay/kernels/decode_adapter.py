@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from assay.kernels.decode_state import launch
+from assay.kernels.shared_memory import shared_memory
 
 MOST = 3  # adapters side by side
 SHARE = tl.constexpr(512)  # inputs
@@ -60,7 +61,7 @@ def _lower(
         gdc_wait()
         gdc_launch_dependents()
     part, share = tl.program_id(1), tl.program_id(2)
-    lanes_M = tl.program_id(0) * M + tl.arange(0, M)
+    lanes_M = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)  # prompts have many tokens
     ranks_R = tl.arange(0, R)
     down = tl.multiple_of(_chosen(part, down_0, down_1, down_2), 16)
     rank = _chosen(part, rank_0, rank_1, rank_2)
@@ -93,7 +94,7 @@ def _raise(
     up = tl.multiple_of(_chosen(part, up_0, up_1, up_2), 16)
     rank, scale = _chosen(part, rank_0, rank_1, rank_2), _chosen(part, scale_0, scale_1, scale_2)
     first, last = _chosen(part, first_0, first_1, first_2), _chosen(part, last_0, last_1, last_2)
-    lanes_M = tl.program_id(1) * M + tl.arange(0, M)
+    lanes_M = tl.program_id(1).to(tl.int64) * M + tl.arange(0, M)
     held_M = lanes_M < lanes
     ranks_R = tl.arange(0, R)
     low_MR = tl.zeros((M, R), tl.float32)
@@ -105,7 +106,7 @@ def _raise(
     held_NR = held_N[:, None] & (ranks_R < rank)[None, :]
     up_NR = tl.load(up + outputs_N[:, None] * rank + ranks_R[None, :], mask=held_NR, other=0.0)
     added_MN = tl.dot(low_MR.to(up_NR.dtype), tl.trans(up_NR), input_precision=PRECISION)
-    spots = outputs + lanes_M[:, None].to(tl.int64) * row + first + outputs_N[None, :]
+    spots = outputs + lanes_M[:, None] * row + first + outputs_N[None, :]
     held_MN = held_M[:, None] & held_N[None, :]
     sums_MN = tl.load(spots, mask=held_MN, other=0.0).to(tl.float32) + added_MN * scale
     tl.store(spots, sums_MN.to(outputs.dtype.element_ty), mask=held_MN)
@@ -126,10 +127,11 @@ def add_low_rank(inputs_LI: Tensor, outputs_LO: Tensor, adapters: Sequence[Besid
     tiles = [triton.cdiv(adapter.last - adapter.first, N) for adapter in adapters] + [0] * (MOST - len(adapters))
     rank, shares, row_tiles = _padded_rank(adapters), _shares(adapters), triton.cdiv(lanes, M)
     ranks = [adapter.rank for adapter in three]
+    inputs_K = inputs_at_a_time(rank, adapters[0].down_RI.dtype, shared_memory(inputs_LI.device))
     precision = "ieee" if outputs_LO.dtype.itemsize > 2 else "tf32"
     _lower[(row_tiles, len(adapters), shares)](
         inputs_LI, low, *[adapter.down_RI for adapter in three], *ranks, lanes,
-        INPUTS=inputs, R=rank, M=M, K=K, PRECISION=precision, **launch(inputs_LI.device, 4, 3),
+        INPUTS=inputs, R=rank, M=M, K=inputs_K, PRECISION=precision, **launch(inputs_LI.device, 4, 3),
     )  # fmt: skip
     _raise[(sum(tiles), row_tiles)](
         low, outputs_LO, *[adapter.up_OR for adapter in three], *ranks,
@@ -138,6 +140,18 @@ def add_low_rank(inputs_LI: Tensor, outputs_LO: Tensor, adapters: Sequence[Besid
         PARTS=len(adapters), SHARES=shares, R=rank, M=M, N=N, PRECISION=precision,
         **launch(inputs_LI.device, 4),
     )  # fmt: skip
+
+
+def inputs_at_a_time(rank: int, dtype: torch.dtype, shared: int) -> int:
+    """Of two blocks of an adapter's lower matrix, which are on their way at once.
+
+    >>> [inputs_at_a_time(rank, torch.float32, shared=232_448) for rank in (64, 256, 512)]
+    [64, 64, 32]
+    """
+    inputs = K
+    while inputs > 16 and 2 * (rank + M) * inputs * dtype.itemsize > shared:
+        inputs //= 2
+    return inputs
 
 
 def _shares(adapters: Sequence[Beside]) -> int:

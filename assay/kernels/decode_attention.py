@@ -12,7 +12,7 @@ B entries of the cache seen at a time, S splits of the context, N tokens.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -59,17 +59,31 @@ class Tiles:
     stages: int
 
     @classmethod
-    def for_lanes(cls, lanes: int, heads: Heads, context: int, dtype: torch.dtype) -> Tiles:
-        """A fixed choice by shape: one that is timed on the spot would make the bits depend on the weather."""
+    def for_lanes(cls, lanes: int, heads: Heads, context: int, dtype: torch.dtype, shared: int) -> Tiles:
+        """A fixed choice by shape: one that is timed on the spot would make the bits depend on the weather. `shared`:
+        bytes of shared memory, into which it must fit."""
         programs, is_wide = lanes * heads.key_heads, heads.width > 64
         splits = _splits(programs, context)
         if dtype.itemsize > 2:  # exact products run on the ordinary units, which want small tiles
-            return cls(splits, block=32, warps=4, stages=1)
-        if programs <= (132 if is_wide else 264):
-            return cls(splits, block=128, warps=4, stages=3)
-        if is_wide:
-            return cls(splits, block=32, warps=1, stages=4)
-        return cls(splits, block=64, warps=1, stages=3)
+            tiles = cls(splits, block=32, warps=4, stages=1)
+        elif programs <= (132 if is_wide else 264):
+            tiles = cls(splits, block=128, warps=4, stages=3)
+        elif is_wide:
+            tiles = cls(splits, block=32, warps=1, stages=4)
+        else:
+            tiles = cls(splits, block=64, warps=1, stages=3)
+        while tiles.shared_bytes(heads, dtype) > shared:
+            if tiles.stages > 2:
+                tiles = replace(tiles, stages=tiles.stages - 1)
+            else:
+                tiles = replace(tiles, block=tiles.block // 2)
+        return tiles
+
+    def shared_bytes(self, heads: Heads, dtype: torch.dtype) -> int:
+        """What the compiler was seen to lay into shared memory: keys and values on their way, queries and weights."""
+        width = _padded_width(heads)
+        on_their_way = 2 * max(self.stages - 1, 1) * self.block * width
+        return (on_their_way + _padded_group(heads) * (width + self.block)) * dtype.itemsize
 
 
 def _splits(programs: int, context: int) -> int:
@@ -78,6 +92,14 @@ def _splits(programs: int, context: int) -> int:
     while splits < 32 and programs * splits * 2 <= SPLIT_PROGRAMS and context >= splits * 2 * 256:
         splits *= 2
     return splits
+
+
+def _padded_width(heads: Heads) -> int:
+    return int(max(triton.next_power_of_2(heads.width), 16))
+
+
+def _padded_group(heads: Heads) -> int:
+    return int(max(triton.next_power_of_2(heads.heads // heads.key_heads), 16))
 
 
 @triton.jit
@@ -293,12 +315,11 @@ def attend(
     lanes = qkv_LO.shape[0]
     parts, part_sums = room
     query_norm, key_norm = norms if norms is not None else (qkv_LO, qkv_LO)
-    width = max(triton.next_power_of_2(heads.width), 16)
+    width = _padded_width(heads)
     _attend[(heads.key_heads, lanes, tiles.splits)](
         qkv_LO, outputs_LO, parts, part_sums, state_LF, places, query_norm, key_norm, layer, heads.scale, heads.epsilon,
         HEADS=heads.heads, KEY_HEADS=heads.key_heads, WIDTH=heads.width, W=width,
-        G=max(triton.next_power_of_2(heads.heads // heads.key_heads), 16),
-        BLOCK=tiles.block, SPLITS=tiles.splits, NORMED=norms is not None,
+        G=_padded_group(heads), BLOCK=tiles.block, SPLITS=tiles.splits, NORMED=norms is not None,
         **launch(qkv_LO.device, tiles.warps, tiles.stages),
     )  # fmt: skip
     if tiles.splits > 1:

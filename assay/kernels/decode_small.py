@@ -38,7 +38,7 @@ def _norm(states, weight, normed, epsilon, HIDDEN: tl.constexpr, BLOCK: tl.const
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    lane = tl.program_id(0)
+    lane = tl.program_id(0).to(tl.int64)
     inner_D = tl.arange(0, BLOCK)
     held_D = inner_D < HIDDEN
     states_D = tl.load(states + lane * HIDDEN + inner_D, mask=held_D, other=0.0)
@@ -54,7 +54,7 @@ def _add_norm(
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    lane = tl.program_id(0)
+    lane = tl.program_id(0).to(tl.int64)
     inner_D = tl.arange(0, BLOCK)
     held_D = inner_D < HIDDEN
     row = lane * HIDDEN + inner_D
@@ -71,10 +71,11 @@ def _gate(gate_up, gated, INNER: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: t
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    lane = tl.program_id(1)
-    inner_I = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # in the first place of the grid, which alone may have more than 65,535: a prompt may have as many tokens
+    lane = tl.program_id(0).to(tl.int64)
+    inner_I = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held_I = inner_I < INNER
-    row = gate_up + lane.to(tl.int64) * 2 * INNER
+    row = gate_up + lane * 2 * INNER
     gate_I = tl.load(row + inner_I, mask=held_I, other=0.0)
     up_I = tl.load(row + INNER + inner_I, mask=held_I, other=0.0).to(tl.float32)
     exact_I = gate_I.to(tl.float32)
@@ -117,7 +118,7 @@ def add_norm(states_LD: Tensor, change_LD: Tensor, weight_D: Tensor, epsilon: fl
 def gate(gate_up_LO: Tensor, gated_LI: Tensor) -> None:
     """gated_LI = silu(gate) * up; gate_up_LO holds the two side by side."""
     lanes, inner = gated_LI.shape
-    _gate[(triton.cdiv(inner, 1024), lanes)](
+    _gate[(lanes, triton.cdiv(inner, 1024))](
         gate_up_LO, gated_LI, INNER=inner, BLOCK=1024, **launch(gated_LI.device, 4)
     )
 

@@ -22,7 +22,8 @@ import triton
 from torch import Tensor
 
 from assay.kernels.matmul_kernels import LINE_BYTES, gated_kernel, normed_kernel, residual_kernel, row_kernel
-from assay.kernels.matmul_tiles import Tile, gated_tile, normed_tile, residual_tile
+from assay.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
+from assay.kernels.shared_memory import shared_memory
 
 COLUMNS = 32  # of the states in a part of a row's sum of squares, at least
 SUMS = 1 << 22  # floats that split matmuls may leave for their last program
@@ -174,6 +175,7 @@ def fused_normed(
     rows, outputs = out_BO.shape
     inputs = weight_OD.shape[1]
     assert all(tensor.is_contiguous() for tensor in (out_BO, weight_OD))
+    tile = fitting(tile, 1 + gated, shared_memory(out_BO.device))
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs))
     normed_kernel[grid](
         stream.room.weighted,
@@ -204,6 +206,7 @@ def fused_residual(
         assert row_tiles * parts * tile.splits * tile.rows * tile.outputs <= SUMS
     assert tile.outputs >= COLUMNS
     assert all(tensor.is_contiguous() for tensor in (inputs_BI, weight_DI, stream.states_BD))
+    tile = fitting(tile, 1, shared_memory(inputs_BI.device))
     residual_kernel[(row_tiles * tile.splits, parts)](
         inputs_BI,
         weight_DI,

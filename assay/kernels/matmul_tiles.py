@@ -38,6 +38,17 @@ class Tile:
         return -(-rows // self.rows) * -(-outputs // self.outputs)
 
 
+def fitting(tile: Tile, matrices: int, shared: int) -> Tile:
+    """The tile with so few blocks on their way that so many bytes of shared memory hold them; `matrices` are 2 of a
+    gated matmul.
+
+    >>> fitting(Tile(64, 64, 128, stages=4), 2, shared=101_376)
+    Tile(rows=64, outputs=64, inputs=128, warps=4, stages=2, splits=1)
+    """
+    a_block = (tile.rows + matrices * tile.outputs) * tile.inputs * 2
+    return replace(tile, stages=max(min(tile.stages, shared // a_block), 1))
+
+
 def normed_tile(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> Tile | None:
     """For norm(x) @ W^T.
 

@@ -11,7 +11,7 @@ Shape legend: V vocabulary, D hidden size, O outputs, I inputs, K rank of an ada
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -52,13 +52,19 @@ class Stack:
         return tuple(part.weight_OI.shape[0] for part in self.parts)
 
     def weight(self) -> Tensor | None:
-        """weight_OI of all parts, a view of theirs; None if they do not lie side by side, as in a copied model."""
+        """weight_OI of all parts, a view of theirs; None if they, or their biases, do not lie side by side, as in a
+        copied model."""
+        if self._biases and _side_by_side(self._biases) is None:
+            return None
         return _side_by_side([part.weight_OI for part in self.parts])
 
     def bias(self) -> Tensor | None:
         """bias_O of all parts, if they have any; whoever asks has seen that `weight` is not None."""
-        biases = [part.bias_O for part in self.parts]
-        return None if any(bias is None for bias in biases) else _side_by_side(biases)  # type: ignore[arg-type]
+        return _side_by_side(self._biases) if self._biases else None
+
+    @property
+    def _biases(self) -> list[Tensor]:
+        return [part.bias_O for part in self.parts if part.bias_O is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,8 +141,11 @@ def family_of(model: nn.Module) -> Family:
         raise NotOfTheFamily(f"its activation is {config.hidden_act}, not silu")
     hooked = hooked_modules(model)
     if hooked:
-        raise NotOfTheFamily(f"{hooked[0] or 'the model'} has a forward hook, which would not be called")
+        raise NotOfTheFamily(f"{hooked[0] or 'the model'} has a hook or a forward of its own that would not be called")
     inner: Any = model.model
+    for part in (inner, inner.norm, *inner.layers, *(part for layer in inner.layers for part in layer.children())):
+        if type(part).__module__ != type(model).__module__:
+            raise NotOfTheFamily(f"it has a {type(part).__module__}.{type(part).__name__} in the place of its own part")
     rotary = inner.rotary_emb
     if rotary.rope_type not in FIXED_ROTATIONS:
         raise NotOfTheFamily(f"its rotations change with the length (rope_type {rotary.rope_type})")
@@ -169,13 +178,27 @@ def family_of(model: nn.Module) -> Family:
 
 
 def hooked_modules(model: nn.Module) -> list[str]:
-    """Modules with forward hooks; that of Hugging Face's gradient checkpointing, which changes no number, is none."""
-    return [
-        name
-        for name, module in model.named_modules()
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if getattr(hook, "__name__", "") != "make_inputs_require_grads"
-    ]
+    """Modules that do more than their class says when they are called: they have hooks, or a forward of their own. The
+    hook of Hugging Face's gradient checkpointing, which changes no number, is none."""
+    return [name for name, module in model.named_modules() if "forward" in vars(module) or any(_hooks(module))]
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    kinds = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    for hook in (hook for hooks in kinds for hook in hooks.values()):
+        if getattr(hook, "__name__", "") != "make_inputs_require_grads":
+            yield hook
+
+
+def same_reading(left: Any, right: Any) -> bool:
+    """Whether two families, or parts of them, are made of the very same parameters and numbers."""
+    if isinstance(left, (Family, Layer, Stack, Projection, LowRank)):
+        return type(left) is type(right) and all(
+            same_reading(getattr(left, one.name), getattr(right, one.name)) for one in fields(left)
+        )
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same_reading, left, right))
+    return left is right or (not isinstance(left, Tensor) and left == right)
 
 
 def _layer(layer: Any) -> Layer:
@@ -207,7 +230,7 @@ def _projection(module: Any) -> Projection:
         raise NotOfTheFamily("its adapters are merged, several, or beside something else than a linear layer")
     (name,) = module.active_adapters
     base = module.base_layer
-    if name not in module.lora_A:
+    if name not in module.lora_A or module.disable_adapters:
         return Projection(base.weight, base.bias, None)
     if module.lora_bias[name] or name in getattr(module, "lora_variant", {}):
         raise NotOfTheFamily("its adapters are more than a low-rank product (DoRA, a bias, or the like)")

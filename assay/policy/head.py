@@ -1,13 +1,15 @@
 """Hidden states -> log-probs and entropies of tokens, without ever holding the logits of all tokens.
 
 The head is computed a chunk of tokens at a time. For the backward pass only the states and two numbers a token are
-kept; the logits of a chunk are made again and turned into their own gradient in place:
+kept, and on a CPU what the first few chunks came to, for there a product is dear and a little memory is not; the logits
+of every other chunk are made again. They are turned into their own gradient in place:
 
     z = logits / temperature;  d logprob / dz_v = [v is the target] - p_v;  d entropy / dz_v = -p_v (log p_v + entropy)
 
 The gradient of the weights is added up over the chunks in float32, however the weights are kept, and rounded once.
 
-Shape legend: N tokens, V vocabulary, D hidden size, K tokens of a support, R rank of an adapter; n, v: of one chunk.
+Shape legend: N tokens, V vocabulary, D hidden size, K tokens of a support, R rank of an adapter; n, v: of one chunk;
+r: a few rows of it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from torch.nn.functional import linear
 from assay.policy.family import Projection
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of logits at a time: large products, small beside the weights
+KEPT_CHUNKS = 4  # on a CPU, of those of one call
+ROWS_AT_A_TIME = 16  # of a chunk on a CPU: several passes over what its cache holds
 FLOOR = -1e30  # in the place of -inf: 0 * -inf would be NaN
 
 
@@ -44,7 +48,7 @@ def token_numbers(
         states_ND = torch.cat([states_ND, low_NR], dim=1)
         weight_VD = torch.cat([weight_VD, adapter.up_OK * adapter.scale], dim=1)
     logprobs_N, entropy_N = TokenNumbers.apply(  # type: ignore[no-untyped-call]
-        states_ND, weight_VD, head.bias_O, targets_N, support_NK, temperature
+        states_ND, weight_VD, head.bias_O, targets_N, support_NK, temperature, torch.is_grad_enabled()
     )
     return logprobs_N.float(), (entropy_N if entropy_gradient else entropy_N.detach()).float()
 
@@ -61,12 +65,21 @@ class TokenNumbers(torch.autograd.Function):
         targets_N: Tensor,
         support_NK: Tensor | None,
         temperature: float,
+        keep: bool,
     ) -> Any:
         exact = torch.promote_types(states_ND.dtype, torch.float32)
         logprobs_N, logsumexp_N, entropy_N = torch.empty(3, len(states_ND), dtype=exact, device=states_ND.device)
-        for part in _chunks(states_ND, weight_VD):
+        ctx.log_shares = {}
+        for number, part in enumerate(_chunks(states_ND, weight_VD)):
             logits_nV = _logits(states_ND, weight_VD, bias_V, support_NK, part)
-            numbers = _row_numbers(logits_nV, targets_N[part], temperature)
+            if _fused(logits_nV):
+                from assay.kernels.logprob import row_numbers
+
+                numbers = row_numbers(logits_nV, targets_N[part], temperature)
+            else:
+                log_shares_nV, numbers = _row_numbers(logits_nV, targets_N[part], temperature)
+                if keep and number < KEPT_CHUNKS:
+                    ctx.log_shares[number] = log_shares_nV
             logprobs_N[part], logsumexp_N[part], entropy_N[part] = numbers
         ctx.save_for_backward(states_ND, weight_VD, bias_V, targets_N, support_NK, logsumexp_N, entropy_N)
         ctx.temperature = temperature
@@ -82,12 +95,21 @@ class TokenNumbers(torch.autograd.Function):
         dstates_ND = torch.zeros_like(states_ND) if of_states else None
         dweight_VD = torch.zeros_like(weight_VD, dtype=logsumexp_N.dtype) if of_weight else None
         dbias_V = torch.zeros_like(bias_V, dtype=logsumexp_N.dtype) if of_bias else None
-        for part in _chunks(states_ND, weight_VD):
-            logits_nV = _logits(states_ND, weight_VD, bias_V, support_NK, part)
-            dlogits_nV = _gradient_of_logits(
-                logits_nV, targets_N[part], logsumexp_N[part], entropy_N[part], dlogprobs_N[part],
+        for number, part in enumerate(_chunks(states_ND, weight_VD)):
+            # a kept chunk is used up; a second backward pass makes it again
+            log_shares_nV = ctx.log_shares.pop(number, None)
+            logits_nV = None if log_shares_nV is not None else _logits(states_ND, weight_VD, bias_V, support_NK, part)
+            of_rows = (
+                targets_N[part], logsumexp_N[part], entropy_N[part], dlogprobs_N[part],
                 None if dentropy_N is None else dentropy_N[part], ctx.temperature,
             )  # fmt: skip
+            if logits_nV is not None and _fused(logits_nV):
+                from assay.kernels.logprob import logits_to_gradient
+
+                logits_to_gradient(logits_nV, *of_rows)
+                dlogits_nV = logits_nV
+            else:
+                dlogits_nV = _gradient_of_logits(logits_nV, log_shares_nV, *of_rows).to(states_ND.dtype)
             if dstates_ND is not None:
                 dstates_ND[part] = dlogits_nV @ weight_VD
             if dweight_VD is not None:
@@ -98,6 +120,7 @@ class TokenNumbers(torch.autograd.Function):
             dstates_ND,
             None if dweight_VD is None else dweight_VD.to(weight_VD.dtype),
             None if dbias_V is None else dbias_V.to(bias_V.dtype),
+            None,
             None,
             None,
             None,
@@ -127,22 +150,25 @@ def _fused(logits_nV: Tensor) -> bool:
     return logits_nV.is_cuda and logits_nV.dtype != torch.float64
 
 
-def _row_numbers(logits_nV: Tensor, targets_n: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprobs_n, logsumexp_n, entropy_n); the logits are used up."""
-    if _fused(logits_nV):
-        from assay.kernels.logprob import row_numbers
-
-        return row_numbers(logits_nV, targets_n, temperature)
-    scaled_nV = _exact(logits_nV).div_(temperature)
-    logsumexp_n = scaled_nV.logsumexp(1)
-    log_shares_nV = scaled_nV.sub_(logsumexp_n.unsqueeze(1))
-    logprobs_n = log_shares_nV.gather(1, targets_n.unsqueeze(1)).squeeze(1)
-    shares_nV = log_shares_nV.exp()
-    return logprobs_n, logsumexp_n, -shares_nV.mul_(log_shares_nV.clamp_(min=FLOOR)).sum(1)
+def _row_numbers(
+    logits_nV: Tensor, targets_n: Tensor, temperature: float
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """(log_shares_nV, (logprobs_n, logsumexp_n, entropy_n)); the logits are used up."""
+    scaled_nV = _exact(logits_nV)
+    logsumexp_n, entropy_n = scaled_nV.new_empty(2, len(scaled_nV))
+    for rows in _few_rows(scaled_nV):
+        scaled_rV = scaled_nV[rows]
+        if temperature != 1:
+            scaled_rV.div_(temperature)
+        logsumexp_n[rows] = scaled_rV.logsumexp(1)
+        shares_rV = scaled_rV.sub_(logsumexp_n[rows].unsqueeze(1)).exp()
+        entropy_n[rows] = -shares_rV.mul_(scaled_rV.clamp(min=FLOOR)).sum(1)
+    return scaled_nV, (scaled_nV.gather(1, targets_n.unsqueeze(1)).squeeze(1), logsumexp_n, entropy_n)
 
 
 def _gradient_of_logits(
-    logits_nV: Tensor,
+    logits_nV: Tensor | None,
+    log_shares_nV: Tensor | None,
     targets_n: Tensor,
     logsumexp_n: Tensor,
     entropy_n: Tensor,
@@ -150,22 +176,32 @@ def _gradient_of_logits(
     dentropy_n: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """dlogits_nV in the dtype of the logits, which are used up."""
-    if _fused(logits_nV):
-        from assay.kernels.logprob import logits_to_gradient
+    """dlogits_nV of the logits or of what was made of them, whichever is given and used up."""
+    values_nV = log_shares_nV if logits_nV is None else _exact(logits_nV)
+    assert values_nV is not None
+    targets_n1, dlogprobs_n1 = targets_n.unsqueeze(1), dlogprobs_n.unsqueeze(1)
+    for rows in _few_rows(values_nV):
+        log_shares_rV, targets_r1, dlogprobs_r1 = values_nV[rows], targets_n1[rows], dlogprobs_n1[rows]
+        if log_shares_nV is None:
+            if temperature != 1:
+                log_shares_rV.div_(temperature)
+            log_shares_rV.sub_(logsumexp_n[rows].unsqueeze(1))
+        possible_r1 = log_shares_rV.gather(1, targets_r1) > -float("inf")
+        if dentropy_n is None:
+            gradients_rV = log_shares_rV.exp_().mul_(-dlogprobs_r1)
+        else:
+            slopes_rV = log_shares_rV.clamp(min=FLOOR).add_(entropy_n[rows].unsqueeze(1))
+            slopes_rV.mul_(dentropy_n[rows].unsqueeze(1))
+            gradients_rV = log_shares_rV.exp_().mul_(slopes_rV.add_(dlogprobs_r1).neg_())
+        gradients_rV.scatter_add_(1, targets_r1, dlogprobs_r1 * possible_r1)
+        if temperature != 1:
+            gradients_rV.div_(temperature)
+    return values_nV
 
-        logits_to_gradient(logits_nV, targets_n, logsumexp_n, entropy_n, dlogprobs_n, dentropy_n, temperature)
-        return logits_nV
-    log_shares_nV = _exact(logits_nV).div_(temperature).sub_(logsumexp_n.unsqueeze(1))
-    targets_n1 = targets_n.unsqueeze(1)
-    possible_n1 = log_shares_nV.gather(1, targets_n1) > -float("inf")
-    if dentropy_n is None:
-        gradients_nV = log_shares_nV.exp_().mul_(-dlogprobs_n.unsqueeze(1))
-    else:
-        slopes_nV = log_shares_nV.clamp(min=FLOOR).add_(entropy_n.unsqueeze(1)).mul_(dentropy_n.unsqueeze(1))
-        gradients_nV = log_shares_nV.exp_().mul_(slopes_nV.add_(dlogprobs_n.unsqueeze(1)).neg_())
-    gradients_nV.scatter_add_(1, targets_n1, dlogprobs_n.unsqueeze(1) * possible_n1)
-    return gradients_nV.div_(temperature).to(logits_nV.dtype)
+
+def _few_rows(values_nV: Tensor) -> Iterator[slice]:
+    for first in range(0, len(values_nV), ROWS_AT_A_TIME):
+        yield slice(first, first + ROWS_AT_A_TIME)
 
 
 def _exact(logits_nV: Tensor) -> Tensor:

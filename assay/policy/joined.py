@@ -1,5 +1,8 @@
 """Projections of one input as one matrix product, with the gradient of each parameter; and the gate with what follows.
 
+On a CPU oneDNN computes float32 gradients of inputs: it is faster, and torch's own product, which is more exact, stays
+where the trainer's numbers have to be the sampler's.
+
 Shape legend: N tokens, I inputs, O outputs of all parts, M width of the gate, J = 2 M, D hidden size, K ranks of all
 adapters.
 """
@@ -12,13 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from assay.kernels import onednn
 from assay.policy.family import LowRank, Projection, Stack
 
 
 def project(inputs_NI: Tensor, projection: Projection) -> Tensor:
     """outputs_NO"""
-    outputs_NO = linear(inputs_NI, projection.weight_OI, projection.bias_O)
-    adapter = projection.low_rank
+    weight_OI, bias_O, adapter = projection.weight_OI, projection.bias_O, projection.low_rank
+    if onednn.usable(weight_OI):
+        outputs_NO = _Product.apply(inputs_NI, weight_OI, bias_O)  # type: ignore[no-untyped-call]
+    else:
+        outputs_NO = linear(inputs_NI, weight_OI, bias_O)
     return outputs_NO if adapter is None else _adapted(inputs_NI, outputs_NO, adapter.down_KI, _scaled(adapter))
 
 
@@ -54,6 +61,25 @@ def _adapted(inputs_NI: Tensor, outputs_NO: Tensor, down_KI: Tensor, up_OK: Tens
     return (outputs_NO + linear(low_NK, up_OK.to(low_NK.dtype))).to(outputs_NO.dtype)
 
 
+class _Product(torch.autograd.Function):
+    """A product whose gradient of the inputs oneDNN computes."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Any:
+        ctx.save_for_backward(inputs_NI, weight_OI)
+        return linear(inputs_NI, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, doutputs_NO: Tensor) -> Any:
+        inputs_NI, weight_OI = ctx.saved_tensors
+        of_inputs, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            onednn.gradient_of_inputs(doutputs_NO, weight_OI) if of_inputs else None,
+            doutputs_NO.T @ inputs_NI if of_weight else None,
+            doutputs_NO.sum(0) if of_bias else None,
+        )
+
+
 class _Joined(torch.autograd.Function):
     """One product with the joined weights; their gradient is one product too, handed out in slices."""
 
@@ -68,7 +94,10 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, doutputs_NO: Tensor) -> Any:
         inputs_NI, weight_OI = ctx.saved_tensors
-        dinputs_NI = doutputs_NO @ weight_OI if ctx.needs_input_grad[0] else None
+        dinputs_NI = None
+        if ctx.needs_input_grad[0]:
+            fast = onednn.usable(weight_OI)
+            dinputs_NI = onednn.gradient_of_inputs(doutputs_NO, weight_OI) if fast else doutputs_NO @ weight_OI
         parts = len(ctx.widths)
         wanted = ctx.needs_input_grad[4:]
         gradients: list[Tensor | None] = [None] * len(wanted)

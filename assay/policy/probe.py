@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
-from assay.policy.family import Family, NotOfTheFamily, family_of, hooked_modules
+from assay.policy.family import Family, NotOfTheFamily, family_of, same_reading
 from assay.policy.forward import hidden_states, project
 from assay.policy.packed import Packed, Segment
 
@@ -46,12 +46,15 @@ def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda senten
 
 
 def renewed(policy: CausalPolicy) -> CausalPolicy:
-    """The policy as its model is now: hooks that would not be called, or other parameters, have a say."""
+    """The policy as its model is now: hooks that would not be called, or other parts and parameters, have a say."""
     family = policy.family
     if family is None:
         return policy
-    model: Any = policy.model
-    is_unchanged = model.get_input_embeddings().weight is family.embedding_VD and not hooked_modules(model)
+    moved = any(stack.weight() is None for stack in family.stacks)  # what was prepared for the old places is void
+    try:
+        is_unchanged = not moved and same_reading(family, family_of(policy.model))
+    except NotOfTheFamily:
+        is_unchanged = False
     return policy if is_unchanged else with_family(policy)
 
 

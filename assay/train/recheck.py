@@ -209,10 +209,7 @@ def _plainly(policy: CausalPolicy, rows: Sequence[Row], tick: Callable[[int, int
 
 def _scored_now(policy: CausalPolicy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:
     """The trainer's own packing and scoring, by ways that must not matter; and what the model was given."""
-    count, rollout, optimizer = len(samples), config.rollout, config.optimizer
-    # no more rows at a time than the trainer's own micro-batches have: there is memory for those
-    passes = optimizer.minibatches * max(optimizer.microbatches, 1)
-    room = max(1, rollout.prompts * rollout.group_size // passes)
+    count, room = len(samples), rows_a_pass(config, samples)
     usual = at_most(range(count), room)
     inputs = SeenInputs(policy, range(count))
 
@@ -240,6 +237,16 @@ def _scored_now(policy: CausalPolicy, config: Config, samples: Sequence[Sample])
         "dropout_modules": inputs.dropout_modules,
         **inputs.arrays(),
     }
+
+
+def rows_a_pass(config: Config, samples: Sequence[Sample]) -> int:
+    """No more rows at a time than the trainer's own micro-batches have: there is memory for those."""
+    rollout, optimizer = config.rollout, config.optimizer
+    rows = rollout.prompts * rollout.group_size // (optimizer.minibatches * max(optimizer.microbatches, 1))
+    if not optimizer.microbatches and optimizer.pass_tokens:
+        longest = max(len(sample.prompt.tokens) + len(sample.rollout.tokens) for sample in samples)
+        rows = min(rows, optimizer.pass_tokens // longest)
+    return max(rows, 1)
 
 
 def _laid_out(rows: Sequence[Tensor], like: Sequence[Row] | Sequence[Sample]) -> Array:

@@ -146,10 +146,12 @@ class Saver:
 
 
 def refuse_other_settings(config: Config, saved: checkpoint.Checkpoint, source: Path) -> None:
-    """A run goes on with the settings it began with: others would give a run that no config can repeat."""
+    """A run goes on with the settings it began with: others would give a run that no config can repeat. A setting that
+    there was not yet when the run was saved is at its default."""
+    defaults = to_mapping(Config())
     for section, settings in _lasting(config).items():
         for key, value in settings.items():
-            before = saved.state["config"].get(section, {}).get(key)
+            before = saved.state["config"].get(section, {}).get(key, defaults[section].get(key))
             if before != value:
                 raise ConfigError(
                     f"{source}: {section}.{key} = {value!r}, but {saved.path.name} was saved with {before!r}; put the "

@@ -1,12 +1,16 @@
 """Stands in for a worker of a contest, without torch: reads the plan, writes what the real one would, at once.
 
-The slower choices are the whole batch of TRL and the dynamic cache of generate. STAND_IN_FAULT names a fault.
+The slower choices are the whole batch of TRL and the dynamic cache of generate. STAND_IN_FAULT names a fault; "break"
+and "sleep" befall trl and assay after their first reading; "remove" takes away the directory STAND_IN_PLACE, in which
+"sleep" leaves the process's id.
 """
 
 import json
 import math
 import os
+import shutil
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -62,6 +66,16 @@ def main(directory):
     if plan["contender"] == "trl":  # a step tells of the rollout inside it
         readings += [replace(one, job=replace(one.job, measurement="rollout"), work=replace(one.work, updates=0))
                      for one in readings if one.job.measurement == "step"]  # fmt: skip
+    (directory / "times.json").write_text(json.dumps({"imports": 0.25, "first_iteration_ended": 10.0}))
+    if (FAULT, plan["contender"]) in (("break", "trl"), ("sleep", "assay")):
+        write_readings(directory / "readings.json", readings[:1])
+        print("step", flush=True)
+        if FAULT == "break":
+            sys.exit("broken")
+        (Path(os.environ["STAND_IN_PLACE"]) / "asleep").write_text(str(os.getpid()))
+        time.sleep(60)
+    if FAULT == "remove":
+        shutil.rmtree(os.environ["STAND_IN_PLACE"])
     write_readings(directory / "readings.json", readings)
 
 

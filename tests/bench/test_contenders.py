@@ -54,7 +54,7 @@ def test_a_contest_in_whole(tmp_path, capsys):
     printed, document = capsys.readouterr(), json.loads(path.read_text())
     assert document["order"] == ["assay", "generate"]
     assert list(document["summaries"]) == ["rollout"]
-    for reading in document["readings"]:
+    for reading in (reading for turn in document["turns"] for reading in turn["readings"]):
         assert len(reading["iterations"]) == 2
         assert (reading["work"]["shortest"], reading["work"]["longest"]) == (8, 8)
         assert all(one["seconds"] > 0 and one["cpu_seconds"] > 0 for one in reading["iterations"])
@@ -66,7 +66,12 @@ def test_a_contest_in_whole(tmp_path, capsys):
     assert document["unequal_work"] == []
     assert document["command"] == options.command
     assert "new tokens/s" in printed.out
-    assert [line.split(":")[0] for line in printed.err.splitlines()] == ["preparing tiny", "turn 1 of 2", "turn 2 of 2"]
+    titles = [line.split(":")[0] for line in printed.err.splitlines() if not line.startswith("assay: ")]
+    assert titles == ["preparing tiny", "turn 1 of 2", "turn 2 of 2"]
+    for turn in document["turns"]:
+        spent = {name: turn["seconds"][name] for name in ("imports", "model", "iterations")}
+        assert min(spent.values()) > 0
+        assert sum(spent.values()) < turn["seconds"]["whole"]
     assert document["machine"]["directory"] == ""
 
 

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from assay.bench.contest import _contenders, _order, contest
+from assay.bench.contest import contest
+from assay.bench.contest.course import contenders_of, order_of
 from assay.bench.contest.floors import (
     Limits,
     Sizes,
@@ -210,7 +211,7 @@ def test_scaling_moves_one_size_at_a_time_and_never_below_what_makes_sense():
 
 
 def test_every_second_repeat_starts_with_the_other_one():
-    assert _order(["assay", "trl", "generate"], 3) == [
+    assert order_of(["assay", "trl", "generate"], 3) == [
         "assay", "trl", "generate", "generate", "trl", "assay", "assay", "trl", "generate",
     ]  # fmt: skip
 
@@ -226,22 +227,22 @@ def test_every_second_repeat_starts_with_the_other_one():
     ],
 )
 def test_who_runs(measurements, scale_peers, names, monkeypatch):
-    monkeypatch.setattr("assay.bench.contest.missing_peer", lambda: "")
+    monkeypatch.setattr("assay.bench.contest.course.missing_peer", lambda: "")
     options = Options("tiny", SMALL, measurements, scale_peers=scale_peers)
-    assert _contenders(options, MACHINE) == (names, [])
+    assert contenders_of(options, MACHINE) == (names, [])
 
 
 def test_on_bfloat16_trl_runs_with_its_default_precision_too(monkeypatch):
-    monkeypatch.setattr("assay.bench.contest.missing_peer", lambda: "")
-    names, _ = _contenders(Options("tiny", SMALL), replace(MACHINE, dtype="bfloat16"))
+    monkeypatch.setattr("assay.bench.contest.course.missing_peer", lambda: "")
+    names, _ = contenders_of(Options("tiny", SMALL), replace(MACHINE, dtype="bfloat16"))
     assert names == ["assay", "trl", "trl-autocast", "generate"]
     with pytest.raises(ConfigError, match="is about bfloat16"):
-        _contenders(Options("tiny", SMALL, contenders=("trl-autocast",)), MACHINE)
+        contenders_of(Options("tiny", SMALL, contenders=("trl-autocast",)), MACHINE)
 
 
 def test_without_trl_the_others_run_and_the_way_to_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
-    names, (sentence,) = _contenders(Options("tiny", SMALL), MACHINE)
+    names, (sentence,) = contenders_of(Options("tiny", SMALL), MACHINE)
     assert names == ["assay", "generate"]
     assert "pip install 'assay[trl]'" in sentence
 
@@ -267,6 +268,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(changes, words_
     [
         (["--prompts", "3"], "--prompts is about a real model; name one with --model"),
         (["--peer-cache", "static"], "--peer-cache is about a real model"),
+        (["--warmup", "3"], "--warmup is about a real model"),
         (["--model", "tiny", "--measure", "speed"], "--measure speed is not a comma-separated choice of rollout"),
         (["--model", "tiny", "--contenders", ""], "--contenders  is not a comma-separated choice"),
         (["--model", "tiny", "--device", "tpu"], "--device tpu is not one of auto, cpu, cuda"),
@@ -286,16 +288,16 @@ def test_help_has_examples():
     assert "assay bench --model smollm2 --measure rollout" in shown
 
 
-def test_lists_are_put_into_order():
+def test_lists_are_put_intoorder_of():
     assert words("--measure", "step,rollout", ("rollout", "update", "step")) == ("rollout", "step")
 
 
 def test_the_command_can_be_typed_again():
-    options = Options("135m", SMALL, contenders=("assay", "trl"), peer_batch=6, peer_caches=("static",))
+    options = Options("135m", SMALL, contenders=("assay", "trl"), peer_batch=6, peer_caches=("static",), warmup=3)
     assert options.command.startswith(
         "assay bench --model 135m --measure rollout,update,step --prompts 2 --group-size 3"
     )
-    assert options.command.endswith("--contenders assay,trl --peer-batch 6 --peer-cache static")
+    assert options.command.endswith("--contenders assay,trl --peer-batch 6 --peer-cache static --warmup 3")
 
 
 def test_the_parent_needs_no_torch():
@@ -324,6 +326,7 @@ def document(unequal=(), scaling=()):
         }
     }
     return {
+        "complete": True, "order": ["assay", "trl", "generate"], "turns": [],
         "date": "2026-11-15T00:00:00", "command": "assay bench --model tiny", "model": "tiny",
         "machine": asdict(MACHINE), "workload": asdict(SMALL),
         "environment": {"threads": 1, "packages": {"trl": "1.16.0", "torch": "2", "transformers": "5"}},

@@ -1,9 +1,7 @@
 """The turns of a contest, with a stand-in for the workers: who runs when, with what settings, and what comes of it."""
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,18 +9,12 @@ from assay.bench.contest import contest
 from assay.bench.contest.options import Options
 from assay.bench.contest.workload import Workload
 
-STAND_IN = Path(__file__).parent / "stand_in_worker.py"
 SMALL = Workload(prompts=4, group_size=4, prompt_tokens=8, new_tokens=8)
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def measured(stand_ins, tmp_path):
     """Runs a contest of stand-ins; gives its exit code and its document."""
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$3"\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr("assay.bench.contest.missing_peer", lambda: "")
 
     def run(*measurements, **others):
         path = tmp_path / "bench.json"
@@ -37,7 +29,7 @@ def test_peers_run_with_the_settings_that_were_fastest(measured, capsys):
     assert code == 0
     assert document["choices"]["trl"]["batch"] == 4
     assert document["choices"]["generate"]["cache"] == "static"
-    assert [one["choice"]["batch"] for one in document["tuning"] if one["contender"] == "trl"] == [16, 8, 4]
+    assert [one["choice"]["batch"] for one in document["turns"][0]["readings"]] == [16, 8, 4]
     assert document["order"] == ["assay", "trl", "generate", "generate", "trl", "assay"]
     assert document["ratios"]["step"]["trl"] == [{"wall": 6.0, "cpu": 6.0}] * 2  # 4 s, half as much more by its cache
     assert document["ratios"]["rollout"]["generate"] == [{"wall": 2.0, "cpu": 2.0}] * 2
@@ -45,7 +37,8 @@ def test_peers_run_with_the_settings_that_were_fastest(measured, capsys):
     assert document["notes"] == ["by assay", "by trl", "by generate"]
     printed = capsys.readouterr()
     assert "trl ran with 4 rows a device" in printed.out
-    assert printed.err.splitlines()[:4] == [
+    titles = [line for line in printed.err.splitlines() if not line.startswith("assay: ")]
+    assert titles[:4] == [
         "preparing tiny: the model, the floors of the device",
         "looking for the fastest settings of trl",
         "looking for the fastest settings of generate",
@@ -57,7 +50,7 @@ def test_a_step_alone_is_shown_without_the_rollout_inside_it(measured):
     code, document = measured("step", repeats=1, peer_batch=16, peer_caches=("dynamic",))
     assert code == 0
     assert list(document["summaries"]) == ["step"]
-    assert document["tuning"] == []  # everything was said
+    assert [turn["name"] for turn in document["turns"]] == ["0-assay", "1-trl"]  # nothing was left to be tried
     assert document["choices"]["trl"] == {"cache": "dynamic", "batch": 16, "autocast": False, "checkpointing": False}
 
 
@@ -99,8 +92,7 @@ def test_settings_that_break_a_peer_are_left_out(measured, monkeypatch, capsys):
     assert "one of them broke and is left out" in capsys.readouterr().err
 
 
-def test_a_json_path_that_cannot_be_written_is_told_after_the_table(measured, tmp_path, capsys):
-    measured("rollout", repeats=1)
-    code = contest(Options("tiny", SMALL, ("rollout",), timed=1, repeats=1, json_path=tmp_path))
-    assert code == 2
-    assert "could not be written: Is a directory" in capsys.readouterr().err
+def test_a_warm_up_that_was_asked_for_is_made(measured):
+    _, document = measured("rollout", repeats=1, contenders=("assay",), warmup=3)
+    ((reading,),) = (turn["readings"] for turn in document["turns"])
+    assert (reading["job"]["warmup"], len(reading["iterations"])) == (3, 4)

@@ -192,6 +192,18 @@ def test_a_lane_at_its_limit_stays_within_its_room():
         decoder.advance(1)
 
 
+@pytest.mark.parametrize(("name", "on", "off"), [("fp32_precision", "tf32", "ieee"), ("allow_tf32", True, False)])
+def test_float32_weights_are_not_multiplied_inexactly(name, on, off):
+    model = model_of("Llama")
+    setattr(torch.backends.cuda.matmul, name, on)
+    try:
+        with pytest.raises(ValueError, match="need exact products"):
+            opened(model)
+    finally:
+        setattr(torch.backends.cuda.matmul, name, off)
+    opened(model)
+
+
 def test_lanes_that_fit_shrink_with_what_a_lane_needs():
     model = model_of("Llama")
     decoder = decoder_of(model)

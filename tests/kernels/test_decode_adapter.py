@@ -4,12 +4,15 @@ import interpreted  # noqa: F401  before triton
 import pytest
 import torch
 
+from assay.kernels import decode_adapter
 from assay.kernels.decode_adapter import Beside, add_low_rank, low_room
 
 
 @pytest.mark.parametrize("inputs", [24, 1100])  # one share of the inputs, and several with a rest
 @pytest.mark.parametrize("ranks", [[3], [5, 2], [8, 20, 1]])
-def test_adapters_add_to_their_own_columns(inputs, ranks):
+@pytest.mark.parametrize("shared", [10**6, 5000])  # bytes: the second leaves 16 inputs at a time
+def test_adapters_add_to_their_own_columns(inputs, ranks, shared, monkeypatch):
+    monkeypatch.setattr(decode_adapter, "shared_memory", lambda device: shared)
     generator = torch.Generator().manual_seed(len(ranks))
     lanes, widths, place, adapters = 18, [70, 9, 130], 4, []
     for rank, width in zip(ranks, widths, strict=False):

@@ -6,6 +6,7 @@ import torch
 from decode_fixtures import scene
 
 from assay.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
+from assay.kernels.shared_memory import PLENTY
 
 LANES = [(0, 0, 0), (2, 9, 3), (1, 4, 6), (2, 9, 0), (1, 0, 5)]
 
@@ -115,5 +116,23 @@ def test_prompts_are_turned_and_remembered_in_their_slots(is_normed):
 def test_a_context_is_split_only_where_lanes_are_few_and_it_is_long():
     heads = Heads(14, 2, 64, 0.125, 1e-6)
     shapes = ((256, 4096), (16, 400), (16, 4096), (1, 100000))
-    splits = [Tiles.for_lanes(lanes, heads, context, torch.bfloat16).splits for lanes, context in shapes]
+    splits = [Tiles.for_lanes(lanes, heads, context, torch.bfloat16, PLENTY).splits for lanes, context in shapes]
     assert splits == [1, 1, 16, 32]
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shared", [232_448, 166_912, 101_376, 65_536])  # of Hopper, A100, consumer cards, Turing
+def test_tiles_fit_into_the_shared_memory_of_smaller_devices(width, dtype, shared):
+    heads = Heads(16, 8, width, 1.0, 1e-6)
+    for lanes in (4, 16, 64, 1024):
+        tiles = Tiles.for_lanes(lanes, heads, 1024, dtype, shared)
+        assert tiles.shared_bytes(heads, dtype) <= shared
+        assert tiles.block >= 16
+        assert tiles.stages >= 1
+
+
+def test_what_a_tile_takes_is_what_the_compiler_took():
+    """Seen with Triton 3.6 for devices of capability 8.0, 8.9 and 9.0 alike."""
+    for width, block, stages, taken in ((128, 128, 3, 139_264), (64, 128, 3, 71_680), (256, 128, 3, 274_432)):
+        assert Tiles(1, block, 4, stages).shared_bytes(Heads(16, 8, width, 1.0, 1e-6), torch.bfloat16) == taken

@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import silu
 
 from assay.kernels import matmul
-from assay.kernels.matmul_tiles import Tile, gated_tile, normed_tile, residual_tile
+from assay.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
 
-DEVICE = torch.device(interpreted.DEVICE)
+DEVICE = torch.device("cpu")  # on a GPU all of this is skipped: see interpreted.py
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 ROUNDING = {torch.float32: 1e-6, HALF: 3 * torch.finfo(HALF).eps}  # of a row, relative to its length
 EPSILON = 1e-5
@@ -221,3 +221,15 @@ def test_large_matmuls_and_float32_are_left_to_cublas():
     assert gated_tile(256, 1536, 2 * 8960, HALF) is None
     assert residual_tile(512, 1536, 1536, HALF) is None
     assert residual_tile(16, 576, 576, torch.float32) is None
+
+
+@pytest.mark.parametrize("shared", [232_448, 166_912, 101_376, 65_536])  # of Hopper, A100, consumer cards, Turing
+def test_a_tile_is_cut_to_the_shared_memory_of_smaller_devices(shared):
+    for rows, (inputs, outputs) in itertools.product((1, 16, 64, 256, 512), ((896, 9728), (576, 3072), (1536, 2048))):
+        for matrices, rule in ((1, normed_tile), (1, residual_tile), (2, gated_tile)):
+            tile = rule(rows, inputs, outputs, HALF)
+            if tile is not None:
+                cut = fitting(tile, matrices, shared)
+                assert cut.stages >= 1
+                assert (cut.rows + matrices * cut.outputs) * cut.inputs * 2 * cut.stages <= shared
+                assert cut == tile or shared < 232_448

@@ -85,6 +85,20 @@ def test_biases_are_joined_in_the_order_of_their_weights():
     assert family_of(made()).layers[0].query_key_value.bias() is None
 
 
+def test_biases_that_lie_apart_make_the_whole_stack_read_part_by_part():
+    model = made("qwen2")
+    stack = family_of(model).layers[0].query_key_value
+    bias = model.model.layers[0].self_attn.k_proj.bias
+    bias.data = bias.data.clone()
+    assert stack.weight() is None
+
+
+def test_adapters_that_are_switched_off_are_not_read():
+    wrapped = get_peft_model(made(), LoraConfig(r=4, target_modules=["q_proj"]))
+    wrapped.base_model.disable_adapter_layers()
+    assert family_of(wrapped.get_base_model()).layers[0].query_key_value.parts[0].low_rank is None
+
+
 def test_a_copied_model_is_read_part_by_part_until_it_is_read_anew():
     model = made()
     family_of(model)
@@ -139,7 +153,8 @@ def test_rotations_are_those_of_the_model():
         (lambda: made(hidden_act="gelu"), "gelu"),
         (lambda: made(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
         (lambda: _with(made(), "lm_head", nn.Sequential(nn.Linear(16, 32))), "Sequential"),
-        (lambda: _hooked(made()), "model.layers.0.mlp has a forward hook"),
+        (lambda: _hooked(made()), "model.layers.0.mlp has a hook"),
+        (lambda: _wrapped(made()), "torch.nn.modules.container.Sequential in the place of its own part"),
         (lambda: get_peft_model(made(), LoraConfig(r=2, use_dora=True)).get_base_model(), "DoRA"),
         (lambda: get_peft_model(made(), LoraConfig(r=2, lora_dropout=0.1)).get_base_model(), "dropout"),
     ],
@@ -163,4 +178,9 @@ def _with(model, name, module):
 
 def _hooked(model):
     model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    return model
+
+
+def _wrapped(model):
+    model.model.layers[0].mlp = nn.Sequential(model.model.layers[0].mlp)
     return model

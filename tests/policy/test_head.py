@@ -48,11 +48,12 @@ def plain(states_ND, weight_VD, bias_V, targets_N, support_NK, temperature):
 @pytest.mark.parametrize("with_support", [False, True])
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_numbers_and_gradients_are_those_of_a_plain_log_softmax(with_support, entropy, temperature):
+@pytest.mark.parametrize("keep", [False, True], ids=["made again", "kept"])
+def test_numbers_and_gradients_are_those_of_a_plain_log_softmax(with_support, entropy, temperature, keep):
     states_ND, weight_VD, bias_V, targets_N, support_NK = given()
     arguments = states_ND, weight_VD, bias_V, targets_N, support_NK if with_support else None, temperature
     weights_2N = random(2, TOKENS, seed=3) * torch.tensor([[1.0], [float(entropy)]])
-    ours, theirs = TokenNumbers.apply(*arguments), plain(*arguments)
+    ours, theirs = TokenNumbers.apply(*arguments, keep), plain(*arguments)
     inputs = (states_ND, weight_VD, bias_V)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-13)
@@ -70,9 +71,31 @@ def test_gradients_are_finite_differences(with_support):
     support_NK = support_NK if with_support else None
 
     def numbers(states_ND, weight_VD, bias_V):
-        return TokenNumbers.apply(states_ND, weight_VD, bias_V, targets_N, support_NK, 0.8)
+        return TokenNumbers.apply(states_ND, weight_VD, bias_V, targets_N, support_NK, 0.8, True)
 
     assert torch.autograd.gradcheck(numbers, (states_ND, weight_VD, bias_V))
+
+
+def test_chunks_that_are_kept_give_the_gradients_of_chunks_that_are_made_again_to_the_last_bit(monkeypatch):
+    monkeypatch.setattr(head_module, "CHUNK_BYTES", {"cpu": 1})  # three chunks
+    monkeypatch.setattr(head_module, "KEPT_CHUNKS", 2)
+    products = []
+    monkeypatch.setattr(head_module, "linear", lambda *given: products.append(1) or nn.functional.linear(*given))
+
+    def gradients(keep, times):
+        states_ND, weight_VD, bias_V, targets_N, _ = given(torch.float32)
+        logprobs_N, entropy_N = TokenNumbers.apply(states_ND, weight_VD, bias_V, targets_N, None, 0.7, keep)
+        loss = (logprobs_N * random(TOKENS, dtype=torch.float32, seed=4)).sum() + entropy_N.sum()
+        products.clear()
+        for _ in range(times):
+            found = torch.autograd.grad(loss, (states_ND, weight_VD, bias_V), retain_graph=True)
+        return found, len(products)
+
+    made_again, once = gradients(False, 1), gradients(True, 1)
+    twice = gradients(True, 2)  # what was kept is used up by the first
+    assert [count for _, count in (made_again, once, twice)] == [3, 1, 4]
+    for others in (once[0], twice[0]):
+        assert all(map(torch.equal, made_again[0], others))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -95,7 +118,7 @@ def test_two_equal_logits_by_hand():
     and its slope -p (log p + H): 1/4 (ln 4 - 1.5 ln 2) = ln 2 / 8, twice, and 1/2 (ln 2 - 1.5 ln 2) = -ln 2 / 4."""
     weight_VD = torch.tensor([[0.0], [0.0], [math.log(2)]], dtype=torch.float64, requires_grad=True)
     states_ND = torch.ones(1, 1, dtype=torch.float64)
-    logprobs_N, entropy_N = TokenNumbers.apply(states_ND, weight_VD, None, torch.tensor([0]), None, 1.0)
+    logprobs_N, entropy_N = TokenNumbers.apply(states_ND, weight_VD, None, torch.tensor([0]), None, 1.0, True)
     torch.testing.assert_close(logprobs_N.item(), math.log(0.25))
     torch.testing.assert_close(entropy_N.item(), 1.5 * math.log(2))
     (of_logprob,) = torch.autograd.grad(logprobs_N.sum(), weight_VD, retain_graph=True)

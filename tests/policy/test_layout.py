@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.compared import packed, sampled
+from peft import LoraConfig, inject_adapter_in_model
 from tiny import EOS_ID, portable_policy, prompt, sample, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
@@ -141,9 +142,74 @@ class Doubled(torch.nn.Module):
 def test_numbers_that_are_not_those_of_the_model_are_not_used():
     said = []
     policy = tiny_policy()
-    policy.model.model.norm = Doubled(policy.model.model.norm)
+    policy.model.model.norm.variance_epsilon = 1.0  # the config says something else
     assert with_family(policy, said.append).family is None
     assert "its numbers are not those of the Llama family" in said[0]
+
+
+def _other_norm(model):
+    model.model.norm = Doubled(model.model.norm)
+
+
+def _other_head(model):
+    model.lm_head = torch.nn.Linear(16, 13)
+
+
+def _other_weight(model):
+    model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(torch.randn(32, 16))
+
+
+def _other_forward(model):
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda states, own=mlp.forward: 2 * own(states)
+
+
+def _other_mlp(model):
+    model.model.layers[0].mlp = torch.nn.Sequential(model.model.layers[0].mlp, torch.nn.Linear(16, 16))
+
+
+def _adapters(model):
+    how = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    inject_adapter_in_model(how, model)
+
+
+def _fewer_layers(model):
+    del model.model.layers[1]
+
+
+@pytest.mark.parametrize(
+    "change", [_other_norm, _other_head, _other_weight, _other_forward, _other_mlp, _adapters, _fewer_layers]
+)
+def test_what_is_changed_in_the_model_later_counts(change):
+    torch.manual_seed(0)
+    policy = tiny_policy()
+    before_BT = policy.logprobs(batch_of(uneven_samples()))[0]
+    change(policy.model)
+    policy = renewed(policy)
+    alone = replace(policy, family=None)
+    expected_BT = alone.logprobs(batch_of(uneven_samples(), Sharing.NEVER))[0]
+    assert not torch.allclose(expected_BT, before_BT, atol=1e-2)
+    sharing = Sharing.NEVER if policy.family is None else Sharing.ALWAYS
+    torch.testing.assert_close(policy.logprobs(batch_of(uneven_samples(), sharing))[0], expected_BT)
+    assert renewed(policy) is policy
+
+
+def test_weights_that_moved_in_memory_are_read_anew():
+    """As after a journey to another device: whatever was prepared for their old places, a graph for one, is void."""
+    policy = tiny_policy()
+    for weight in policy.model.parameters():
+        weight.data = weight.data.clone()
+    fresh = renewed(policy)
+    assert fresh.family is not None
+    assert fresh.family is not policy.family
+    assert renewed(fresh) is fresh
+
+
+def test_a_backward_hook_is_called():
+    policy, called = tiny_policy(), []
+    policy.model.model.layers[0].register_full_backward_hook(lambda *given: called.append(given))
+    renewed(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER))[0].sum().backward()
+    assert called
 
 
 def test_a_hook_or_another_embedding_that_came_later_is_noticed():

@@ -5,10 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+from tiny import sample
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.config import ConfigError, load
+from assay.config import ConfigError, from_mapping, load
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
@@ -18,7 +19,7 @@ from assay.proof.trial import planted
 from assay.record import METRICS_FILE, RunError, read_rollouts
 from assay.record.batch_file import write_batch
 from assay.train import checkpoint, run
-from assay.train.recheck import MOST_ROWS, _whole_groups, recheck
+from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
 from assay.verdict import Confidence, State
 
 SMALL = {
@@ -246,6 +247,34 @@ def test_a_config_that_was_edited_since_is_refused(copy):
     file.write_text(file.read_text().replace("temperature = 0.7", "temperature = 0.9"))
     with pytest.raises(ConfigError, match=r"rollout.temperature = 0.9, but update-00000008 was saved with 0.7"):
         asked(copy)
+
+
+def test_a_pass_has_no_more_rows_than_those_of_the_trainer():
+    samples = [sample(0, (2, 3), (4, 5, 6), 0.0), sample(1, (2,), (4,) * 7, 0.0)]  # the longest has 8 tokens
+    rollout = {"prompts": 4, "group_size": 6}
+
+    def rows(**optimizer):
+        return rows_a_pass(from_mapping({"rollout": rollout, "optimizer": {"minibatches": 2, **optimizer}}), samples)
+
+    assert rows(microbatches=3) == 4
+    assert rows(microbatches=0) == 12
+    assert rows(microbatches=0, pass_tokens=47) == 5
+    assert rows(microbatches=0, pass_tokens=1000) == 12
+    assert rows(microbatches=0, pass_tokens=3) == 1
+
+
+def test_a_run_from_before_a_setting_existed_is_taken_as_at_its_default(copy):
+    file, root = copy / "config.toml", copy / "checkpoints"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.startswith(("pass_tokens", "microbatches"))))
+    saved = checkpoint.load(root, "update-00000006")
+    settings = {section: dict(values) for section, values in saved.state["config"].items()}
+    del settings["optimizer"]["pass_tokens"], settings["optimizer"]["microbatches"]
+    checkpoint.save(root, "update-00000006", saved.tensors, {**saved.state, "config": settings}, keep=20)
+    assert diagnose(Evidence(tuple(asked(copy, "update-00000006")[0]))).findings == []
+    file.write_text(file.read_text().replace("[optimizer]", "[optimizer]\npass_tokens = 64"))
+    with pytest.raises(ConfigError, match=r"optimizer.pass_tokens = 64, but update-00000006 was saved with 0"):
+        asked(copy, "update-00000006")
 
 
 def test_a_run_of_a_gpu_is_asked_on_the_cpu_and_that_is_said(copy, monkeypatch):

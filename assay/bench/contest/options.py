@@ -32,6 +32,7 @@ class Options:
     threads: int = 1
     timed: int = 2  # iterations of each measurement in each run
     repeats: int = 2
+    warmup: int = 0  # iterations before the timed ones; 0 = as many as the device needs
     peer_batch: int = 0  # TRL's per-device batch; 0 = the fastest one
     peer_caches: tuple[str, ...] = CACHES
     scale_peers: bool = False
@@ -62,6 +63,8 @@ class Options:
             words.append(f"--peer-batch {self.peer_batch}")
         if self.peer_caches != CACHES:
             words.append(f"--peer-cache {self.peer_caches[0]}")
+        if self.warmup:
+            words.append(f"--warmup {self.warmup}")
         return " ".join([*words, *(["--scale-peers"] if self.scale_peers else [])])
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay import durable
 from assay.bench.contest.floors import Limits, Sizes, floor_seconds
 from assay.bench.contest.workload import ROLLOUT, Job, Workload
 
@@ -35,7 +36,10 @@ class Machine:
 
     @classmethod
     def read(cls, path: Path) -> Machine:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Machine:
         sizes, limits = Sizes.from_json(values["sizes"]), Limits.from_json(values["limits"])
         return cls(**{**values, "sizes": sizes, "limits": limits})
 
@@ -119,7 +123,8 @@ class Reading:
 
 
 def write_readings(path: Path, readings: Iterable[Reading]) -> None:
-    path.write_text(json.dumps([asdict(reading) for reading in readings]), encoding="utf-8")
+    """As a whole or not at all: whoever ends a worker reads what it has left."""
+    durable.replace_file(path, json.dumps([asdict(reading) for reading in readings]).encode())
 
 
 def read_readings(path: Path) -> list[Reading]:
@@ -168,7 +173,8 @@ def summarise(readings: Sequence[Reading], machine: Machine) -> Summary:
 
 
 def ratios(ours: Sequence[Reading], peer: Sequence[Reading]) -> list[dict[str, float]]:
-    """peer / ours by repeat, median by median: within a repeat the two ran one after the other."""
+    """peer / ours by repeat, median by median: within a repeat the two ran one after the other. A repeat that only one
+    of them has finished is left out."""
     return [
         {
             "wall": statistics.median(one.seconds for one in their.warm)
@@ -176,7 +182,7 @@ def ratios(ours: Sequence[Reading], peer: Sequence[Reading]) -> list[dict[str, f
             "cpu": statistics.median(one.cpu_seconds for one in their.warm)
             / statistics.median(one.cpu_seconds for one in our.warm),
         }
-        for our, their in zip(ours, peer, strict=True)
+        for our, their in zip(ours, peer, strict=False)
     ]
 
 

@@ -38,8 +38,18 @@ def print_document(console: Console, document: Mapping[str, Any]) -> None:
         document["command"],
     ]
     console.print(Text("\n".join(lines)), soft_wrap=True)
-    for sentence in (*document["unequal_work"], *document["notes"]):
+    for sentence in (*_incomplete(document), *document["unequal_work"], *document["notes"]):
         console.print(Text(sentence, "bold yellow"), soft_wrap=True)
+
+
+def _incomplete(document: Mapping[str, Any]) -> list[str]:
+    if document["complete"]:
+        return []
+    names = [f"{turn['name']}{'' if turn['done'] else ' in part'}" for turn in document["turns"] if turn["readings"]]
+    return [
+        f"INCOMPLETE: measured were the turns {', '.join(names) or '(none)'}; the same command with the same --json "
+        "file goes on"
+    ]
 
 
 def print_scaling(console: Console, document: Mapping[str, Any]) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from assay.bench.contest.kept import Turn, seconds_of
 from assay.bench.contest.options import MEASURED_BY, Options
 from assay.bench.contest.reading import Machine, PeerChoice, Reading, read_readings
-from assay.bench.contest.workload import ROLLOUT, SCALING, STEP, UPDATE, Job, points
-from assay.bench.process import last_words, run_worker, say, working
+from assay.bench.contest.workload import ROLLOUT, STEP, UPDATE, Job, points
+from assay.bench.process import Stop, last_words, run_worker, say, working
 from assay.config import ConfigError
+from assay.train.interrupt import Interrupted
 
 WARMUP = {"cpu": 1, "cuda": 2}  # iterations; the first one on a GPU compiles and captures, the second fills the pools
 
@@ -25,11 +28,15 @@ class TurnFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Turns:
-    """Runs workers, one after the other, under `place`; says on `errors` what is under way."""
+    """Runs workers, one after the other, under `place`; says on `errors` what is under way. A turn that is among the
+    `kept` ones is not run again; every other one is put there when it ends, and `on_turn` is called."""
 
     options: Options
     place: Path
     errors: Console
+    stop: Stop
+    kept: dict[str, Turn]
+    on_turn: Callable[[], None]
 
     @property
     def machine_file(self) -> Path:
@@ -38,18 +45,20 @@ class Turns:
     def prepare(self) -> Machine:
         asked = self.options
         plan = {"model": asked.model, "device": asked.device, "dtype": asked.dtype, "longest": asdict(asked.longest)}
-        self._worker("prepare", f"preparing {asked.model}: the model, the floors of the device", "prepare", plan)
+        began, title = time.perf_counter(), f"preparing {asked.model}: the model, the floors of the device"
+        self._worker("prepare", title, "prepare", plan)
+        say(self.errors, f"preparing took {time.perf_counter() - began:.1f} s")
         return Machine.read(self.machine_file)
 
-    def tune(self, name: str) -> tuple[PeerChoice, list[Reading]]:
-        """The fastest of what the peer leaves to its user, and all that was tried; asks nothing that has one answer."""
+    def tune(self, name: str) -> PeerChoice:
+        """The fastest of what the peer leaves to its user; nothing is tried that has one answer."""
         asked, batch = self.options, self.options.peer_batch
         measurements = [one for one in asked.measurements if one in MEASURED_BY[name]] or [STEP]
         needs_batch = name != "generate" and not batch
         has_caches = len(asked.peer_caches) > 1 and (ROLLOUT in measurements or STEP in measurements)
         known = PeerChoice(asked.peer_caches[0], batch)
         if not needs_batch and not has_caches:
-            return known, []
+            return known
         plan = {
             "contender": name,
             "workload": asdict(asked.workload),
@@ -59,69 +68,75 @@ class Turns:
             "caches": asked.peer_caches,
         }
         title = f"looking for the fastest settings of {name}"
-        directory = self._worker("tune", title, f"tune-{name}", plan, may_fail=True)
-        tried = read_readings(directory / "readings.json")
-        if not tried:
-            last_words(self.errors, name, directory)
-            raise TurnFailed
-        return fastest(tried, known, Machine.read(self.machine_file)), tried
+        tried = self._turn("tune", title, f"tune-{name}", plan, measurements)
+        return fastest(tried, known, Machine.read(self.machine_file))
 
-    def run(self, name: str, choice: PeerChoice | None, turn: int, turns: int) -> list[Reading]:
+    def run(self, name: str, choice: PeerChoice | None, turn: int, turns: int) -> None:
         asked = self.options
         measurements = [one for one in MEASURED_BY[name] if one in asked.measurements]
-        jobs = [Job(one, asked.workload, WARMUP[self._device], asked.timed) for one in measurements]
+        jobs = [Job(one, asked.workload, self._warmup, asked.timed) for one in measurements]
         title = f"turn {turn + 1} of {turns}: {name}, {', '.join(measurements)}"
-        measured = self._jobs(name, choice, jobs, title, f"{turn}-{name}")
-        return [one for one in measured if one.job.measurement in asked.measurements]  # a step of TRL tells more
+        self._jobs(name, choice, jobs, title, f"{turn}-{name}")
 
-    def grow(self, contenders: Sequence[str], choices: dict[str, PeerChoice]) -> list[Reading]:
+    def grow(self, contenders: Sequence[str], choices: dict[str, PeerChoice]) -> None:
         """Whole steps along each axis; of `generate`, which takes none, rollouts."""
-        if SCALING not in self.options.measurements:
-            return []
         every = {one: None for grown in points(self.options.workload).values() for one in grown}
-        readings = []
         for name in contenders:
             measurement = STEP if STEP in MEASURED_BY[name] else ROLLOUT
-            jobs = [Job(measurement, one, WARMUP[self._device], self.options.timed) for one in every]
-            choice = choices.get(name)
-            title = f"scaling of {name}, {len(jobs)} sizes"
-            readings += [
-                one
-                for one in self._jobs(name, choice, jobs, title, f"grow-{name}")
-                if one.job.measurement == measurement
-            ]
-        return readings
+            jobs = [Job(measurement, one, self._warmup, self.options.timed) for one in every]
+            self._jobs(name, choices.get(name), jobs, f"scaling of {name}, {len(jobs)} sizes", f"grow-{name}")
 
     @property
-    def _device(self) -> str:
-        return Machine.read(self.machine_file).device
+    def _warmup(self) -> int:
+        return self.options.warmup or WARMUP[Machine.read(self.machine_file).device]
 
-    def _jobs(
-        self, name: str, choice: PeerChoice | None, jobs: Sequence[Job], title: str, folder: str
-    ) -> list[Reading]:
+    def _jobs(self, name: str, choice: PeerChoice | None, jobs: Sequence[Job], title: str, folder: str) -> None:
         plan = {
             "contender": name,
             "choice": None if choice is None else asdict(choice),
             "jobs": [asdict(job) for job in jobs],
         }
-        directory = self._worker("run", title, folder, plan, sum(job.iterations for job in jobs))
-        return read_readings(directory / "readings.json")
+        ticks = sum(job.iterations for job in jobs)
+        self._turn("run", title, folder, plan, [job.measurement for job in jobs], ticks)
+
+    def _turn(
+        self, what: str, title: str, name: str, plan: dict[str, Any], measurements: Sequence[str], ticks: int = 0
+    ) -> tuple[Reading, ...]:
+        """What was measured in it, now or by an earlier call of the same command."""
+        if name in self.kept and self.kept[name].done:
+            return self.kept[name].readings
+        began, directory = time.perf_counter(), self.place / name
+
+        def keep(*, done: bool) -> Turn:
+            readings = tuple(read_readings(directory / "readings.json"))
+            seconds = seconds_of(directory, time.perf_counter() - began, readings, measurements)
+            self.kept[name] = Turn(name, done, seconds, readings)
+            self.on_turn()
+            return self.kept[name]
+
+        try:
+            self._worker(what, title, name, plan, ticks, may_fail=what == "tune")
+        except (Interrupted, TurnFailed):
+            keep(done=False)
+            raise
+        turn = keep(done=True)
+        say(self.errors, f"{title.partition(',')[0]} {turn.told}")
+        return turn.readings
 
     def _worker(
         self, what: str, title: str, folder: str, plan: dict[str, Any], ticks: int = 0, *, may_fail: bool = False
     ) -> Path:
         directory = self.place / folder
         directory.mkdir()
-        whole = {"what": what, "threads": self.options.threads, "machine": str(self.machine_file), **plan}
-        (directory / "plan.json").write_text(json.dumps(whole), encoding="utf-8")
+        facts = {"what": what, "threads": self.options.threads, "machine": str(self.machine_file), "began": time.time()}
+        (directory / "plan.json").write_text(json.dumps({**facts, **plan}), encoding="utf-8")
         with working(self.errors, title, ticks) as on_step:
-            ended_well = run_worker(
-                ["assay.bench.contest.worker", str(directory)], directory, self.options.threads, on_step
-            )
+            command = ["assay.bench.contest.worker", str(directory)]
+            ended_well = run_worker(command, directory, self.options.threads, on_step, self.stop)
         refusal = directory / "refusal.txt"
         if refusal.exists():
             raise ConfigError(refusal.read_text(encoding="utf-8"))
-        if not ended_well and not may_fail:
+        if not ended_well and not (may_fail and read_readings(directory / "readings.json")):
             last_words(self.errors, title, directory)
             raise TurnFailed
         if not ended_well:

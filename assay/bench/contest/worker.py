@@ -1,14 +1,17 @@
 """One turn of a contest: python -m assay.bench.contest.worker DIRECTORY, which holds plan.json.
 
 Prints "step" after each iteration. Leaves machine.json (of a preparation) or readings.json, which grows reading by
-reading; or refusal.txt, a sentence for whoever typed the command.
+reading, and times.json, which tells how long it took to get to the first iteration; or refusal.txt, a sentence for
+whoever typed the command.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +73,23 @@ def _run(plan: dict[str, Any], directory: Path) -> None:
         from assay.bench.contest.by_generate import measure
     else:
         from assay.bench.contest.by_trl import measure
+
+        import_module("trl.trainer.grpo_trainer")  # now, so that it counts as an import
     jobs = [Job(**{**values, "workload": Workload(**values["workload"])}) for values in plan["jobs"]]
     settings = None if choice is None else PeerChoice(**choice)
     readings: list[Reading] = []
-    for reading in measure(jobs, Machine.read(Path(plan["machine"])), plan["threads"], settings, _tick):
+    imported = time.time()
+    times = directory / "times.json"
+
+    def tick() -> None:
+        if not times.exists():
+            seconds = {"imports": imported - plan["began"], "first_iteration_ended": time.time() - plan["began"]}
+            times.write_text(json.dumps(seconds), encoding="utf-8")
+        print("step", flush=True)
+
+    for reading in measure(jobs, Machine.read(Path(plan["machine"])), plan["threads"], settings, tick):
         readings.append(reading)
         write_readings(directory / "readings.json", readings)
-
-
-def _tick() -> None:
-    print("step", flush=True)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,8 @@ def _sampled_by_the_first_weights(original):  # type: ignore[no-untyped-def]
 
     def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
         if not kept:
-            kept.append((replaced(policy, model=copy.deepcopy(policy.model)), how["policy_version"]))
+            stale = replaced(policy, model=copy.deepcopy(policy.model), family=None)
+            kept.append((stale, how["policy_version"]))
         frozen, version = kept[0]
         return original(frozen, prompts, **{**how, "policy_version": version})
 

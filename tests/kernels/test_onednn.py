@@ -1,0 +1,57 @@
+"""oneDNN's products against float64, for every shape that parts of the inputs can have."""
+
+import pytest
+import torch
+
+from assay.kernels import onednn
+
+pytestmark = pytest.mark.skipif(not onednn.usable(torch.zeros(2, 2)), reason="torch has no such oneDNN here")
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 288, 289, 576, 1000])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_product_is_that_of_float64(inputs, rows, with_bias):
+    inputs_NI, weight_OI = random(rows, inputs), random(33, inputs, seed=1)
+    bias_O = 100 * random(33, seed=2) if with_bias else None
+    expected_NO = inputs_NI.double() @ weight_OI.double().T
+    if bias_O is not None:
+        expected_NO += bias_O
+    outputs_NO = onednn.product(inputs_NI, onednn.laid_out(weight_OI), bias_O)
+    torch.testing.assert_close(outputs_NO.double(), expected_NO, rtol=1e-6, atol=1e-6 * inputs)
+
+
+def test_a_copy_does_not_follow_the_weight():
+    weight_OI = random(3, 5)
+    copy = onednn.laid_out(weight_OI)
+    before = onednn.product(torch.eye(5), copy, None)
+    weight_OI.zero_()
+    assert torch.equal(onednn.product(torch.eye(5), copy, None), before)
+    assert before.abs().min() > 0
+
+
+def test_the_gradient_of_inputs_is_that_of_float64():
+    doutputs_NO, weight_OI = random(9, 33), random(33, 40, seed=1)
+    found_NI = onednn.gradient_of_inputs(doutputs_NO, weight_OI)
+    torch.testing.assert_close(found_NI.double(), doutputs_NO.double() @ weight_OI.double(), rtol=1e-6, atol=1e-5)
+
+
+def test_what_it_is_slow_at_or_cannot_do_is_refused():
+    weight_OI = random(4, 8)
+    assert onednn.usable(weight_OI)
+    assert not onednn.usable(weight_OI[:, :4])
+    assert not onednn.usable(weight_OI.double())
+    assert not onednn.usable(weight_OI.bfloat16())
+    assert not onednn.usable(weight_OI.to("meta"))
+
+
+def test_rounding_is_hardly_coarser_than_that_of_torch():
+    inputs_NI, weight_OI = random(64, 1536), random(256, 1536, seed=1)
+    exact_NO = inputs_NI.double() @ weight_OI.double().T
+    ours = (onednn.product(inputs_NI, onednn.laid_out(weight_OI), None) - exact_NO).square().mean().sqrt()
+    theirs = (inputs_NI @ weight_OI.T - exact_NO).square().mean().sqrt()
+    assert ours < 1.5 * theirs
