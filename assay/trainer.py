@@ -13,6 +13,7 @@ import math
 import random
 import re
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -141,7 +142,8 @@ class GRPOTrainer:
                 TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
                 _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
                 self.config.rollout.temperature,
-            )
+            ),
+            warnings.warn,
         )
         self.config = budgeted(self.config, self.policy)
         reference = frozen_copy(self.policy) if self.config.needs_reference else None
@@ -292,7 +294,7 @@ class GRPOTrainer:
     def _step(self, prompts: Sequence[Prompt], step: int, display: Display | None) -> Stats:
         """One turn of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
-        self.policy = self.learner.policy = renewed(self.policy)
+        self.policy = self.learner.policy = renewed(self.policy, warnings.warn)
         turn = Turn(self.config, self.learner, prompts, self._reward, display)
         train(turn.stages(), replace(self.place, step=step, update=0), None, step + 1)
         self.place = turn.place

@@ -279,3 +279,12 @@ def test_a_step_that_throws_the_weights_out_of_range_is_named():
         RunFailed, match=r"^the optimizer moved the weights by inf in step 0, .* lower its learning rate"
     ):
         trainer.train_step(PROMPTS, 0)
+
+
+def test_a_model_that_takes_the_portable_path_is_told_with_the_reason():
+    trainer = GRPOTrainer(llama(), share_of_good, None, eos_id=EOS, max_tokens=3)
+    trainer.model.model.layers[0].register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match=r"LlamaForCausalLM is .* portable path, slowly, because model.layers.0 has"):
+        trainer.train_step(PROMPTS, 0)
+    with pytest.warns(UserWarning, match="because Recurrent is none of LlamaForCausalLM"):
+        GRPOTrainer(recurrent(), share_of_good, None, eos_id=EOS, max_tokens=3)

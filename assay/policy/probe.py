@@ -45,7 +45,7 @@ def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda senten
     return replace(policy, family=None)
 
 
-def renewed(policy: CausalPolicy) -> CausalPolicy:
+def renewed(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy as its model is now: hooks that would not be called, or other parts and parameters, have a say."""
     family = policy.family
     if family is None:
@@ -55,7 +55,7 @@ def renewed(policy: CausalPolicy) -> CausalPolicy:
         is_unchanged = not moved and same_reading(family, family_of(policy.model))
     except NotOfTheFamily:
         is_unchanged = False
-    return policy if is_unchanged else with_family(policy)
+    return policy if is_unchanged else with_family(policy, say)
 
 
 def _gives_the_same_numbers(policy: CausalPolicy, family: Family) -> bool:

@@ -18,7 +18,7 @@ AXES = ("new_tokens", "group_size", "prompt_tokens")
 FACTORS = (0.25, 0.5, 1.0, 2.0)  # of the axis that grows; the others stay
 SMALLEST = {"new_tokens": 1, "group_size": 2, "prompt_tokens": 1}
 PAD_ID = 0  # never part of a prompt
-KINDS_OF_REWARD = 7
+KINDS_OF_REWARD = 10_007  # a prime: two completions of a group hardly ever tie
 
 Tokens = tuple[int, ...]
 
