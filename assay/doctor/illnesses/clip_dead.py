@@ -75,6 +75,10 @@ def check_batch(batch: Batch) -> Verdict:
     left_BT = gradients_BT - scale * kl_BT  # the policy's part, on clipped tokens
     pushed_BT = clipped_BT & (np.abs(left_BT) > MOST * np.abs(scale * unclipped_BT))
     pushed_BT &= np.abs(left_BT) > 2 * FIT * np.abs(scale * kl_BT)  # what a KL slightly off leaves
+    # an inverted clip (CLIP02) pushes the same tokens; it is told apart by those that it holds back
+    far_BT = others_BT & (policy_BT != 0) & ((ratio_BT < 1 - settings.clip_low) | (ratio_BT > 1 + settings.clip_high))
+    if (far_BT & (np.abs(left_BT) <= MOST * np.abs(scale * policy_BT))).any():
+        return not_applicable("tokens that no clip may hold back are held back; CLIP02 looks at that")
     pushed, count = int(pushed_BT.sum()), int(clipped_BT.sum())
     row, token = (int(place[0]) for place in np.nonzero(pushed_BT if pushed else clipped_BT))
     fact = Fact("policy gradient of a clipped token", float(left_BT[row, token]), 0.0, batch.step, row, token)
@@ -84,7 +88,7 @@ def check_batch(batch: Batch) -> Verdict:
         f"{pushed} of {count} clipped tokens are pushed as if there were no clip",
         fact,
         Fact("clipped tokens with a gradient", pushed, 0),
-        confidence=Confidence.PROVEN if pushed == count else Confidence.LIKELY,
+        confidence=Confidence.PROVEN if pushed == count and far_BT.any() else Confidence.LIKELY,
     )
 
 
@@ -150,10 +154,12 @@ def well() -> Evidence:
 
 
 def _one_far(dead: bool) -> Batch:
-    """A later update in which three tokens of wanted rows have left the clip range."""
+    """A later update in which three tokens of wanted rows have left the clip range, and one of an unwanted row, which
+    no clip holds back."""
     batch = healthy_batch(update=1)
     new_BT = batch.arrays["new_logprobs"].copy()
-    rows = np.flatnonzero(batch.arrays["advantages"] > 0)[:3]
+    advantages_B = batch.arrays["advantages"]
+    rows = np.concatenate([np.flatnonzero(advantages_B > 0)[:3], np.flatnonzero(advantages_B < 0)[:1]])
     new_BT[rows, 1] = batch.arrays["old_logprobs"][rows, 1] + 0.4
     moved = edited(batch, new_logprobs=new_BT)
     weights_BT = weights(moved, aggregation_of(moved))

@@ -119,6 +119,19 @@ def test_gradients_of_another_loss_say_nothing_about_the_clip():
         clip_dead.check_batch(edited(batch, gradients=strange_BT))
 
 
+def test_an_inverted_clip_pushes_the_same_tokens_and_is_told_by_those_it_holds_back(monkeypatch):
+    (batch,) = clip_dead.sick().batches
+    assert clip_dead.check_batch(batch).confidence is Confidence.PROVEN
+    gradients_BT = batch.arrays["gradients"].copy()
+    unwanted = np.flatnonzero(batch.arrays["advantages"] < 0)[0]
+    gradients_BT[unwanted, 1] = 0.0
+    monkeypatch.setattr(clip_dead, "FIT", 0.9)  # as in a large batch, where one token hardly counts in the fit
+    assert clip_dead.check_batch(edited(batch, gradients=gradients_BT)).state is State.NOT_APPLICABLE
+    mask_BT = batch.arrays["mask"].copy()
+    mask_BT[unwanted, 1] = False
+    assert clip_dead.check_batch(edited(batch, mask=mask_BT)).confidence is Confidence.LIKELY
+
+
 def test_a_first_update_clips_nothing():
     assert clip_dead.check_batch(healthy_batch()).state is State.NOT_APPLICABLE
 
