@@ -6,21 +6,19 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from assay.train.display import printable
-from assay.train.interrupt import Interrupted
+from assay.train.interrupt import Interrupt
 
 PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this version
 LOG_LINES = 15  # shown of a run that failed
@@ -51,34 +49,18 @@ def missing_peer() -> str:
     return ""
 
 
-class Stop:
-    """While entered, SIGTERM and SIGINT end the worker under way, and `check` raises Interrupted. A second signal
-    changes nothing: `timeout` sends two, and all that is left to do by then is to keep what was measured."""
+class Stop(Interrupt):
+    """A signal also ends the worker under way. A second one changes nothing: `timeout` sends two, and all that is left
+    to do by then is to keep what was measured."""
 
     def __init__(self) -> None:
-        self.received = 0
+        super().__init__()
         self.worker: subprocess.Popen[str] | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Stop:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
     def watch(self, worker: subprocess.Popen[str]) -> None:
         self.worker = worker
         if self.received:  # it came while the worker was being started
             worker.kill()
-
-    def check(self) -> None:
-        if self.received:
-            raise Interrupted(self.received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number

@@ -12,6 +12,17 @@ SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "
 ADVANTAGE_EPSILON = 1e-4  # of TRL, not to be set
 
 
+# the prompts in their order, and nothing that a user could do without while the clock runs
+NOTHING_BESIDE: dict[str, Any] = {
+    "shuffle_dataset": False,
+    "dataloader_num_workers": 0,
+    "report_to": [],
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
 def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
     """Of GRPOConfig. TRL counts an update as a step; ours is a whole rollout batch."""
     rollout, loss, optimizer = config.rollout, config.loss, config.optimizer
@@ -33,8 +44,6 @@ def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
         "temperature": rollout.temperature,
         "top_k": 0,
         "top_p": 1.0,
-        "shuffle_dataset": False,
-        "dataloader_num_workers": 0,
         "num_iterations": optimizer.epochs,
         "loss_type": loss.objective,
         "epsilon": loss.clip_low,
@@ -49,10 +58,7 @@ def settings(config: Config, steps: int, directory: Path) -> dict[str, Any]:
         "adam_beta2": optimizer.beta2,
         "weight_decay": optimizer.weight_decay,
         "max_grad_norm": optimizer.clip_norm,
-        "report_to": [],
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **NOTHING_BESIDE,
     }
 
 

@@ -12,9 +12,7 @@ a head, F half of it, P columns of prompts, T columns of own tokens, S prompt sl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +24,7 @@ from assay.engine.matrix import copied_bytes, layer_matrices, single
 from assay.engine.sampling import Drawn, draw
 from assay.policy.family import Family
 from assay.policy.forward import hidden_states, norm
+from assay.policy.memory import free_bytes
 from assay.policy.packed import Packed
 
 MARGIN = 0.8  # of the free memory is used
@@ -41,7 +40,8 @@ class CpuDecoder:
         self.family = family
 
     def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
-        return int(MARGIN * free_memory() / self._lane_bytes(prompt_slots_a_lane, prompt_width, max_tokens))
+        lane_bytes = self._lane_bytes(prompt_slots_a_lane, prompt_width, max_tokens)
+        return int(MARGIN * free_bytes(self.family.device) / lane_bytes)
 
     def _lane_bytes(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> float:
         family = self.family
@@ -64,7 +64,7 @@ class CpuDecoder:
         needed = lanes * self._lane_bytes(prompt_slots / lanes, prompt_width, settings.max_tokens) + copied_bytes(
             family
         )
-        copies = settings.max_tokens >= COPIES_PAY_FROM and needed <= MARGIN * free_memory()
+        copies = settings.max_tokens >= COPIES_PAY_FROM and needed <= MARGIN * free_bytes(self.family.device)
         self.matrices, self.head = layer_matrices(family, copies=copies), single(family.head, copies=copies)
 
         def caches(rows: int, columns: int) -> list[Tensor]:
@@ -252,16 +252,6 @@ class CpuDecoder:
         rows_SMKGX = rows.view(slots, self.family.key_heads, most, -1, rows.shape[2]).transpose(1, 2)
         rows_LKGX = rows_SMKGX.flatten(0, 1)
         return rows_LKGX if self.in_order else rows_LKGX.index_select(0, self.places_L)
-
-
-def free_memory() -> int:
-    """Bytes that a process may still take, caches of files counted as free where the system says so."""
-    statement = Path("/proc/meminfo")
-    if statement.is_file():
-        for line in statement.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _rotated(heads_LHW: Tensor, cosines_L1W: Tensor, sines_L1W: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ K tokens of a support, N prompt tokens, W width of a head.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from assay.kernels import decode_state as fields
 from assay.kernels.decode_attention import Tiles
 from assay.kernels.pick import take
 from assay.policy.family import Family
+from assay.policy.memory import free_bytes
 from assay.policy.packed import Packed
 
 LANES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # a step is prepared for these; above, for every 512
@@ -63,7 +63,7 @@ class CudaDecoder:
         return self._run
 
     def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
-        free = _free_bytes(self.family.device) * (1 - LEFT_FREE) - LEFT_FREE_BYTES
+        free = free_bytes(self.family.device) * (1 - LEFT_FREE) - LEFT_FREE_BYTES
         tokens = max_tokens + prompt_slots_a_lane * prompt_width
         return max(int(free / (tokens * _bytes_a_token(self.family) + bytes_a_lane(self.family))), 0)
 
@@ -262,20 +262,6 @@ def rounded(lanes: int) -> int:
 
 def _bytes_a_token(family: Family) -> int:
     return len(family.layers) * 2 * family.key_heads * family.head_width * family.dtype.itemsize
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Free memory of the device, and what torch holds without using it and could give back."""
-    if device.type == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    held = torch.cuda.memory_stats(device)
-    # free parts of blocks that are partly in use are left out: nothing large may fit into them
-    unused: int = sum(
-        sign * held.get(f"{name}_bytes.all.current", 0)
-        for name, sign in (("reserved", 1), ("allocated", -1), ("inactive_split", -1))
-    )
-    free: int = torch.cuda.mem_get_info(device)[0]
-    return free + unused
 
 
 def _portions(prompts: Sequence[tuple[int, Sequence[int]]], most: int) -> Iterator[list[tuple[int, Sequence[int]]]]:

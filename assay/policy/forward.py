@@ -142,6 +142,3 @@ def rotated(heads_NHW: Tensor, cosines_NF: Tensor, sines_NF: Tensor) -> Tensor:
     cosines_N1F, sines_N1F = cosines_NF.unsqueeze(1), sines_NF.unsqueeze(1)
     turned = (left_NHF * cosines_N1F - right_NHF * sines_N1F, right_NHF * cosines_N1F + left_NHF * sines_N1F)
     return torch.cat(turned, dim=-1).to(heads_NHW.dtype)
-
-
-__all__ = ["FUSED_DTYPES", "KeysAndValues", "add_norm", "hidden_states", "norm", "project", "rotated"]

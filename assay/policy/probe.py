@@ -11,7 +11,8 @@ from torch import Tensor
 
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
 from assay.policy.family import Family, NotOfTheFamily, family_of, same_reading
-from assay.policy.forward import hidden_states, project
+from assay.policy.forward import hidden_states
+from assay.policy.joined import project
 from assay.policy.packed import Packed, Segment
 
 # one prompt and two answers; not from 0 on: a model that counts positions by what is not padding would seem to count

@@ -7,15 +7,14 @@ never more than makes it fast.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from assay.config import Config
 from assay.policy.causal import CausalPolicy
+from assay.policy.memory import free_bytes
 from assay.train.pack import pack, sharing
 from assay.types import Prompt, Rollout, Sample, StopReason
 
@@ -94,17 +93,3 @@ def standing_bytes(policy: CausalPolicy, *, needs_reference: bool) -> int:
         if needs_reference and policy.adapter is None:
             total += weight.nbytes
     return total
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses; on a CPU, within the limits of the container."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
-    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return 2**62  # unknown: the number of tokens that is fast decides
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdigit():
-        free = min(free, int(most) - int(used.read_text()))
-    return free

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 
 class Interrupted(Exception):
@@ -23,7 +23,7 @@ class Interrupt:
         self.received = 0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._previous[number] = signal.signal(number, self._handle)
         return self

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from engine.families import KINDS
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load, save
 from torch import nn
@@ -9,14 +10,7 @@ from torch.nn.functional import linear
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from assay.policy.family import NotOfTheFamily, family_of
@@ -29,12 +23,6 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
-}
-KINDS = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 IDS_16 = torch.tensor([[3, 1, 4, 1, 5, 9]])
 

@@ -10,7 +10,7 @@ from assay import config as configuration
 from assay.config import load
 from assay.policy.load import with_adapter
 from assay.train import run
-from assay.train.budget import LEAST_TOKENS, budgeted, bytes_a_token, free_bytes, pass_tokens, standing_bytes
+from assay.train.budget import LEAST_TOKENS, budgeted, bytes_a_token, pass_tokens, standing_bytes
 
 CONFIG = load(None, ["model.path=x"])
 
@@ -57,7 +57,6 @@ def test_only_a_cut_by_tokens_is_settled_and_only_once():
     for given in (["optimizer.microbatches=2"], ["optimizer.pass_tokens=33"]):
         config = load(None, ["model.path=x", *given])
         assert budgeted(config, policy) is config
-    assert free_bytes(torch.device("cpu")) > 2**20
 
 
 def test_a_run_keeps_the_size_of_its_passes(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from assay.bench.contest.model import load_model, tokenizer_of, weights_sum
 from assay.bench.contest.reading import Iteration, Machine, PeerChoice, Reading, Work
 from assay.bench.contest.workload import ROLLOUT, UPDATE, Job, Tokens, checksum, completions_of, prompts_of, reward_of
 from assay.bench.stopwatch import Stopwatch
+from assay.bench.trl_settings import NOTHING_BESIDE
 from assay.config import Config
 
 STAGE_OF_METHOD = {
@@ -52,8 +53,6 @@ def settings_of(job: Job, machine: Machine, choice: PeerChoice, directory: str) 
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
-        "shuffle_dataset": False,
-        "dataloader_num_workers": 0,
         "loss_type": loss.objective,
         "epsilon": loss.clip_low,
         "beta": 0.0,
@@ -64,10 +63,7 @@ def settings_of(job: Job, machine: Machine, choice: PeerChoice, directory: str) 
         "adam_beta2": optimizer.beta2,
         "weight_decay": optimizer.weight_decay,
         "max_grad_norm": optimizer.clip_norm,
-        "report_to": [],
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **NOTHING_BESIDE,
     }
 
 
