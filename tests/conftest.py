@@ -2,12 +2,19 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import warm_python as warm
 from run_fixtures import serving, settings
 
+# Where Python may not keep bytecode, each of the hundreds of processes below would compile torch and transformers anew.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
 # Before torch is imported. Test files run side by side; two pools of threads on the same cores slow each other down.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Before triton is imported, which transformers does: without a GPU its kernels are interpreted.
@@ -15,6 +22,20 @@ if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 MEMORY = "/dev/shm"
+# half a minute and more each: files are dealt out whole, and a long one at the end would keep a single core busy
+LONGEST_FILES = (
+    "tests/test_readme.py",
+    "tests/test_default_run.py",
+    "tests/watch/test_the_script_is_its_own.py",
+    "tests/policy/test_smollm2.py",
+    "tests/test_resume.py",
+    "tests/proof/test_scripts.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    places = {file: place for place, file in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.location[0], len(places)))
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +53,23 @@ def run_path(run_root):
 
 
 @pytest.fixture(scope="session")
-def assay_command(run_root):
+def warm_python():
+    """The path of a `python` that has torch and transformers in memory."""
+    with warm.serving() as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def warm_peer(warm_python):
+    """... and TRL."""
+    with warm.serving(("trl.trainer.grpo_trainer",), warm_python) as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def assay_command(run_root, warm_python):
     """`assay_command.run("train", ...)` runs a command in a process of its own and returns what it left behind."""
-    with serving(run_root / "cache") as commands:
+    with serving(run_root / "cache", warm_python) as commands:
         # the warm start of the embedded model is cached: from here on, all runs of one config are alike
         assert commands.run("train", *settings(run__steps=1), "--out", run_root / "first").code == 0
         yield commands

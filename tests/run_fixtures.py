@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -52,6 +53,7 @@ class Trap:
     number: int
     signal: str
     when: str = "before"
+    pause: float = 0.0  # seconds that pass before it strikes
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Ended:
 class Commands:
     """Runs `assay` commands in forks of one process that has imported all it needs."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, python: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
         environment |= {
             "OMP_NUM_THREADS": "1",
@@ -81,7 +83,7 @@ class Commands:
         }
         self.environment = environment
         self._server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [python, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
     def run(
@@ -160,8 +162,11 @@ def serve() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: F401
 
     import assay.cli
+    import assay.doctor.live
     import assay.train.run
+    from assay.doctor.catalogue import catalogue
 
+    catalogue()  # a hundred files, which every run reads
     with contextlib.suppress(ImportError):
         import pandas  # noqa: F401, pyarrow imports it where it is installed
     torch.set_num_threads(1)
@@ -240,6 +245,7 @@ def _watch(place: str, passed: Counter[str], traps: list[dict[str, Any]]) -> Non
     def strike(when: str) -> None:
         for trap in traps:
             if (trap["number"], trap["when"]) == (passed[place], when):
+                time.sleep(trap["pause"])
                 os.kill(os.getpid(), signal.Signals[f"SIG{trap['signal']}"])
 
     def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,8 +279,8 @@ def _drawing(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def serving(cache: Path) -> Iterator[Commands]:
-    commands = Commands(cache)
+def serving(cache: Path, python: Path) -> Iterator[Commands]:
+    commands = Commands(cache, python)
     try:
         yield commands
     finally:

@@ -2,12 +2,9 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +28,6 @@ from assay.types import Prompt, Score
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 
-ROOT = Path(__file__).parents[1]
 TINY = """
 [model]
 warm_steps = 2
@@ -41,23 +37,6 @@ group_size = 2
 [evaluate]
 prompts = 8
 samples = 2
-"""
-
-# imports TRL once and forks a worker for each line "contender directory": four imports would take most of a minute
-FORKS = """
-import os, sys
-from datasets import Dataset
-from trl import GRPOTrainer
-from assay.bench import learning_peer, learning_worker
-
-while request := open("request").readline().split():
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(request[1] + "/stdout.txt", os.O_WRONLY | os.O_CREAT), 1)
-        learning_worker.main(*request)
-        os._exit(0)
-    with open("reply", "w") as reply:
-        print(os.waitpid(child, 0)[1], file=reply)
 """
 
 
@@ -348,21 +327,10 @@ def test_options_of_the_other_bench_are_refused(arguments, word):
     assert word in ended.stderr
 
 
-@pytest.fixture
-def forked_workers(worker, tmp_path):
-    for name in ("request", "reply"):
-        os.mkfifo(tmp_path / name)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    with subprocess.Popen([sys.executable, "-c", FORKS], cwd=tmp_path, env=environment) as forks:
-        ask = 'echo "$0 $1" > request; read code < reply; cat "$1/stdout.txt"; exit $code'
-        worker(f"cd '{tmp_path}'; exec timeout 100 sh -c '{ask}' \"$3\" \"$4\"")
-        yield
-        forks.terminate()
-
-
 @needs_trl
 @needs_matplotlib
-def test_two_seeds_of_two_steps_from_config_to_plot(forked_workers, tmp_path):
+def test_two_seeds_of_two_steps_from_config_to_plot(warm_peer, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(warm_peer))
     (tmp_path / "tiny.toml").write_text(TINY)
     paths = {name: str(tmp_path / name) for name in ("tiny.toml", "parity.json", "parity.svg")}
     options = ["--config", paths["tiny.toml"], "--json", paths["parity.json"], "--plot", paths["parity.svg"]]

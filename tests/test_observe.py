@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,8 +119,8 @@ def test_a_million_tokens_are_checked():
 
 
 @pytest.mark.parametrize("bug", [False, True])
-def test_the_example_runs_and_the_doctor_sees_its_bug(bug):
-    command = [sys.executable, str(ROOT / "examples/observe.py"), *(["--plant-a-bug"] if bug else [])]
+def test_the_example_runs_and_the_doctor_sees_its_bug(warm_python, bug):
+    command = [warm_python, str(ROOT / "examples/observe.py"), *(["--plant-a-bug"] if bug else [])]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(re.search(r"reward of the last step: ([\d.]+)", shown.stdout)[1]) > 0.8
     if bug:

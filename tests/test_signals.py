@@ -1,4 +1,5 @@
-"""The first SIGTERM or SIGINT saves and ends the run with 143 or 130, wherever it lands; the second ends it at once."""
+"""The first SIGTERM or SIGINT saves and ends the run with 143 or 130, wherever it lands; a later one ends it at once,
+but for repeats right behind the first."""
 
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from run_fixtures import Trap, assert_same_bits, rows, settings
 
-from assay.train.interrupt import Interrupt, Interrupted
+from assay.train.interrupt import ONE_WISH, Interrupt, Interrupted
 
 UPDATE = "assay.train.learner:Learner.update"
 SETTINGS = settings(optimizer__epochs=3)
@@ -119,9 +120,9 @@ def test_a_signal_in_the_warm_start_leaves_no_run_behind(assay_command, run_path
 
 
 @pytest.mark.parametrize(("second", "code"), [("TERM", 143), ("INT", 130)])
-def test_a_second_signal_ends_the_run_at_once(assay_command, straight, run_path, second, code):
+def test_a_later_signal_ends_the_run_at_once(assay_command, straight, run_path, second, code):
     place = "assay.train.checkpoint:save_file"
-    traps = [Trap(place, 8, "TERM"), Trap(place, 8, second, "after")]
+    traps = [Trap(place, 8, "TERM"), Trap(place, 8, second, "after", pause=ONE_WISH)]
     ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=traps, draws=True)
     assert ended.code == code
     # neither saved nor announced: it was inside a checkpoint, whose remains lie about until the run goes on
@@ -129,6 +130,29 @@ def test_a_second_signal_ends_the_run_at_once(assay_command, straight, run_path,
     assert "stopped" not in [row["kind"] for row in rows(run_path / "events.jsonl")]
     assert [path.name for path in (run_path / "checkpoints").glob(".tmp-*")] != []
     assert_resumes(assay_command, run_path, straight)
+
+
+@pytest.mark.parametrize("second", ["TERM", "INT"])
+def test_a_signal_that_is_sent_twice_at_once_is_one(assay_command, straight, run_path, second):
+    traps = [Trap(UPDATE, 5, "TERM"), Trap(UPDATE, 5, second)]
+    ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=traps, draws=True)
+    assert_stopped_and_saved(ended, run_path, "SIGTERM")
+    assert_resumes(assay_command, run_path, straight)
+
+
+def test_repeats_are_counted_from_the_first_signal(monkeypatch):
+    clock, left = [50.0], []
+    monkeypatch.setattr("assay.train.interrupt.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("assay.train.interrupt.os._exit", left.append)
+    with Interrupt() as interrupt:
+        for moment, number in ((50.0, signal.SIGTERM), (50.7, signal.SIGINT), (50.99, signal.SIGTERM)):
+            clock[0] = moment
+            signal.raise_signal(number)
+        assert left == []
+        assert interrupt.received == signal.SIGTERM  # the first names the wish
+        clock[0] = 51.0
+        signal.raise_signal(signal.SIGINT)
+        assert left == [130]
 
 
 def test_handlers_are_put_back(assay_command, run_path):

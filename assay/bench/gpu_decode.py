@@ -23,10 +23,13 @@ import torch
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
+from assay.engine.builtin import generate
 from assay.engine.cuda import CudaDecoder
 from assay.engine.decoder import Seat
 from assay.kernels import decode_state as fields
-from assay.policy.family import family_of
+from assay.policy.causal import CausalPolicy
+from assay.policy.family import Family, family_of
+from assay.types import Prompt, StopReason
 
 SHAPES: dict[str, dict[str, Any]] = {
     "135M": {"kind": "Llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
@@ -85,7 +88,7 @@ def decoded(
     looks = []
     for first in range(0, limit, decoder.look_every):
         decoder.advance(min(decoder.look_every, limit - first))
-        looks.append(decoder.sampled())
+        looks.append(decoder.look()())
     decoder.close()
     return torch.cat([look.tokens_LC for look in looks], 1), torch.cat([look.logprobs_LC for look in looks], 1)
 
@@ -164,7 +167,47 @@ def check() -> None:
         prompts = random_prompts([9, 30], SMALL["vocab_size"])
         tokens_RT, logprobs_RT = decoded(decoder, prompts, 2, 8, is_greedy=True)
         told.append(f"greedy {differences(model, prompts, 2, tokens_RT, logprobs_RT, 1.0).max():.1e}")
+        told.append(f"ends {checked_ends(model, family):.1e}")
         print(f"{kind} {sort}: {', '.join(told)}", flush=True)
+
+
+class Numbers:
+    """A codec that writes tokens as their numbers."""
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def chat(self, messages: object) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def checked_ends(model: Any, family: Family) -> float:
+    """The largest difference of rollouts that end anywhere, at the first token and at the last allowed one among them,
+    in fewer lanes than there are rollouts."""
+    ends = tuple(range(0, SMALL["vocab_size"], 4))
+    policy = CausalPolicy(model, Numbers(), ends, 0.8, family=family)
+    tokens = random_prompts([3, 1, 30, 11, 2, 50, 8, 21], SMALL["vocab_size"])
+    prompts = [Prompt(str(number), "", tuple(prompt), "") for number, prompt in enumerate(tokens)]
+    settings = RolloutConfig(max_tokens=9, max_rows=24)
+    generator = torch.Generator("cuda").manual_seed(3)
+    groups = generate(policy, prompts, group_size=16, settings=settings, generator=generator, policy_version=0)
+    off = 0.0
+    for prompt, group in zip(tokens, groups, strict=True):
+        for rollout in group:
+            last = len(rollout.tokens) - 1
+            assert [place for place, token in enumerate(rollout.tokens) if token in ends] in ([], [last]), rollout
+            assert (rollout.stop == StopReason.EOS) == (rollout.tokens[-1] in ends), rollout
+            assert last == settings.max_tokens - 1 or rollout.stop == StopReason.EOS, rollout
+            told_1T = torch.tensor([rollout.sampler_logprobs])
+            off_1T = differences(model, [prompt], 1, torch.tensor([rollout.tokens]), told_1T, 0.8)
+            off = max(off, off_1T.max().item())
+    lengths = {len(rollout.tokens) for group in groups for rollout in group if rollout.stop == StopReason.EOS}
+    assert {1, settings.max_tokens} <= lengths, lengths
+    assert family.dtype == torch.bfloat16 or off <= TOLERANCE, off
+    return off
 
 
 def add_adapters(model: Any, rank: int) -> None:
@@ -271,7 +314,6 @@ def kernels_of(decoder: CudaDecoder, count: int) -> list[tuple[str, int, float]]
 
 
 def main(wanted: Sequence[str]) -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # as in a run
     results: dict[str, Any] = {}

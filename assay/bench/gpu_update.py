@@ -13,7 +13,6 @@ Shape legend: B rows, L tokens of a row, T tokens of a completion, N packed toke
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -290,5 +289,4 @@ def profile() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     {"checks": checks, "table": table, "profile": profile}[sys.argv[1]]()

@@ -35,7 +35,6 @@ Curves = dict[int, dict[str, Curve]]  # by seed and contender
 def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plot_path: Path | None) -> int:
     """Trains `seeds` runs of each contender, those that the JSON file does not hold yet. Returns the exit code."""
     errors, console = chatter(), Console()
-    config = prepared(config, steps)
     if missing := missing_peer():
         raise ConfigError(f"bench --learning needs the peer: {missing}")
     for path in (json_path, plot_path):
@@ -45,6 +44,8 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
         from assay.bench.curves_plot import require_matplotlib
 
         require_matplotlib()
+    refuse_unlike(config)  # also before torch is imported, which takes long
+    config = prepared(config, steps)
     curves = read_curves(json_path, config)
     wanted = [config.run.seed + number for number in range(seeds)]
     # every second seed starts with the other contender

@@ -55,7 +55,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="smollm2, a Hugging Face directory, a .gguf file, or a shape with random weights: 135m, 0.5b, 1.5b.",
+            help="smollm2, a Hugging Face directory, a .gguf file, or a shape with random weights: 135m, 0.5b, 1.5b, "
+            "or tiny, for a look at the bench itself.",
             rich_help_panel=THE_MODEL,
         ),
     ] = None,

@@ -118,6 +118,10 @@ def _check_contradictions(config: Config) -> None:
         f"optimizer.minibatches = {optimizer.minibatches}; choose a divisor of {rows}": rows % optimizer.minibatches
         != 0,
         f"{rows} rows are fewer than optimizer.minibatches x optimizer.microbatches = {updates}": rows < updates,
+        f"optimizer.pass_tokens = {optimizer.pass_tokens} would be ignored: optimizer.microbatches = "
+        f"{optimizer.microbatches} says into how many passes an update is cut; set one of the two to 0": bool(
+            optimizer.pass_tokens and optimizer.microbatches
+        ),
         f"loss.dual_clip = {loss.dual_clip} must exceed 1 + loss.clip_high, or be 0 for off": 0
         < loss.dual_clip
         <= 1 + loss.clip_high,

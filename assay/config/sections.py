@@ -213,7 +213,7 @@ class OptimizerConfig:
         "passes an update is cut into, 0 = as memory asks for; the gradient stays the same, but for rounding",
         low=0,
     )
-    pass_tokens: int = setting(0, "most tokens of a pass if microbatches = 0; 0 = what the memory holds", low=0)
+    pass_tokens: int = setting(0, "most tokens of a pass, if microbatches = 0; 0 = what the memory holds", low=0)
     share_prompts: bool = setting(True, "compute a prompt once for all of its answers where the model allows it")
 
 

@@ -21,6 +21,7 @@ from assay.engine.cpu import CpuDecoder
 from assay.engine.decoder import Decoder
 from assay.engine.rows import BrokenPolicy, Rows
 from assay.policy.causal import CausalPolicy
+from assay.policy.device import as_current
 from assay.policy.family import Family
 from assay.types import Prompt, Rollout
 
@@ -53,10 +54,11 @@ def generate(
         uniforms_RT = torch.rand(count, settings.max_tokens, generator=generator, device=policy.device)
     rows = Rows(policy, settings, count)
     decoder = _decoder(policy, max(len(prompt.tokens) for prompt in prompts) + settings.max_tokens)
-    if decoder is None:
-        portable.decode(policy, prompts, group_size, settings, uniforms_RT, rows, on_token)
-    else:
-        lanes.decode(decoder, prompts, group_size, settings, policy.temperature, uniforms_RT, rows, on_token)
+    with as_current(policy.device):
+        if decoder is None:
+            portable.decode(policy, prompts, group_size, settings, uniforms_RT, rows, on_token)
+        else:
+            lanes.decode(decoder, prompts, group_size, settings, policy.temperature, uniforms_RT, rows, on_token)
     return [
         [rows.rollout(number * group_size + member, prompt, policy_version) for member in range(group_size)]
         for number, prompt in enumerate(prompts)
@@ -64,14 +66,16 @@ def generate(
 
 
 def _decoder(policy: CausalPolicy, tokens: int) -> Decoder | None:
-    """A decoder for sequences of so many tokens; None if the model is not of the family, or looks at a window that is
-    shorter."""
-    family = policy.family
-    if family is None or (family.longest is not None and tokens > family.longest):
+    """A decoder for sequences of up to so many tokens; None: the portable path."""
+    family = policy.family_for(tokens)
+    if family is None:
         return None
     if family.device.type == "cpu":
         return CpuDecoder(family)
     if family.device.type != "cuda":
+        policy.say(
+            f"tokens are sampled by the portable path, slowly, because no decoder is made for {family.device.type}"
+        )
         return None
     if family not in _cuda_decoders:
         from assay.engine.cuda import CudaDecoder  # Triton, which a machine without a GPU may lack

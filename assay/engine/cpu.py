@@ -3,8 +3,8 @@
 Almost all of the time goes into matrix products, and there is one for each matrix: queries, keys and values together,
 gate and up together, all lanes together. Where memory allows, the matrices are copied into the order in which the
 processor reads them, for one call and never longer: the next one sees what the optimizer did. A prompt's keys meet the
-queries of all of its lanes in one product; a lane's own keys stand apart, and one softmax runs over both. Caches are
-made once and written in place.
+queries of all of its lanes in one product; a lane's own keys stand apart, and one softmax runs over both. Heads of keys
+come before lanes in every cache: then both products read queries and shares as they stand.
 
 Shape legend: L lanes, D hidden size, O outputs, H heads, K heads of keys, G = H / K queries of a key head, W width of
 a head, F half of it, P columns of prompts, T columns of own tokens, S prompt slots, M most lanes of a slot, A = P + T.
@@ -12,7 +12,7 @@ a head, F half of it, P columns of prompts, T columns of own tokens, S prompt sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, silu
 
 from assay.config.sections import RolloutConfig
 from assay.engine.decoder import Sampled, Seat
-from assay.engine.matrix import copied_bytes, layer_matrices, single
+from assay.engine.matrix import copied_bytes, head_matrix, layer_matrices
 from assay.engine.sampling import Drawn, draw
 from assay.policy.family import Family
 from assay.policy.forward import hidden_states, norm
@@ -34,6 +34,7 @@ COPIES_PAY_FROM = 8  # tokens of a rollout
 
 class CpuDecoder:
     look_every = 1  # tokens are where they are looked at
+    ahead = 0
     keep_below = 0.75
 
     def __init__(self, family: Family) -> None:
@@ -65,15 +66,11 @@ class CpuDecoder:
             family
         )
         copies = settings.max_tokens >= COPIES_PAY_FROM and needed <= MARGIN * free_bytes(self.family.device)
-        self.matrices, self.head = layer_matrices(family, copies=copies), single(family.head, copies=copies)
+        self.matrices, self.head = layer_matrices(family, copies=copies), head_matrix(family, copies=copies)
 
-        def caches(rows: int, columns: int) -> list[Tensor]:
-            # of zeros: what lies under a mask is multiplied by 0, which NaN would survive
-            shape = rows, family.key_heads, columns, family.head_width
-            return [torch.zeros(shape, dtype=family.dtype) for _ in family.layers]
-
-        self.prompt_keys, self.prompt_values = caches(prompt_slots, prompt_width), caches(prompt_slots, prompt_width)
-        self.own_keys, self.own_values = caches(lanes, settings.max_tokens), caches(lanes, settings.max_tokens)
+        self.prompts = [_Cache.empty(family, 0, prompt_width) for _ in family.layers]
+        self.own = [_Cache.empty(family, lanes, settings.max_tokens) for _ in family.layers]
+        self.logits_LV = torch.empty(lanes, len(family.embedding_VD), dtype=family.dtype)
         self.cosines_AF, self.sines_AF = family.rotations(torch.arange(prompt_width + settings.max_tokens))
         self.tokens_L, self.rollouts_L, self.slots_L, self.counts_L, self.prompts_L = (
             torch.zeros(lanes, dtype=torch.long) for _ in range(5)
@@ -82,6 +79,10 @@ class CpuDecoder:
         self._arrange()
 
     def remember(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        slots = max(slot for slot, _ in prompts) + 1
+        if slots > self.prompts[0].rows:
+            for layer, cache in enumerate(self.prompts):
+                self.prompts[layer] = cache.with_rows(slots)
         part: list[tuple[int, Sequence[int]]] = []
         for slot, tokens in sorted(prompts, key=lambda prompt: len(prompt[1])):
             if part and sum(len(tokens) for _, tokens in part) + len(tokens) > PROMPT_TOKENS_AT_A_TIME:
@@ -96,12 +97,13 @@ class CpuDecoder:
         packed = Packed.of_sequences([tokens for _, tokens in prompts], self.family.device)
 
         def keep(layer: int, keys_NKW: Tensor, values_NKW: Tensor) -> None:
-            for (slot, tokens), segment in zip(prompts, packed.segments, strict=True):
+            for (slot, _), segment in zip(prompts, packed.segments, strict=True):
                 here = slice(segment.start, segment.end)
-                self.prompt_keys[layer][slot, :, : len(tokens)] = keys_NKW[here].transpose(0, 1)
-                self.prompt_values[layer][slot, :, : len(tokens)] = values_NKW[here].transpose(0, 1)
+                self.prompts[layer].write(slot, keys_NKW[here], values_NKW[here])
 
-        hidden_states(self.family, packed, keep)
+        # by torch's own products, which are finer: all that is behind a prompt's huge first states feels their rounding
+        with _as_the_parameters_are():
+            hidden_states(self.family, packed, keep)
 
     def seat(self, seats: Sequence[Seat]) -> None:
         lanes = torch.tensor([seat.lane for seat in seats])
@@ -113,17 +115,19 @@ class CpuDecoder:
         self._arrange()
 
     def advance(self, positions: int) -> None:
-        for _ in range(positions):
-            self._step()
+        with _as_the_parameters_are():
+            for _ in range(positions):
+                self._step()
 
-    def sampled(self) -> Sampled:
+    def look(self) -> Callable[[], Sampled]:
         drawn, self.drawn = self.drawn, []
         supports = [each.support_NK for each in drawn if each.support_NK is not None]
-        return Sampled(
+        sampled = Sampled(
             torch.stack([each.tokens_N for each in drawn], dim=1),
             torch.stack([each.logprobs_N for each in drawn], dim=1),
             torch.stack(supports, dim=1) if supports else None,
         )
+        return lambda: sampled
 
     def keep(self, lanes: Sequence[int]) -> None:
         kept = torch.tensor(lanes)
@@ -131,26 +135,21 @@ class CpuDecoder:
         self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L = (
             each[kept] for each in (self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L)
         )
-        for caches, order in (
-            (self.own_keys, kept),
-            (self.own_values, kept),
-            (self.prompt_keys, slots),
-            (self.prompt_values, slots),
-        ):
-            for layer, cache in enumerate(caches):
-                moved = (order != torch.arange(len(order))).nonzero().squeeze(1)
-                cache[moved] = cache[order[moved]]
-                caches[layer] = cache[: len(order)]
+        for layer in range(len(self.own)):
+            self.own[layer] = self.own[layer].selected(kept, self.widths[1])
+            self.prompts[layer] = self.prompts[layer].selected(slots, self.widths[0])
+        self.logits_LV = self.logits_LV[: len(kept)]
+        self.drawn = [each.of_rows(kept) for each in self.drawn]
         self._arrange()
 
     def close(self) -> None:
-        for name in ("prompt_keys", "prompt_values", "own_keys", "own_values", "matrices", "head"):
+        for name in ("prompts", "own", "logits_LV", "matrices", "head"):
             if hasattr(self, name):
                 delattr(self, name)
 
     def _arrange(self) -> None:
         """The lanes of each slot, for one product a slot; a slot with fewer lanes than another repeats lane 0."""
-        lanes_of: list[list[int]] = [[] for _ in range(int(self.slots_L.max()) + 1)]
+        lanes_of: list[list[int]] = [[] for _ in range(max(self.prompts[0].rows, 1))]
         self.places_L = torch.empty_like(self.slots_L)  # where a lane stands in the table of slots
         for lane, slot in enumerate(self.slots_L.tolist()):
             self.places_L[lane] = len(lanes_of[slot])
@@ -168,94 +167,150 @@ class CpuDecoder:
         cosines_L1W = self.cosines_AF[positions_L].repeat(1, 2).unsqueeze(1)
         sines_L1F = self.sines_AF[positions_L].unsqueeze(1)
         rotations = cosines_L1W, torch.cat([-sines_L1F, sines_L1F], dim=2)
-        mask_L11A = self._mask()
-        heads = torch.arange(len(self.counts_L) * family.key_heads)
-        # the row of each lane and key head in a cache seen as one long list
-        self.newest = heads * self.settings.max_tokens + self.counts_L.repeat_interleave(family.key_heads)
+        mask_1L1A = self._mask()
+        newest = self._newest()
         states_LD = embedding(self.tokens_L, family.embedding_VD.detach())
         for number, (layer, matrices) in enumerate(zip(family.layers, self.matrices, strict=True)):
             normed_LD = norm(states_LD, layer.first_norm_D, family.epsilon)
             heads_LO = matrices.query_key_value.product(normed_LD)
+            seen_LO = self._attention(number, heads_LO, rotations, mask_1L1A, newest)
             # added once it is whole: parts of it, added one by one to states a thousand times larger, would be rounded
-            states_LD += matrices.output.product(self._attention(number, heads_LO, rotations, mask_L11A))
+            states_LD += matrices.output.product(seen_LO)
             normed_LD = norm(states_LD, layer.second_norm_D, family.epsilon)
             gate_LO, up_LO = matrices.gate_up.product(normed_LD).chunk(2, dim=1)
             states_LD += matrices.down.product(silu(gate_LO).mul_(up_LO))
-        logits_LV = self.head.product(norm(states_LD, family.norm_D, family.epsilon))
+        logits_LV = self.head.product(norm(states_LD, family.norm_D, family.epsilon), self.logits_LV)
         uniforms_L = None if self.uniforms_RT is None else self.uniforms_RT[self.rollouts_L, self.counts_L]
         drawn = draw(logits_LV, uniforms_L, self.temperature, self.settings)
         self.drawn.append(drawn)
         self.tokens_L = drawn.tokens_N
         self.counts_L += 1
 
-    def _mask(self) -> Tensor:
-        """mask_L11A: 0 where a lane has a token in its prompt's columns and in its own, -inf elsewhere."""
+    def _mask(self) -> Tensor | None:
+        """mask_1L1A: 0 where a lane has a token in its prompt's columns and in its own, -inf elsewhere; None if it
+        would be 0 everywhere."""
         self.widths = int(self.prompts_L.max()), int(self.counts_L.max()) + 1
         prompt_P, own_T = (torch.arange(width) for width in self.widths)
         hidden_LA = torch.cat(
             [prompt_P >= self.prompts_L.unsqueeze(1), own_T > self.counts_L.unsqueeze(1)],
             dim=1,
         )
-        return torch.zeros(hidden_LA.shape).masked_fill_(hidden_LA, -float("inf"))[:, None, None]
+        if not hidden_LA.any():
+            return None
+        return torch.zeros(hidden_LA.shape).masked_fill_(hidden_LA, -float("inf"))[None, :, None]
 
-    def _attention(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor], mask_L11A: Tensor) -> Tensor:
+    def _newest(self) -> Tensor | None:
+        """Where the newest keys and values go in a cache seen as one long list; None: into the last column in use."""
+        lanes = len(self.counts_L)
+        if int(self.counts_L.min()) == self.widths[1] - 1:
+            return None
+        rows_KL = torch.arange(2 * self.family.key_heads * lanes).view(-1, lanes)
+        return (rows_KL * self.settings.max_tokens + self.counts_L).flatten()
+
+    def _attention(
+        self,
+        number: int,
+        heads_LO: Tensor,
+        rotations: tuple[Tensor, Tensor],
+        mask_1L1A: Tensor | None,
+        newest: Tensor | None,
+    ) -> Tensor:
         """outputs_LO of the attention to the prompt and to the lane's own tokens, the newest among them."""
-        family, layer = self.family, self.family.layers[number]
-        lanes, key_heads, width = len(heads_LO), family.key_heads, family.head_width
-        queries_LHW, keys_LKW, values_LKW = heads_LO.view(lanes, -1, width).split_with_sizes(
-            [family.heads, key_heads, key_heads], dim=1
-        )
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries_LHW = norm(queries_LHW, layer.query_norm, family.epsilon)
-            keys_LKW = norm(keys_LKW, layer.key_norm, family.epsilon)
-            straight_LHW = torch.cat([queries_LHW, keys_LKW], dim=1)
-        else:
-            straight_LHW = heads_LO.view(lanes, -1, width)[:, : family.heads + key_heads]
-        turned_LHW = _rotated(straight_LHW, *rotations)
-        queries_LHW, keys_LKW = turned_LHW.split_with_sizes([family.heads, key_heads], dim=1)
-        self.own_keys[number].view(-1, width).index_copy_(0, self.newest, keys_LKW.reshape(-1, width))
-        self.own_values[number].view(-1, width).index_copy_(0, self.newest, values_LKW.reshape(-1, width))
-
-        queries_LKGW = queries_LHW.reshape(lanes, key_heads, -1, width)
+        family, own, prompts = self.family, self.own[number], self.prompts[number]
+        lanes, heads, key_heads, width = len(heads_LO), family.heads, family.key_heads, family.head_width
+        heads_LHW = self._turned(number, heads_LO, rotations)
         prompt_width, own_width = self.widths
-        own_keys, own_values = (
-            cache[number].flatten(0, 1)[:, :own_width] for cache in (self.own_keys, self.own_values)
-        )
-        own_scores = torch.bmm(queries_LKGW.flatten(0, 1), own_keys.transpose(1, 2)).view(
-            lanes, key_heads, -1, own_width
-        )
-        if prompt_width == 0:
-            shares = (own_scores.float() * family.attention_scale + mask_L11A).softmax(dim=-1).to(family.dtype)
-            return torch.bmm(shares.flatten(0, 1), own_values).view(lanes, -1)
-        slots = len(self.lanes_SM)
-        prompt_keys, prompt_values = (
-            cache[number][:slots].flatten(0, 1)[:, :prompt_width] for cache in (self.prompt_keys, self.prompt_values)
-        )
-        prompt_scores = self._of_lanes(torch.bmm(self._of_slots(queries_LKGW), prompt_keys.transpose(1, 2)))
-        scores_LKGA = torch.cat([prompt_scores, own_scores], dim=-1).float().mul_(family.attention_scale)
-        shares_LKGA = scores_LKGA.add_(mask_L11A).softmax(dim=-1).to(family.dtype)
-        seen_LKGW = self._of_lanes(torch.bmm(self._of_slots(shares_LKGA[..., :prompt_width]), prompt_values))
-        return torch.baddbmm(seen_LKGW.flatten(0, 1), shares_LKGA[..., prompt_width:].flatten(0, 1), own_values).view(
-            lanes, -1
-        )
+        newest_KLW = heads_LHW[:, heads:].transpose(0, 1)
+        if newest is None:
+            own.both[:, :, own_width - 1] = newest_KLW
+        else:
+            own.both.view(-1, width).index_copy_(0, newest, newest_KLW.reshape(-1, width))
 
-    def _of_slots(self, rows_LKGX: Tensor) -> Tensor:
-        """[L, K, G, X] -> [S * K, M * G, X]: what the lanes of a slot ask, side by side."""
+        # heads of keys first: then the queries of a lane stand together, and those of the lanes of a prompt do
+        queries_KLGW = heads_LHW[:, :heads].view(lanes, key_heads, -1, width).transpose(0, 1).contiguous()
+        scores_KLGA = torch.bmm(queries_KLGW.flatten(0, 1), own.keys[:, :, :own_width]).view(
+            key_heads, lanes, -1, own_width
+        )
+        if prompt_width:
+            of_prompt = torch.bmm(self._of_slots(queries_KLGW), prompts.keys[:, :, :prompt_width])
+            scores_KLGA = torch.cat([self._of_lanes(of_prompt), scores_KLGA], dim=-1)
+        scores_KLGA = scores_KLGA.float().mul_(family.attention_scale)
+        if mask_1L1A is not None:
+            scores_KLGA += mask_1L1A
+        shares_KLGA = scores_KLGA.softmax(dim=-1).to(family.dtype)
+        own_shares, own_values = shares_KLGA[..., prompt_width:].flatten(0, 1), own.values[:, :own_width]
+        if prompt_width:
+            seen = torch.bmm(self._of_slots(shares_KLGA[..., :prompt_width]), prompts.values[:, :prompt_width])
+            seen = self._of_lanes(seen).flatten(0, 1).baddbmm_(own_shares, own_values)
+        else:
+            seen = torch.bmm(own_shares, own_values)
+        return seen.view(key_heads, lanes, -1).transpose(0, 1).reshape(lanes, -1)
+
+    def _turned(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+        """heads_LHW with queries and keys normed, where the model does that, and rotated, all where they stand."""
+        family, layer = self.family, self.family.layers[number]
+        heads_LHW = heads_LO.view(len(heads_LO), -1, family.head_width)
+        turned_LHW = straight_LHW = heads_LHW[:, : family.heads + family.key_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries_LHW, keys_LKW = straight_LHW.split_with_sizes([family.heads, family.key_heads], dim=1)
+            queries_LHW = norm(queries_LHW, layer.query_norm, family.epsilon)
+            straight_LHW = torch.cat([queries_LHW, norm(keys_LKW, layer.key_norm, family.epsilon)], dim=1)
+        _rotate(straight_LHW, *rotations, turned_LHW)
+        return heads_LHW
+
+    def _of_slots(self, rows_KLGX: Tensor) -> Tensor:
+        """[K, L, G, X] -> [K * S, M * G, X]: what the lanes of a slot ask, side by side."""
         slots, most = self.lanes_SM.shape
-        rows = rows_LKGX if self.in_order else rows_LKGX.index_select(0, self.lanes_SM.flatten())
-        rows_SMKGX = rows.view(slots, most, *rows.shape[1:])
-        return rows_SMKGX.transpose(1, 2).reshape(slots * rows_LKGX.shape[1], -1, rows_LKGX.shape[3])
+        rows = rows_KLGX if self.in_order else rows_KLGX.index_select(1, self.lanes_SM.flatten())
+        return rows.view(len(rows) * slots, most * rows.shape[2], -1)
 
     def _of_lanes(self, rows: Tensor) -> Tensor:
-        """[S * K, M * G, X] -> [L, K, G, X]."""
+        """[K * S, M * G, X] -> [K, L, G, X]."""
         slots, most = self.lanes_SM.shape
-        rows_SMKGX = rows.view(slots, self.family.key_heads, most, -1, rows.shape[2]).transpose(1, 2)
-        rows_LKGX = rows_SMKGX.flatten(0, 1)
-        return rows_LKGX if self.in_order else rows_LKGX.index_select(0, self.places_L)
+        rows_KLGX = rows.view(self.family.key_heads, slots * most, -1, rows.shape[2])
+        return rows_KLGX if self.in_order else rows_KLGX.index_select(1, self.places_L)
 
 
-def _rotated(heads_LHW: Tensor, cosines_L1W: Tensor, sines_L1W: Tensor) -> Tensor:
+def _as_the_parameters_are() -> torch.autocast:
+    return torch.autocast("cpu", enabled=False)
+
+
+class _Cache:
+    """Keys and values of one layer: of the lanes, or of the slots of prompts. R: rows of either kind, C: columns."""
+
+    def __init__(self, both: Tensor) -> None:
+        self.both = both  # [2 K, R, C, W], keys before values
+        keys, self.values = both.flatten(0, 1).chunk(2)  # [K * R, C, W]
+        self.keys = keys.transpose(1, 2)
+
+    @classmethod
+    def empty(cls, family: Family, rows: int, columns: int) -> _Cache:
+        # of zeros: what lies under a mask is multiplied by 0, which NaN would survive
+        return cls(torch.zeros(2 * family.key_heads, rows, columns, family.head_width, dtype=family.dtype))
+
+    @property
+    def rows(self) -> int:
+        return self.both.shape[1]
+
+    def write(self, row: int, keys_NKW: Tensor, values_NKW: Tensor) -> None:
+        self.both[:, row, : len(keys_NKW)] = torch.cat([keys_NKW, values_NKW], dim=1).transpose(0, 1)
+
+    def with_rows(self, rows: int) -> _Cache:
+        heads, before, columns, width = self.both.shape
+        both = self.both.new_zeros(heads, rows, columns, width)
+        both[:, :before] = self.both
+        return _Cache(both)
+
+    def selected(self, rows: Tensor, columns: int) -> _Cache:
+        """These rows alone, of which so many columns are in use."""
+        heads, _, most, width = self.both.shape
+        both = self.both.new_zeros(heads, len(rows), most, width)
+        both[:, :, :columns] = self.both[:, rows, :columns]
+        return _Cache(both)
+
+
+def _rotate(heads_LHW: Tensor, cosines_L1W: Tensor, sines_L1W: Tensor, to_LHW: Tensor) -> None:
     """As forward.rotated, in three passes: sines are negative for the left half, which the right one is added to."""
     exact_LHW = heads_LHW.float()
     swapped_LHW = exact_LHW.roll(heads_LHW.shape[2] // 2, dims=2)
-    return torch.addcmul(exact_LHW * cosines_L1W, swapped_LHW, sines_L1W).to(heads_LHW.dtype)
+    torch.addcmul(exact_LHW * cosines_L1W, swapped_LHW, sines_L1W, out=to_LHW)

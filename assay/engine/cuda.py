@@ -11,7 +11,7 @@ K tokens of a support, N prompt tokens, W width of a head.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import ref
 
@@ -38,6 +38,7 @@ MOST_PROMPT_TOKENS = 2**15  # at a time: a grid of kernels has less than twice a
 
 class CudaDecoder:
     look_every = 16
+    ahead = 4
     keep_below = 0.75
 
     def __init__(self, family: Family) -> None:
@@ -159,18 +160,29 @@ class CudaDecoder:
         run.supports.append(drawn.support_NK)
         take(drawn.tokens_N, drawn.logprobs_N, state_LF, step.places)
 
-    def sampled(self) -> Sampled:
+    def look(self) -> Callable[[], Sampled]:
         run = self.run
         lanes = len(run.own_slots)
-        written_C2L = run.written_C2L[: run.pending].cpu()[:, :, :lanes]
-        support_LCK = torch.stack([support[:lanes] for support in run.supports], dim=1).cpu() if run.supports else None
+        written_C2L = _copied(run.written_C2L[: run.pending])
+        supports = [_copied(support[:lanes]) for support in run.supports]
+        copied = torch.cuda.current_stream().record_event() if run.written_C2L.is_cuda else None
         run.pending, run.supports = 0, []
         self.step.state_LF[:, fields.COLUMN.value] = 0
-        return Sampled(written_C2L[:, 0].t().long(), written_C2L[:, 1].t().clone().view(torch.float32), support_LCK)
+
+        def read() -> Sampled:
+            if copied is not None:
+                copied.synchronize()
+            tokens_LC, bits_LC = written_C2L[:, 0, :lanes].t().long(), written_C2L[:, 1, :lanes].t().contiguous()
+            return Sampled(tokens_LC, bits_LC.view(torch.float32), torch.stack(supports, dim=1) if supports else None)
+
+        return read
 
     def keep(self, lanes: Sequence[int]) -> None:
         state_LF, run = self.step.state_LF, self.run
-        kept_LF = state_LF[torch.tensor(lanes, device=state_LF.device)]
+        kept = torch.tensor(lanes, device=state_LF.device)
+        kept_LF = state_LF[kept]
+        run.written_C2L[: run.pending, :, : len(lanes)] = run.written_C2L[: run.pending, :, kept]
+        run.supports = [support[kept] for support in run.supports]
         run.own_slots = [run.own_slots[lane] for lane in lanes]
         run.leave_idle(state_LF, len(lanes))
         state_LF[: len(lanes)] = kept_LF
@@ -217,7 +229,8 @@ class Run:
         context = prompt_width + limit
         rotations_NW = torch.cat(family.rotations(torch.arange(context, device=device)), dim=1).contiguous()
         uniforms_RT = None if uniforms_RT is None else uniforms_RT.to(device, torch.float32).contiguous()
-        written_C2L = torch.zeros(limit, 2, step.lanes, dtype=torch.int32, device=device)
+        columns = limit + CudaDecoder.ahead
+        written_C2L = torch.zeros(columns, 2, step.lanes, dtype=torch.int32, device=device)
         places = [0] * fields.PLACES.value
         places[fields.OWN_CACHE.value], places[fields.PROMPT_CACHE.value] = own.data_ptr(), prompts.data_ptr()
         places[fields.OWN_SLOTS.value], places[fields.OWN_TOKENS.value] = lanes + 1, limit
@@ -249,6 +262,13 @@ class Run:
         state_LF[first:, fields.OWN_SLOT.value] = self.idle_slot
         state_LF[first:, fields.ROLLOUT.value] = -1
         state_LF[first:, fields.COLUMN.value] = self.pending
+
+
+def _copied(values: Tensor) -> Tensor:
+    """On the CPU; from a GPU the copy is under way until all is done that was asked of the GPU before it."""
+    if not values.is_cuda:
+        return values.clone()
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
 def rounded(lanes: int) -> int:

@@ -9,7 +9,7 @@ Shape legend: R rollouts, T completion tokens, L lanes, C positions advanced, K 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class Sampled:
 
 class Decoder(Protocol):
     look_every: int  # positions worth advancing between two looks
+    ahead: int  # positions worth advancing before a look is read, so that the device has work while the host reads it
     keep_below: float  # `keep` is worth its cost when no more than this share of the lanes lives
 
     def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
@@ -67,12 +68,13 @@ class Decoder(Protocol):
     def advance(self, positions: int) -> None:
         """So many tokens more for every lane, ended or not; a lane at its limit of tokens stays within its room."""
 
-    def sampled(self) -> Sampled:
-        """Of every lane in its order, once: a second look without an advance finds no positions."""
+    def look(self) -> Callable[[], Sampled]:
+        """What every lane, in its order, was given since the last look. To call the result waits for it; the lanes may
+        advance before that."""
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Lanes that go on, in their new order; the others are gone, and with them prompts that no lane has and the
-        work of a step. Nothing is seated afterwards."""
+        """Lanes that go on, in their new order, with what they were given since the last look; the others are gone, and
+        with them prompts that no lane has and the work of a step. Nothing is seated afterwards."""
 
     def close(self) -> None:
         """Gives the cache's memory back; what was prepared (graphs, tables) may stay."""

@@ -75,6 +75,8 @@ class _Seating:
     def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], group_size: int, lanes: int, slots: int) -> None:
         self.decoder, self.prompts, self.group_size = decoder, prompts, group_size
         self.rollouts_L = np.full(lanes, IDLE)
+        self.ahead = 0  # positions advanced since the last look
+        self.skipped_L = np.zeros(lanes, dtype=np.int64)  # of these, those before the rollout took its seat
         self.next = 0  # the first rollout that waits
         self.count = len(prompts) * group_size
         self.slot_of: dict[int, int] = {}  # of each prompt that is remembered
@@ -86,10 +88,17 @@ class _Seating:
         while self.next < self.count or (self.rollouts_L != IDLE).any():
             self._fill()
             living = np.flatnonzero(self.rollouts_L != IDLE)
-            rollouts = self.rollouts_L[living]
-            longest = rows.limit - int(rows.lengths_R[rollouts].min())
-            self.decoder.advance(min(self.decoder.look_every, longest))
-            ended = rows.take(rollouts, _of_lanes(self.decoder.sampled(), living))
+            rollouts, skipped = self.rollouts_L[living], self.skipped_L[living]
+            left = rows.limit - int((rows.lengths_R[rollouts] - skipped).min()) - self.ahead
+            now = max(min(self.decoder.look_every - self.ahead, left), 0)
+            if now:
+                self.decoder.advance(now)
+            look = self.decoder.look()
+            self.ahead = max(min(self.decoder.ahead, left - now), 0)
+            if self.ahead:
+                self.decoder.advance(self.ahead)
+            ended = rows.take(rollouts, *_of_lanes(look(), living, skipped))
+            self.skipped_L[:] = 0
             self._leave(living[ended])
             on_token(rows.positions, limit)
             self._shrink()
@@ -110,7 +119,7 @@ class _Seating:
                 self.slot_of[number] = self.free_slots.pop()
                 new.append((self.slot_of[number], prompt.tokens[:-1]))
             seats.append(Seat(lane, self.next, self.slot_of[number], len(prompt.tokens), prompt.tokens[-1]))
-            self.rollouts_L[lane] = self.next
+            self.rollouts_L[lane], self.skipped_L[lane] = self.next, self.ahead
             self.next += 1
         if new:
             self.decoder.remember(new)
@@ -133,12 +142,18 @@ class _Seating:
         behind = living[living >= len(living)].tolist()
         kept = [lane if self.rollouts_L[lane] != IDLE else behind.pop() for lane in range(len(living))]
         self.decoder.keep(kept)
-        self.rollouts_L = self.rollouts_L[kept]
+        self.rollouts_L, self.skipped_L = self.rollouts_L[kept], self.skipped_L[kept]
 
 
-def _of_lanes(sampled: Sampled, lanes: NDArray[np.int64]) -> Sampled:
-    index = torch.from_numpy(lanes)
+def _of_lanes(
+    sampled: Sampled, lanes: NDArray[np.int64], skipped_L: NDArray[np.int64]
+) -> tuple[Sampled, NDArray[np.int64]]:
+    """(of these lanes, each from its own first position on; how many positions that is)."""
+    count = sampled.tokens_LC.shape[1]
+    columns_LC = np.minimum(np.arange(count) + skipped_L[:, None], count - 1)
+    index = torch.from_numpy(lanes)[:, None], torch.from_numpy(columns_LC)
     support_LCK = sampled.support_LCK
-    return Sampled(
+    theirs = Sampled(
         sampled.tokens_LC[index], sampled.logprobs_LC[index], None if support_LCK is None else support_LCK[index]
     )
+    return theirs, count - skipped_L

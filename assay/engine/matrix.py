@@ -16,8 +16,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from assay.kernels import onednn
-from assay.policy.family import Family, Projection, Stack
+from assay.kernels.onednn import Cut, LaidOut
+from assay.policy.family import Family, LowRank, Projection, Stack
 from assay.policy.joined import project
+
+IN_A_LAYER = Cut(inputs=512)
+# What the head rounds off is in the log-probs as it is, and is more than all layers together leave there. In parts of
+# 192 it is summed up as torch's own product does it for the trainer, and what both round off alike does no harm. Blocks
+# of outputs stay in the processor's cache, and are kept in one place: new pages of memory cost more than a copy.
+IN_THE_HEAD = Cut(inputs=192, outputs=8192)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,21 +32,22 @@ class Matrix:
     parts: tuple[Projection, ...]
     weight_OI: Tensor | None  # of all parts; None: they lie apart, and are multiplied one by one
     bias_O: Tensor | None
-    copy: tuple[Tensor, ...] | None  # of the weight, laid out
+    copy: LaidOut | None  # of the weight
 
-    def product(self, inputs_LI: Tensor) -> Tensor:
-        """outputs_LO of all parts, one behind the other."""
+    def product(self, inputs_LI: Tensor, room_LO: Tensor | None = None) -> Tensor:
+        """outputs_LO of all parts, one behind the other; in `room_LO`, if that saves something."""
         if self.weight_OI is None:
             return torch.cat([project(inputs_LI, part) for part in self.parts], dim=1)
         if self.copy is None:
             outputs_LO = linear(inputs_LI, self.weight_OI, self.bias_O)
         else:
-            outputs_LO = onednn.product(inputs_LI, self.copy, self.bias_O)
+            outputs_LO = onednn.product(inputs_LI, self.copy, self.bias_O, room_LO)
         first = 0
         for part in self.parts:
-            width = len(part.weight_OI)
-            _add_adapter(outputs_LO[:, first : first + width], inputs_LI, part)
-            first += width
+            behind = first + len(part.weight_OI)
+            if part.low_rank is not None:
+                _add_adapter(outputs_LO[:, first:behind], inputs_LI, part.low_rank)
+            first = behind
         return outputs_LO
 
 
@@ -55,26 +63,35 @@ def layer_matrices(family: Family, *, copies: bool) -> list[LayerMatrices]:
     return [
         LayerMatrices(
             _stacked(layer.query_key_value, copies),
-            single(layer.output, copies=copies),
+            _single(layer.output, copies),
             _stacked(layer.gate_up, copies),
-            single(layer.down, copies=copies),
+            _single(layer.down, copies),
         )
         for layer in family.layers
     ]
 
 
-def single(projection: Projection, *, copies: bool) -> Matrix:
-    return _matrix((projection,), projection.weight_OI.detach(), projection.bias_O, copies)
+def head_matrix(family: Family, *, copies: bool) -> Matrix:
+    head = family.head
+    return _matrix((head,), head.weight_OI.detach(), head.bias_O, IN_THE_HEAD if copies else None)
+
+
+def _single(projection: Projection, copies: bool) -> Matrix:
+    cut = IN_A_LAYER if copies else None
+    return _matrix((projection,), projection.weight_OI.detach(), projection.bias_O, cut)
 
 
 def _stacked(stack: Stack, copies: bool) -> Matrix:
     weight_OI = stack.weight()
-    return _matrix(stack.parts, weight_OI, None if weight_OI is None else stack.bias(), copies)
+    bias_O = None if weight_OI is None else stack.bias()
+    return _matrix(stack.parts, weight_OI, bias_O, IN_A_LAYER if copies else None)
 
 
-def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Tensor | None, copies: bool) -> Matrix:
-    copied = copies and weight_OI is not None and onednn.usable(weight_OI)
-    return Matrix(parts, weight_OI, bias_O, onednn.laid_out(weight_OI) if copied and weight_OI is not None else None)
+def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Tensor | None, cut: Cut | None) -> Matrix:
+    copy = None
+    if cut is not None and weight_OI is not None and onednn.usable(weight_OI):
+        copy = onednn.laid_out(weight_OI, cut)
+    return Matrix(parts, weight_OI, bias_O, copy)
 
 
 def copied_bytes(family: Family) -> int:
@@ -84,8 +101,6 @@ def copied_bytes(family: Family) -> int:
     return sum(part.weight_OI.nbytes for part in (*stacks, *singles, family.head))
 
 
-def _add_adapter(outputs_LO: Tensor, inputs_LI: Tensor, projection: Projection) -> None:
-    if projection.low_rank is not None:
-        adapter = projection.low_rank
-        low_LK = linear(inputs_LI.to(adapter.down_KI.dtype), adapter.down_KI)
-        outputs_LO.add_(linear(low_LK, adapter.up_OK), alpha=adapter.scale)
+def _add_adapter(outputs_LO: Tensor, inputs_LI: Tensor, adapter: LowRank) -> None:
+    low_LK = linear(inputs_LI.to(adapter.down_KI.dtype), adapter.down_KI)
+    outputs_LO.add_(linear(low_LK, adapter.up_OK), alpha=adapter.scale)

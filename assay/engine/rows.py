@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from assay.config.sections import RolloutConfig
 from assay.engine.decoder import Sampled
@@ -29,7 +30,7 @@ class Rows:
         self.tokens_RT = np.zeros((count, self.limit), dtype=np.int64)
         self.logprobs_RT = np.zeros((count, self.limit), dtype=np.float32)
         self.lengths_R = np.zeros(count, dtype=np.int64)
-        self.supports: list[list[tuple[int, ...]]] | None = [[] for _ in range(count)] if settings.top_k else None
+        self.supports: list[list[tuple[int, ...]]] = [[] for _ in range(count)]  # where there are any
         self.ended_R = np.zeros(count, dtype=bool)
         self.of_eos_R = np.zeros(count, dtype=bool)
         self.texts: dict[int, str] = {}  # of rollouts that a stop string ended, up to it
@@ -39,15 +40,18 @@ class Rows:
         """How many positions need no more decoding, those behind an end among them."""
         return int(np.where(self.ended_R, self.limit, self.lengths_R).sum())
 
-    def take(self, rollouts_N: NDArray[np.int64], sampled: Sampled) -> NDArray[np.bool_]:
-        """ended_N: which of these rollouts, none of which had ended, end with what was sampled for them. What is
-        behind an end never happened."""
+    def take(
+        self, rollouts_N: NDArray[np.int64], sampled: Sampled, counts_N: NDArray[np.int64] | None = None
+    ) -> NDArray[np.bool_]:
+        """ended_N: which of these rollouts, none of which had ended, end with what was sampled for them, or with as
+        many positions of it as counts_N says. What is behind an end never happened."""
         tokens_NC, logprobs_NC = sampled.tokens_LC.numpy(), sampled.logprobs_LC.numpy()
         count = tokens_NC.shape[1]
+        counts_N = np.full(len(rollouts_N), count) if counts_N is None else counts_N
         is_end_NC = np.isin(tokens_NC, self.ends)
         first_end_N = np.where(is_end_NC.any(axis=1), is_end_NC.argmax(axis=1), count)
         lengths_N = self.lengths_R[rollouts_N]
-        taken_N = np.minimum(np.minimum(first_end_N + 1, count), self.limit - lengths_N)
+        taken_N = np.minimum(np.minimum(first_end_N + 1, counts_N), self.limit - lengths_N)
         of_eos_N = first_end_N < taken_N
         if self.stops:
             self._cut_at_stops(rollouts_N, tokens_NC, taken_N, of_eos_N)
@@ -61,8 +65,8 @@ class Rows:
         places = rollouts_N[rows], lengths_N[rows] + columns
         self.tokens_RT[places] = tokens_NC[taken_NC]
         self.logprobs_RT[places] = logprobs_NC[taken_NC]
-        if self.supports is not None:
-            self._take_supports(rollouts_N, sampled, taken_N)
+        if sampled.support_LCK is not None:
+            self._take_supports(rollouts_N, sampled.support_LCK, taken_N)
         self.lengths_R[rollouts_N] = lengths_N + taken_N
         self.of_eos_R[rollouts_N] = of_eos_N
         ended_N: NDArray[np.bool_] = of_eos_N | (lengths_N + taken_N == self.limit)
@@ -88,15 +92,10 @@ class Rows:
                     taken_N[row], of_eos_N[row] = place + 1, False
                     break
 
-    def _take_supports(self, rollouts_N: NDArray[np.int64], sampled: Sampled, taken_N: NDArray[np.int64]) -> None:
-        assert self.supports is not None
+    def _take_supports(self, rollouts_N: NDArray[np.int64], support_NCK: Tensor, taken_N: NDArray[np.int64]) -> None:
         for row, rollout in enumerate(rollouts_N.tolist()):
-            taken = int(taken_N[row])
-            if sampled.support_LCK is None:  # the likeliest token was taken: it was certain
-                self.supports[rollout] += [(token,) for token in sampled.tokens_LC[row, :taken].tolist()]
-            else:
-                among = sampled.support_LCK[row, :taken].tolist()
-                self.supports[rollout] += [tuple(dict.fromkeys(tokens)) for tokens in among]
+            among = support_NCK[row, : int(taken_N[row])].tolist()
+            self.supports[rollout] += [tuple(dict.fromkeys(tokens)) for tokens in among]
 
     def rollout(self, number: int, prompt: Prompt, policy_version: int) -> Rollout:
         tokens = self.tokens_RT[number, : self.lengths_R[number]].tolist()
@@ -113,5 +112,6 @@ class Rows:
             stop=stop,
             policy_version=policy_version,
             text=text,
-            support=None if self.supports is None else tuple(self.supports[number]),
+            # a likeliest token is told with its log-prob among all tokens, whatever top_k: then there is no support
+            support=tuple(self.supports[number]) or None,
         )

@@ -19,7 +19,8 @@ from torch import Tensor
 from assay.config.sections import RolloutConfig
 
 BLOCK = 256  # tokens; about the square root of a vocabulary
-NUMBERS_AT_A_TIME = 2**24  # probabilities that exist at a time: 64 MB
+# probabilities that exist at a time; on a CPU so few that they stay in its cache, and in memory the system has cleared
+NUMBERS_AT_A_TIME = {"cpu": 2**20, "cuda": 2**24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,21 @@ class Drawn:
     logprobs_N: Tensor  # float32
     support_NK: Tensor | None  # the tokens each was drawn among, where that is not the whole vocabulary
 
+    def of_rows(self, rows: Tensor) -> Drawn:
+        support_NK = None if self.support_NK is None else self.support_NK[rows]
+        return Drawn(self.tokens_N[rows], self.logprobs_N[rows], support_NK)
+
 
 def draw(logits_NV: Tensor, uniforms_N: Tensor | None, temperature: float, settings: RolloutConfig) -> Drawn:
     """The next token of every row; without random numbers the likeliest one, whatever the support."""
     if uniforms_N is not None and settings.top_k:
-        return _among_few(logits_NV.float() / temperature, uniforms_N, settings)
-    rows = max(NUMBERS_AT_A_TIME // logits_NV.shape[1], 1)
+        return _among_few(logits_NV, uniforms_N, temperature, settings)
+    at_a_time = NUMBERS_AT_A_TIME.get(logits_NV.device.type, 2**24)
+    count = min(-(-logits_NV.numel() // at_a_time), len(logits_NV))
+    uniforms = [None] * count if uniforms_N is None else uniforms_N.tensor_split(count)
     parts = [
-        _among_all(
-            logits_NV[first : first + rows].float(),
-            None if uniforms_N is None else uniforms_N[first : first + rows],
-            temperature,
-        )
-        for first in range(0, len(logits_NV), rows)
+        _among_all(logits_nV.float(), uniforms_n, temperature)
+        for logits_nV, uniforms_n in zip(logits_NV.tensor_split(count), uniforms, strict=True)
     ]
     tokens, logprobs = zip(*parts, strict=True)
     return Drawn(torch.cat(tokens), torch.cat(logprobs), None)
@@ -70,9 +73,12 @@ def _among_all(logits_NV: Tensor, uniforms_N: Tensor | None, temperature: float)
     return tokens_N, (chosen_N.double() / totals_N).log().float()
 
 
-def _among_few(scaled_NV: Tensor, uniforms_N: Tensor, settings: RolloutConfig) -> Drawn:
-    support_NK = support(scaled_NV, settings)
-    values_NK = scaled_NV.gather(1, support_NK)
+def _among_few(logits_NV: Tensor, uniforms_N: Tensor, temperature: float, settings: RolloutConfig) -> Drawn:
+    # the likeliest are the same at every temperature: nothing else of the vocabulary need be divided by it
+    likeliest_NK, ids_NK = logits_NV.topk(min(settings.top_k, logits_NV.shape[1]), dim=1)
+    scaled_NK = likeliest_NK.float() / temperature
+    among_NK = support(scaled_NK, settings)
+    support_NK, values_NK = ids_NK.gather(1, among_NK), scaled_NK.gather(1, among_NK)
     values_NK = values_NK - values_NK[:, :1]
     weights_NK = values_NK.double().exp()
     repeated_NK = support_NK == support_NK[:, :1]

@@ -1,8 +1,8 @@
-"""The small kernels of a decoding step around its matrix products: embedding and norm, addition and norm, gate.
+"""The small kernels around the matrix products of a decoding step: embedding, norm, addition and norm, gate.
 
 They round where the model in PyTorch rounds: a norm before its weight, an activation before its product.
 
-Shape legend: L lanes, D hidden size, I inner size of the gated layer, F fields of a lane.
+Shape legend: L lanes, D hidden size, I inner size of the gated layer, O gates and ups, F fields of a lane.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -15,12 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from assay.kernels.decode_state import FIELDS, TOKEN, launch
 
-
-@triton.jit
-def _normed(states_D, weight_D, epsilon, HIDDEN: tl.constexpr, dtype: tl.constexpr):
-    exact_D = states_D.to(tl.float32)
-    exact_D *= tl.rsqrt(tl.sum(exact_D * exact_D, 0) / HIDDEN + epsilon)
-    return (exact_D.to(dtype).to(tl.float32) * weight_D.to(tl.float32)).to(dtype)
+BLOCK = 1024  # gates at a time
 
 
 @triton.jit
@@ -34,53 +29,63 @@ def _embed(state, embedding, states, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _norm(states, weight, normed, epsilon, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
-    lane = tl.program_id(0).to(tl.int64)
-    inner_D = tl.arange(0, BLOCK)
-    held_D = inner_D < HIDDEN
-    states_D = tl.load(states + lane * HIDDEN + inner_D, mask=held_D, other=0.0)
-    weight_D = tl.load(weight + inner_D, mask=held_D, other=0.0)
-    normed_D = _normed(states_D, weight_D, epsilon, HIDDEN, states_D.dtype)
-    tl.store(normed + lane * HIDDEN + inner_D, normed_D, mask=held_D)
-
-
-@triton.jit
-def _add_norm(
-    states, change, weight, normed, epsilon, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+def _row(
+    states,  # [L, D]: read, and written if there is a change
+    change,  # [L, D]: is added to the states
+    norm,  # [D]
+    weighted,  # [L, D]
+    squares,  # [1, L]
+    normed,  # [L, D]
+    width,
+    epsilon,
+    CHANGE: tl.constexpr,
+    PREPARE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    D: tl.constexpr,  # a power of two
 ):
+    """The whole norm of a row and, if that is to be prepared, what the fused matmuls want to know of it."""
+    row = tl.program_id(0).to(tl.int64)
+    columns_D = tl.arange(0, D)
+    within_D = columns_D < width
+    place_D = row * width + columns_D
+    dtype = states.dtype.element_ty
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    lane = tl.program_id(0).to(tl.int64)
-    inner_D = tl.arange(0, BLOCK)
-    held_D = inner_D < HIDDEN
-    row = lane * HIDDEN + inner_D
-    weight_D = tl.load(weight + inner_D, mask=held_D, other=0.0)
-    states_D = tl.load(states + row, mask=held_D, other=0.0)
-    dtype = states_D.dtype
-    states_D = (states_D.to(tl.float32) + tl.load(change + row, mask=held_D, other=0.0).to(tl.float32)).to(dtype)
-    tl.store(states + row, states_D, mask=held_D)
-    tl.store(normed + row, _normed(states_D, weight_D, epsilon, HIDDEN, dtype), mask=held_D)
+    norm_D = tl.load(norm + columns_D, mask=within_D, other=0.0).to(tl.float32)
+    states_D = tl.load(states + place_D, mask=within_D, other=0.0).to(tl.float32)
+    if CHANGE:
+        change_D = tl.load(change + place_D, mask=within_D, other=0.0).to(tl.float32)
+        new_D = (states_D + change_D).to(dtype)
+        tl.store(states + place_D, new_D, mask=within_D)
+        states_D = new_D.to(tl.float32)
+    total = tl.sum(states_D * states_D)
+    if PREPARE:
+        tl.store(squares + row, total)
+        tl.store(weighted + place_D, (states_D * norm_D).to(dtype), mask=within_D)
+    unit_D = (states_D * tl.rsqrt(total / width + epsilon)).to(dtype).to(tl.float32)
+    tl.store(normed + place_D, (unit_D * norm_D).to(dtype), mask=within_D)
 
 
 @triton.jit
-def _gate(gate_up, gated, INNER: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+def gated(gate, up, dtype):
+    """silu(gate) * up of float32 numbers."""
+    return (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
+def gate_rows(gate_up, out, width, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """gate_up [N, 2 * width]: gates, then ups; out [N, width]."""
     # in the first place of the grid, which alone may have more than 65,535: a prompt may have as many tokens
-    lane = tl.program_id(0).to(tl.int64)
-    inner_I = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held_I = inner_I < INNER
-    row = gate_up + lane * 2 * INNER
-    gate_I = tl.load(row + inner_I, mask=held_I, other=0.0)
-    up_I = tl.load(row + INNER + inner_I, mask=held_I, other=0.0).to(tl.float32)
-    exact_I = gate_I.to(tl.float32)
-    exact_I = (exact_I / (1.0 + tl.exp(-exact_I))).to(gate_I.dtype).to(tl.float32)
-    tl.store(gated + lane * INNER + inner_I, (exact_I * up_I).to(gate_I.dtype), mask=held_I)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    if DEPENDENT:
+        gdc_launch_dependents()
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    dtype = out.dtype.element_ty
+    tl.store(out + row * width + columns, gated(gate, up, dtype).to(dtype), mask=inside)
 
 
 def embed(state_LF: Tensor, embedding_VD: Tensor, states_LD: Tensor) -> None:
@@ -88,40 +93,49 @@ def embed(state_LF: Tensor, embedding_VD: Tensor, states_LD: Tensor) -> None:
     those behind it may then rely on all that the last step wrote without waiting for each other."""
     lanes, hidden = states_LD.shape
     block = triton.next_power_of_2(hidden)
-    _embed[(lanes,)](state_LF, embedding_VD, states_LD, HIDDEN=hidden, BLOCK=block, num_warps=_warps(block))
+    _embed[(lanes,)](state_LF, embedding_VD, states_LD, HIDDEN=hidden, BLOCK=block, num_warps=4)
 
 
 def norm(states_LD: Tensor, weight_D: Tensor, epsilon: float, normed_LD: Tensor) -> None:
-    lanes, hidden = states_LD.shape
-    block = triton.next_power_of_2(hidden)
-    _norm[(lanes,)](
-        states_LD, weight_D, normed_LD, epsilon, HIDDEN=hidden, BLOCK=block, **launch(states_LD.device, _warps(block))
-    )
+    launch_row(states_LD, None, weight_D, epsilon, normed_LD)
 
 
 def add_norm(states_LD: Tensor, change_LD: Tensor, weight_D: Tensor, epsilon: float, normed_LD: Tensor) -> None:
     """states_LD += change_LD in place; normed_LD = the norm of that."""
-    lanes, hidden = states_LD.shape
-    block = triton.next_power_of_2(hidden)
-    _add_norm[(lanes,)](
+    launch_row(states_LD, change_LD, weight_D, epsilon, normed_LD)
+
+
+def launch_row(
+    states_LD: Tensor,
+    change_LD: Tensor | None,
+    weight_D: Tensor,
+    epsilon: float,
+    normed_LD: Tensor,
+    prepared: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """The norm, of the sum where there is a change; `prepared` (weighted_LD, squares_1L) is for the fused matmuls."""
+    lanes, width = states_LD.shape
+    # what prepares follows cuBLAS, which lets nobody begin before its end: the usual launch is a little faster there
+    how = launch(states_LD.device, 4)
+    if prepared is not None:
+        how = {name: value for name, value in how.items() if name != "launch_pdl"}
+    _row[(lanes,)](
         states_LD,
         change_LD,
         weight_D,
+        *(prepared or (None, None)),
         normed_LD,
+        width,
         epsilon,
-        HIDDEN=hidden,
-        BLOCK=block,
-        **launch(states_LD.device, _warps(block)),
+        CHANGE=change_LD is not None,
+        PREPARE=prepared is not None,
+        D=triton.next_power_of_2(width),
+        **how,
     )
 
 
 def gate(gate_up_LO: Tensor, gated_LI: Tensor) -> None:
-    """gated_LI = silu(gate) * up; gate_up_LO holds the two side by side."""
+    """gated_LI = silu(gate) * up; gate_up_LO holds the two side by side. It follows cuBLAS."""
     lanes, inner = gated_LI.shape
-    _gate[(lanes, triton.cdiv(inner, 1024))](
-        gate_up_LO, gated_LI, INNER=inner, BLOCK=1024, **launch(gated_LI.device, 4)
-    )
-
-
-def _warps(block: int) -> int:
-    return min(max(block // 256, 1), 8)
+    is_dependent = launch(gated_LI.device, 4)["DEPENDENT"]
+    gate_rows[(lanes, triton.cdiv(inner, BLOCK))](gate_up_LO, gated_LI, inner, is_dependent, BLOCK=BLOCK)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+from assay.kernels.decode_small import BLOCK, gate_rows
 
 
 def gated(gate_up_NJ: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def gated_forward(gate_up_NJ: Tensor) -> Tensor:
     rows, width = gate_up_NJ.shape[0], gate_up_NJ.shape[1] // 2
     gated_NM = gate_up_NJ.new_empty(rows, width)
     if rows:
-        _gate_forward[(rows, triton.cdiv(width, BLOCK))](gate_up_NJ, gated_NM, width, BLOCK=BLOCK, num_warps=4)
+        gate_rows[(rows, triton.cdiv(width, BLOCK))](gate_up_NJ, gated_NM, width, DEPENDENT=False, BLOCK=BLOCK)
     return gated_NM
 
 
@@ -54,17 +54,6 @@ def gated_backward(gate_up_NJ: Tensor, dgated_NM: Tensor, again_NM: Tensor | Non
             AGAIN=again_NM is not None, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return dgate_up_NJ
-
-
-@triton.jit
-def _gate_forward(gate_up, gated, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    active = (gate * tl.sigmoid(gate)).to(gated.dtype.element_ty).to(tl.float32)
-    tl.store(gated + row * width + columns, (active * up).to(gated.dtype.element_ty), mask=inside)
 
 
 @triton.jit

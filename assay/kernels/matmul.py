@@ -14,21 +14,21 @@ Shape legend: B rows, D hidden size, O outputs, I inputs, P parts of a row's sum
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from assay.kernels.matmul_kernels import LINE_BYTES, gated_kernel, normed_kernel, residual_kernel, row_kernel
+from assay.kernels.decode_small import gate, launch_row, norm
+from assay.kernels.decode_state import launch
+from assay.kernels.matmul_kernels import LINE_BYTES, normed_kernel, residual_kernel
 from assay.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
 from assay.kernels.shared_memory import shared_memory
 
 COLUMNS = 32  # of the states in a part of a row's sum of squares, at least
 SUMS = 1 << 22  # floats that split matmuls may leave for their last program
 TILES = 1024  # of a split matmul, at most
-GATES_AT_A_TIME = 1024
 MOST_LINES = 64  # of a row of weights that are fetched early
 
 
@@ -131,7 +131,7 @@ def plain_normed(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_B
 def plain_normed_gated(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BI: Tensor) -> None:
     both_BO = stream.scratch(stream.room.products, weight_OD.shape[0])
     _matmul(stream.normed(), weight_OD, bias_O, both_BO)
-    gated(both_BO, out_BI)
+    gate(both_BO, out_BI)
 
 
 def plain_residual(
@@ -142,31 +142,6 @@ def plain_residual(
     stream = replace(stream, norm_D=norm_D, parts=1, is_normed=True)
     _prepare(stream, change_BD)
     return stream
-
-
-def norm(states_BD: Tensor, norm_D: Tensor, epsilon: float, out_BD: Tensor) -> None:
-    rows, width = states_BD.shape
-    row_kernel[(rows,)](
-        states_BD,
-        None,
-        norm_D,
-        None,
-        None,
-        out_BD,
-        width,
-        epsilon,
-        CHANGE=False,
-        PREPARE=False,
-        D=triton.next_power_of_2(width),
-        **_launch(states_BD.device),
-    )
-
-
-def gated(gate_up_BO: Tensor, out_BI: Tensor) -> None:
-    """out = silu(gate) * up; a row holds its gates, then its ups."""
-    rows, width = out_BI.shape
-    grid = (rows, triton.cdiv(width, GATES_AT_A_TIME))
-    gated_kernel[grid](gate_up_BO, out_BI, width, _overlaps(out_BI.device), N=GATES_AT_A_TIME)
 
 
 def fused_normed(
@@ -191,7 +166,7 @@ def fused_normed(
         GATED=gated,
         BIAS=bias_O is not None,
         **_cut(tile, inputs, weight_OD),
-        **_launch(out_BO.device, tile.warps, tile.stages),
+        **launch(out_BO.device, tile.warps, tile.stages),
     )
 
 
@@ -224,28 +199,15 @@ def fused_residual(
         BIAS=bias_D is not None,
         SPLITS=tile.splits,
         **_cut(tile, inputs, weight_DI),
-        **_launch(inputs_BI.device, tile.warps, tile.stages),
+        **launch(inputs_BI.device, tile.warps, tile.stages),
     )
     return replace(stream, norm_D=norm_D, parts=parts, is_normed=False)
 
 
 def _prepare(stream: Stream, change_BD: Tensor | None) -> None:
     """Adds the change and writes all that a coming matmul may want, fused or not."""
-    rows, width = stream.states_BD.shape
-    row_kernel[(rows,)](
-        stream.states_BD,
-        change_BD,
-        stream.norm_D,
-        stream.room.weighted,
-        stream.room.squares,
-        stream.room.normed,
-        width,
-        stream.epsilon,
-        CHANGE=change_BD is not None,
-        PREPARE=True,
-        D=triton.next_power_of_2(width),
-        DEPENDENT=_overlaps(stream.states_BD.device),
-    )
+    prepared = stream.room.weighted, stream.room.squares
+    launch_row(stream.states_BD, change_BD, stream.norm_D, stream.epsilon, stream.room.normed, prepared)
 
 
 def _matmul(inputs_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_BO: Tensor) -> None:
@@ -265,15 +227,3 @@ def _cut(tile: Tile, inputs: int, weight: Tensor) -> dict[str, Any]:
         "N": tile.outputs,
         "K": tile.inputs,
     }
-
-
-@cache
-def _overlaps(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-
-
-def _launch(device: torch.device, warps: int = 4, stages: int = 1) -> dict[str, Any]:
-    """For kernels that follow one of ours. What follows cuBLAS, which lets nobody begin before its end, is launched
-    as usual: that was measured to be a little faster."""
-    options = {"DEPENDENT": _overlaps(device), "num_warps": warps, "num_stages": stages}
-    return options | {"launch_pdl": True} if _overlaps(device) else options

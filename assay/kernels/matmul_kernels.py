@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from assay.kernels.decode_small import gated
+
 LINE_BYTES = tl.constexpr(128)  # what memory hands over at a time
 
 
@@ -106,17 +108,10 @@ def normed_kernel(
         ups_MN = ups_MN * scale_M[:, None]
         if BIAS:
             ups_MN += tl.load(bias + outputs + held_N)[None, :].to(tl.float32)
-        sums_MN = _gated(sums_MN, ups_MN, out.dtype.element_ty)
+        dtype = out.dtype.element_ty
+        sums_MN = gated(sums_MN.to(dtype).to(tl.float32), ups_MN.to(dtype).to(tl.float32), dtype)
     within_MN = (rows_M < rows)[:, None] & (outputs_N < outputs)[None, :]
     tl.store(out + rows_M[:, None] * outputs + outputs_N[None, :], sums_MN.to(out.dtype.element_ty), mask=within_MN)
-
-
-@triton.jit
-def _gated(gate, up, dtype):
-    """silu(gate) * up, rounded wherever the portable path rounds."""
-    gate = gate.to(dtype).to(tl.float32)
-    swish = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    return swish * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -212,57 +207,3 @@ def _add(
     norm_N = tl.load(norm + held_N).to(tl.float32)
     tl.store(weighted + place_MN, (exact_MN * norm_N[None, :]).to(dtype), mask=within_MN)
     tl.store(squares + output_tile * rows + rows_M, tl.sum(exact_MN * exact_MN, axis=1), mask=rows_M < rows)
-
-
-@triton.jit
-def row_kernel(
-    states,  # [B, D]: read, and written if there is a change
-    change,  # [B, D]: is added to the states
-    norm,  # [D]
-    weighted,  # [B, D]
-    squares,  # [1, B]
-    normed,  # [B, D]
-    width,
-    epsilon,
-    CHANGE: tl.constexpr,
-    PREPARE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    D: tl.constexpr,  # a power of two
-):
-    """The whole norm of a row and, if that is to be prepared, what the fused matmuls want to know of it."""
-    row = tl.program_id(0)
-    columns_D = tl.arange(0, D)
-    within_D = columns_D < width
-    place_D = row * width + columns_D
-    dtype = states.dtype.element_ty
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
-    norm_D = tl.load(norm + columns_D, mask=within_D, other=0.0).to(tl.float32)
-    states_D = tl.load(states + place_D, mask=within_D, other=0.0).to(tl.float32)
-    if CHANGE:
-        change_D = tl.load(change + place_D, mask=within_D, other=0.0).to(tl.float32)
-        new_D = (states_D + change_D).to(dtype)
-        tl.store(states + place_D, new_D, mask=within_D)
-        states_D = new_D.to(tl.float32)
-    total = tl.sum(states_D * states_D)
-    if PREPARE:
-        tl.store(squares + row, total)
-        tl.store(weighted + place_D, (states_D * norm_D).to(dtype), mask=within_D)
-    unit_D = (states_D * tl.rsqrt(total / width + epsilon)).to(dtype).to(tl.float32)
-    tl.store(normed + place_D, (unit_D * norm_D).to(dtype), mask=within_D)
-
-
-@triton.jit
-def gated_kernel(
-    table, out, width, DEPENDENT: tl.constexpr, N: tl.constexpr
-):  # table [B, 2 * width]: gates, then ups; out [B, width]
-    row = tl.program_id(0)
-    columns_N = tl.program_id(1) * N + tl.arange(0, N)
-    within_N = columns_N < width
-    if DEPENDENT:
-        gdc_launch_dependents()
-    gate_N = tl.load(table + row * 2 * width + columns_N, mask=within_N, other=0.0).to(tl.float32)
-    up_N = tl.load(table + row * 2 * width + width + columns_N, mask=within_N, other=0.0).to(tl.float32)
-    dtype = out.dtype.element_ty
-    tl.store(out + row * width + columns_N, _gated(gate_N, up_N, dtype).to(dtype), mask=within_N)

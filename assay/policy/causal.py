@@ -7,7 +7,7 @@ D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from assay.policy.codec import Codec, PromptRefused, PromptTooLong
 from assay.policy.family import Family
 from assay.policy.forward import hidden_states
 from assay.policy.head import token_numbers
-from assay.policy.layout import fits_window, layout_of
+from assay.policy.layout import layout_of, longest_sequence
 from assay.policy.packed import Packed
 from assay.types import Microbatch, Problem, Prompt
 
@@ -55,6 +55,8 @@ class CausalPolicy:
     family: Family | None = None  # the model read as one of the Llama family: computed packed; None: as it comes
     # are shown what a packed pass is given
     onlookers: list[Callable[[Packed], None]] = field(default_factory=list, compare=False, repr=False)
+    # hears, once, what is computed in the slow way although the model is of the family
+    say: Callable[[str], None] = field(default=lambda sentence: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -81,6 +83,17 @@ class CausalPolicy:
             limits.append(getattr(config, "original_max_position_embeddings", None))
         return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
+    def family_for(self, tokens: int) -> Family | None:
+        """The family, unless a sequence of so many tokens is longer than its window of attention, which is said."""
+        family = self.family
+        if family is None or family.longest is None or tokens <= family.longest:
+            return family
+        self.say(
+            f"sequences of more than {family.longest} tokens, the window of attention of {type(self.model).__name__}, "
+            "are decoded and trained by the portable path, slowly"
+        )
+        return None
+
     def logits(self, ids_BL: Tensor, **how: Any) -> Tensor:
         """logits_BLV of rows padded on the right; a causal model needs no attention mask for that."""
         if hasattr(getattr(self.model, "config", None), "use_cache"):
@@ -104,13 +117,14 @@ class CausalPolicy:
         layout = layout_of(batch)
         targets_M = batch.targets_BT.flatten()[layout.places_M]
         support_MK = None if batch.support_BTK is None else batch.support_BTK.flatten(0, 1)[layout.places_M]
-        if self.family is not None and fits_window(self.family, batch):
+        family = self.family_for(longest_sequence(batch))
+        if family is not None:
             for look in self.onlookers:
                 look(layout.packed)
-            states_ND = hidden_states(self.family, layout.packed, recompute=self.recompute)
+            states_ND = hidden_states(family, layout.packed, recompute=self.recompute)
             numbers = token_numbers(
                 states_ND[layout.predictors_M],
-                self.family.head,
+                family.head,
                 targets_M,
                 support_MK,
                 temperature=self.temperature,
@@ -124,6 +138,14 @@ class CausalPolicy:
             empty.index_copy(0, layout.places_M, values_M).view_as(batch.targets_BT) for values_M in numbers
         )
         return logprobs_BT, entropy_BT
+
+    def lay_out(self, batches: Iterable[Microbatch]) -> None:
+        """Brings to the device what `logprobs` has to know of these, before the first of them is computed: a copy to
+        the device waits for all work that it was given before, and meanwhile nothing more is handed to it."""
+        for batch in batches:
+            layout = layout_of(batch)
+            if batch.ids_RS.is_cuda:
+                layout.packed.prepare()
 
     def _portable_numbers(
         self, batch: Microbatch, targets_M: Tensor, support_MK: Tensor | None, entropy_gradient: bool

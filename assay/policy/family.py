@@ -168,6 +168,9 @@ def family_of(model: nn.Module) -> Family:
     dtypes = {part.weight_OI.dtype for stack in family.stacks for part in stack.parts} | {family.dtype}
     if len(dtypes) > 1 or not family.dtype.is_floating_point:
         raise NotOfTheFamily(f"its weights are of several kinds: {', '.join(sorted(map(str, dtypes)))}")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise NotOfTheFamily(f"its weights are on several devices: {', '.join(sorted(map(str, devices)))}")
     with torch.no_grad():
         for stack in family.stacks:
             _move_side_by_side([part.weight_OI for part in stack.parts])

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, silu
 from torch.utils.checkpoint import checkpoint
 
+from assay.policy.device import as_current
 from assay.policy.family import Family, Layer
 from assay.policy.joined import GatedProjection, project, project_all
 from assay.policy.packed import Packed, attention
@@ -30,6 +31,11 @@ def hidden_states(
 ) -> Tensor:
     """states_ND after the last norm. `keep(layer, keys_NKW, values_NKW)` is given what a cache would hold: keys are
     rotated. `recompute` keeps only what goes into a layer, and computes the layer again in the backward pass."""
+    with as_current(family.device):
+        return _hidden_states(family, packed, keep, recompute)
+
+
+def _hidden_states(family: Family, packed: Packed, keep: KeysAndValues | None, recompute: bool) -> Tensor:
     rotations = family.rotations(packed.positions_N)
     states_ND, delta_ND = embedding(packed.ids_N, family.embedding_VD, family.untrained_id), None
     for number, layer in enumerate(family.layers):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from assay.policy.device import as_current
 from assay.policy.family import Projection
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of logits at a time: large products, small beside the weights
@@ -47,9 +48,10 @@ def token_numbers(
         low_NR = linear(states_ND.to(adapter.down_KI.dtype), adapter.down_KI)
         states_ND = torch.cat([states_ND, low_NR], dim=1)
         weight_VD = torch.cat([weight_VD, adapter.up_OK * adapter.scale], dim=1)
-    logprobs_N, entropy_N = TokenNumbers.apply(  # type: ignore[no-untyped-call]
-        states_ND, weight_VD, head.bias_O, targets_N, support_NK, temperature, torch.is_grad_enabled()
-    )
+    with as_current(states_ND.device):
+        logprobs_N, entropy_N = TokenNumbers.apply(  # type: ignore[no-untyped-call]
+            states_ND, weight_VD, head.bias_O, targets_N, support_NK, temperature, torch.is_grad_enabled()
+        )
     return logprobs_N.float(), (entropy_N if entropy_gradient else entropy_N.detach()).float()
 
 

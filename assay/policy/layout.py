@@ -37,10 +37,14 @@ def layout_of(batch: Microbatch) -> Layout:
     return layout
 
 
+def longest_sequence(batch: Microbatch) -> int:
+    """Tokens of a prompt and one of its completions, at most."""
+    return max(prompt + max(completions) for prompt, *completions in batch.trees)
+
+
 def fits_window(family: Family, batch: Microbatch) -> bool:
     """Whether no sequence is longer than the family's window of attention."""
-    longest = max(prompt + max(completions) for prompt, *completions in batch.trees)
-    return family.longest is None or longest <= family.longest
+    return family.longest is None or longest_sequence(batch) <= family.longest
 
 
 def _laid_out(batch: Microbatch) -> Layout:

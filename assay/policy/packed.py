@@ -70,6 +70,10 @@ class Packed:
         """What the kernels want to know of the segments, made once for all layers."""
         return spans_of(self.trees, self.ids_N.device)
 
+    def prepare(self) -> Spans:
+        """Makes what is otherwise made when it is first asked for."""
+        return self.spans
+
     @cached_property
     def masks(self) -> tuple[Tensor | None, ...]:
         """Of each tree, mask_TL of what its longest branch sees; None for a segment alone."""

@@ -18,9 +18,11 @@ from assay.policy.memory import free_bytes
 from assay.train.pack import pack, sharing
 from assay.types import Prompt, Rollout, Sample, StopReason
 
-# larger passes are no faster and only keep more
-MOST_TOKENS = {"cpu": 2**13, "cuda": 2**14}
-MOST_BYTES = {"cpu": 2**31, "cuda": 2**62}
+# larger passes are hardly faster and only keep more. On a GPU a pass costs the host some 80 ms, however small it is,
+# which a model with many bytes a token hides behind the arithmetic of fewer tokens
+MOST_TOKENS = {"cpu": 2**13, "cuda": 2**15}
+MOST_BYTES_ON_A_CPU = 2**31
+MOST_OF_A_GPU = 1 / 8  # of its memory
 LEAST_TOKENS = 2**9
 PROBE_ROWS, PROBE_TOKENS = 2, 24  # of the pass that is measured
 
@@ -32,8 +34,14 @@ def budgeted(config: Config, policy: CausalPolicy) -> Config:
         return config
     kind = "cuda" if policy.device.type == "cuda" else "cpu"
     rest = free_bytes(policy.device) - standing_bytes(policy, needs_reference=config.needs_reference)
-    tokens = pass_tokens(bytes_a_token(policy, config), min(rest // 2, MOST_BYTES[kind]), MOST_TOKENS[kind])
+    tokens = pass_tokens(bytes_a_token(policy, config), min(rest // 2, _most_bytes(policy.device)), MOST_TOKENS[kind])
     return replace(config, optimizer=replace(optimizer, pass_tokens=tokens))
+
+
+def _most_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MOST_BYTES_ON_A_CPU
+    return int(torch.cuda.get_device_properties(device).total_memory * MOST_OF_A_GPU)
 
 
 def pass_tokens(token_bytes: int, room_bytes: int, most: int) -> int:

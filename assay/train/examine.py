@@ -345,7 +345,7 @@ def asked_plainly(
 
 def packed(policy: CausalPolicy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
     """These rows in one forward pass, as the trainer packs them."""
-    one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1))
+    one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1, pass_tokens=0))
     (minibatch,) = packed_for(policy, one_pass, samples, rows, minibatches=1)
     return minibatch.microbatches[0]
 

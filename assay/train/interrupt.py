@@ -1,11 +1,18 @@
-"""SIGTERM and SIGINT: the first asks the run to save and leave at its next safe place, the second leaves now."""
+"""SIGTERM and SIGINT: the first asks the run to save and leave at its next safe place, a later one leaves now.
+
+One wish may arrive several times: `timeout` signals its child and then the whole group, a terminal every process of
+the foreground, a wrapper passes on what its child got as well. Repeats right behind the first are the same wish.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+ONE_WISH = 1.0  # seconds, from the first signal on
 
 
 class Interrupted(Exception):
@@ -21,6 +28,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.received = 0
+        self._heard = 0.0  # when
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -39,6 +47,8 @@ class Interrupt:
             raise Interrupted(self.received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        now = time.monotonic()
+        if not self.received:
+            self.received, self._heard = number, now
+        elif now - self._heard >= ONE_WISH:
             os._exit(128 + number)
-        self.received = number

@@ -141,6 +141,7 @@ class Learner:
     def score(self, minibatches: Sequence[Minibatch]) -> Batch:
         """Adds the log-probs of the fixed policies, micro-batch by micro-batch: the same shapes as in training,
         so that the ratio of the first update is 1 to the last bit. A lone update needs no old: it is new, detached."""
+        self.policy.lay_out(batch for minibatch in minibatches for batch in minibatch.microbatches)
         needs_old = self.settings.epochs * len(minibatches) > 1
         needs_ref = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
         scored = []
@@ -170,7 +171,8 @@ class Learner:
         self._drop_gradients()
         sums = Sums()
         new_logprobs = []
-        with self._folding():
+        # a thread for the backward pass would only hand Python's lock to and fro: nothing else runs meanwhile
+        with self._folding(), torch.autograd.set_multithreading_enabled(False):
             for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
                 self.check_interrupt()
                 new_BT, entropy_BT = self.policy.logprobs(batch, entropy_gradient=self.loss.entropy_coef > 0)
@@ -225,37 +227,27 @@ class Learner:
         if self.scheduled:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-        lengths = []
+        lengths: list[Tensor] = []
+        every_gradient = [master.grad for master in self.masters]
+        self._drop_gradients()
         for chunk in self._chunks:
             masters, weights = self.masters[chunk], self.weights[chunk]
-            before = [master.clone() for master in masters]
-            with self._only_gradients_of(chunk):
-                self.optimizer.step()
+            now = [master.detach() for master in masters]
+            before = [torch.empty_like(master) for master in now]
+            torch._foreach_copy_(before, now)
+            for master, gradient in zip(masters, every_gradient[chunk], strict=True):
+                master.grad = gradient
+            self.optimizer.step()  # which leaves alone what has no gradient: the other chunks
+            for master in masters:
+                master.grad = None
+            torch._foreach_sub_(before, now)
             # in float64: the square of a weight of 1e30 is no float32, and such weights are still finite
-            lengths += [
-                torch.linalg.vector_norm(start.sub_(master), dtype=torch.float64)
-                for master, start in zip(masters, before, strict=True)
-            ]
-            for weight, master in zip(weights, masters, strict=True):
-                if master is not weight:
-                    weight.copy_(master)
+            lengths += torch._foreach_norm(before, 2, dtype=torch.float64)
+            rounded = [place for place, weight in enumerate(weights) if weight is not masters[place]]
+            if rounded:
+                torch._foreach_copy_([weights[place].detach() for place in rounded], [now[place] for place in rounded])
         numbers = torch.stack(lengths).tolist()
         return math.hypot(*numbers), sum(number > 0 for number in numbers)
-
-    @contextmanager
-    def _only_gradients_of(self, chunk: slice) -> Iterator[None]:
-        """The gradients of all other masters are set aside: an optimizer leaves alone what has none."""
-        own = set(range(len(self.masters))[chunk])
-        aside = {
-            number: master.grad
-            for number, master in enumerate(self.masters)
-            if number not in own and master.grad is not None
-        }
-        for number in aside:
-            self.masters[number].grad = None
-        yield
-        for number, gradient in aside.items():
-            self.masters[number].grad = gradient
 
     def _is_flat(self, minibatch: Minibatch, has_signal: bool) -> bool:
         """Whether the loss has no gradient by construction; Adam would still move the weights, by its momentum."""

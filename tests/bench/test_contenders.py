@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,8 @@ def silent():
     """Nobody watches."""
 
 
-def test_a_contest_in_whole(tmp_path, capsys):
+def test_a_contest_in_whole(tmp_path, capsys, warm_python, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(warm_python))
     path = tmp_path / "bench.json"
     options = Options(
         "tiny", SMALL, ("rollout",), timed=1, repeats=1, peer_caches=("dynamic",), threads=1, json_path=path

@@ -1,10 +1,10 @@
-"""`assay bench --model`: its arithmetic by hand, its refusals, its tables. The contenders: test_contenders.py."""
+"""`assay bench --model`: its arithmetic by hand, its tables. Contenders and refusals have files of their own."""
 
 import io
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -21,7 +21,7 @@ from assay.bench.contest.floors import (
     rollout_operations,
     update_operations,
 )
-from assay.bench.contest.options import Options, check, words
+from assay.bench.contest.options import Options, words
 from assay.bench.contest.reading import (
     Iteration,
     Machine,
@@ -36,6 +36,7 @@ from assay.bench.contest.reading import (
     write_readings,
 )
 from assay.bench.contest.scaling_plot import draw
+from assay.bench.contest.shapes import SHAPES
 from assay.bench.contest.table import along, print_document, print_scaling
 from assay.bench.contest.turns import fastest
 from assay.bench.contest.workload import (
@@ -247,45 +248,11 @@ def test_without_trl_the_others_run_and_the_way_to_it_is_told(monkeypatch):
     assert "pip install 'assay[trl]'" in sentence
 
 
-@pytest.mark.parametrize(
-    ("changes", "words_of_it"),
-    [
-        ({"model": "huge"}, "--model huge is neither a directory"),
-        ({"workload": replace(SMALL, group_size=1)}, "--group-size 1 leaves nothing"),
-        ({"peer_batch": 4}, "--peer-batch 4 does not divide the 6 rows"),
-        ({"plot_path": Path("x.svg")}, "--plot draws how a step grows; add scaling"),
-        ({"json_path": Path("missing/x.json")}, "--json missing/x.json: its directory does not exist"),
-        ({"contenders": ("generate",), "measurements": ("step",)}, "--contenders generate has nothing to do"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_runs(changes, words_of_it):
-    with pytest.raises(ConfigError, match=words_of_it):
-        check(replace(Options("tiny", SMALL), **changes))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words_of_it"),
-    [
-        (["--prompts", "3"], "--prompts is about a real model; name one with --model"),
-        (["--peer-cache", "static"], "--peer-cache is about a real model"),
-        (["--warmup", "3"], "--warmup is about a real model"),
-        (["--model", "tiny", "--measure", "speed"], "--measure speed is not a comma-separated choice of rollout"),
-        (["--model", "tiny", "--contenders", ""], "--contenders  is not a comma-separated choice"),
-        (["--model", "tiny", "--device", "tpu"], "--device tpu is not one of auto, cpu, cuda"),
-        (["--model", "tiny", "--dtype", "int4"], "--dtype int4 is not one of"),
-        (["--model", "tiny", "--learning"], "do not go with --model"),
-    ],
-)
-def test_bad_options_get_one_sentence(arguments, words_of_it):
-    ended = CliRunner().invoke(app, ["bench", *arguments])
-    assert ended.exit_code == 2
-    assert words_of_it in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-
-
 def test_help_has_examples():
     shown = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200"}).stdout
     assert "assay bench --model smollm2 --measure rollout" in shown
+    for shape in SHAPES:
+        assert re.search(rf"\W{re.escape(shape)}\W", shown), shape
 
 
 def test_lists_are_put_intoorder_of():

@@ -1,6 +1,7 @@
 """What the doctor costs: the figures by hand, and one small measurement end to end."""
 
 import json
+import sys
 
 import pytest
 
@@ -21,7 +22,8 @@ def test_the_clock_compares_medians_and_the_account_stays_within_one_run():
     assert by_account == pytest.approx(4 / 296)
 
 
-def test_runs_with_and_without_the_doctor_are_measured_and_written(tmp_path, monkeypatch, capfd):
+def test_runs_with_and_without_the_doctor_are_measured_and_written(tmp_path, monkeypatch, capfd, warm_python):
+    monkeypatch.setattr(sys, "executable", str(warm_python))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = tmp_path / "small.toml"
     config.write_text(

@@ -105,6 +105,7 @@ class Recording(CpuDecoder):
         self.room, self.diary = room, []
 
     def lanes_that_fit(self, prompt_slots_a_lane, prompt_width, max_tokens):
+        self.diary.append(("fit", prompt_slots_a_lane, prompt_width, max_tokens))
         return min(self.room, super().lanes_that_fit(prompt_slots_a_lane, prompt_width, max_tokens))
 
     def open(self, **given):

@@ -98,6 +98,10 @@ def test_text_is_the_tokens_without_the_eos():
             assert rollout.text == "".join(words.convert_ids_to_tokens(kept))
 
 
+def test_no_prompts_no_rollouts():
+    assert sampled(tiny_policy(), []) == []
+
+
 def test_members_of_a_group_differ_and_so_do_seeds_and_the_same_seed_does_not():
     policy = tiny_policy()
     groups = sampled(policy)

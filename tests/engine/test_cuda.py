@@ -95,7 +95,7 @@ def test_the_numbers_are_the_model_s(kind):
     decoder, uniforms_RT = opened(model, lanes=3, temperature=0.7)
     decoder.seat([seat(lane, rollout) for lane, rollout in enumerate((0, 1, 2))])
     decoder.advance(3)
-    looked = decoder.sampled()
+    looked = decoder.look()()
     assert looked.tokens_LC.shape == looked.logprobs_LC.shape == (3, 3)
     assert looked.support_LCK is None
     for lane in range(3):
@@ -107,7 +107,7 @@ def test_adapters_are_computed_beside_the_weights():
     decoder, uniforms_RT = opened(model)
     decoder.seat([seat(0, 0), seat(1, 2)])
     decoder.advance(2)
-    looked = decoder.sampled()
+    looked = decoder.look()()
     for lane, rollout in ((0, 0), (1, 2)):
         check(model, rollout, looked.tokens_LC[lane], looked.logprobs_LC[lane], uniforms_RT)
 
@@ -117,7 +117,7 @@ def test_greedy():
     decoder, _ = opened(model, greedy=True)
     decoder.seat([seat(0, 3)])
     decoder.advance(LIMIT)
-    looked = decoder.sampled()
+    looked = decoder.look()()
     check(model, 3, looked.tokens_LC[0], looked.logprobs_LC[0], None)
 
 
@@ -127,14 +127,14 @@ def test_lanes_are_reseated_kept_and_run_on_beside_each_other():
     decoder, uniforms_RT = opened(model)
     decoder.seat([seat(0, 0), seat(1, 1), seat(2, 2), seat(3, 3)])
     decoder.advance(2)
-    first = decoder.sampled()
+    first = decoder.look()()
     decoder.seat([seat(1, 3)])  # who sat here has ended; this one begins anew
     decoder.advance(1)
-    second = decoder.sampled()
+    second = decoder.look()()
     decoder.keep([1, 0])
     decoder.seat([seat(0, 2)])
     decoder.advance(1)
-    third = decoder.sampled()
+    third = decoder.look()()
     assert third.tokens_LC.shape == (2, 1)
     tokens_T = torch.cat([first.tokens_LC[0], second.tokens_LC[0], third.tokens_LC[1]])
     logprobs_T = torch.cat([first.logprobs_LC[0], second.logprobs_LC[0], third.logprobs_LC[1]])
@@ -156,7 +156,7 @@ def test_a_decoder_is_opened_again_with_other_sizes_and_sees_new_weights():
     open_again(decoder, 6, LIMIT + 1, 1.0, 0, uniforms_RT)
     decoder.seat([seat(5, 1)])
     decoder.advance(2)
-    looked = decoder.sampled()
+    looked = decoder.look()()
     check(model, 1, looked.tokens_LC[5], looked.logprobs_LC[5], uniforms_RT)
 
 
@@ -165,7 +165,7 @@ def test_a_support_is_drawn_from_and_told():
     decoder, _ = opened(model, top_k=2)
     decoder.seat([seat(0, 0), seat(1, 2)])
     decoder.advance(2)
-    looked = decoder.sampled()
+    looked = decoder.look()()
     assert looked.support_LCK.shape == (4, 2, 2)
     for lane, rollout in ((0, 0), (1, 2)):
         prompt, tokens = PROMPTS[rollout // GROUP], looked.tokens_LC[lane].tolist()
@@ -183,13 +183,13 @@ def test_a_lane_at_its_limit_stays_within_its_room():
     decoder, _ = opened(model, lanes=2, limit=1)
     decoder.seat([seat(0, 0)])
     decoder.advance(1)
-    decoder.sampled()
+    decoder.look()()
     others = decoder.run.caches[0][:, :, 1:2].fill_(3.0).clone()
     decoder.advance(1)
     assert decoder.step.state_LF[0, fields.DONE.value] == 0
     assert torch.equal(decoder.run.caches[0][:, :, 1:2], others)
     with pytest.raises(ValueError, match="without a look"):
-        decoder.advance(1)
+        decoder.advance(1 + decoder.ahead)
 
 
 @pytest.mark.parametrize(("name", "on", "off"), [("fp32_precision", "tf32", "ieee"), ("allow_tf32", True, False)])

@@ -1,7 +1,7 @@
 """Continuous batching: who sits where, what is looked at, what leaves; and that none of it changes a rollout."""
 
 import time
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -26,6 +26,16 @@ class Looking(Recording):
     look_every = 5
 
 
+class Ahead(Looking):
+    """Is asked for more before a look is read."""
+
+    ahead = 3
+
+
+class AllAhead(Looking):
+    ahead = 5
+
+
 def test_a_rollout_does_not_depend_on_lanes_or_looks_or_what_is_decoded_beside_it():
     policy, family = family_policy(eos=MANY_ENDS)
     whole = rolled(policy, Recording(family), MANY, group_size=4, max_tokens=13)
@@ -38,6 +48,10 @@ def test_a_rollout_does_not_depend_on_lanes_or_looks_or_what_is_decoded_beside_i
         (Recording(family, room=1), {}),
         (Looking(family), {}),
         (Looking(family, room=6), {}),
+        (Ahead(family), {}),
+        (Ahead(family, room=6), {}),
+        (Ahead(family, room=1), {}),
+        (AllAhead(family, room=9), {}),
     ):
         parts = rolled(policy, decoder, MANY, group_size=4, max_tokens=13, **settings)
         for one, other in zip(chain.from_iterable(whole), chain.from_iterable(parts), strict=True):
@@ -65,16 +79,22 @@ def test_every_rollout_has_random_numbers_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("room", "max_rows", "lanes"), [(10**9, 512, 36), (10**9, 10, 10), (10**9, 2, 4), (5, 512, 5), (1, 1, 1)]
+    ("room", "max_rows", "lanes", "slots", "asked"),
+    [
+        (10**9, 512, 36, 9, 9 / 36),  # all prompts at once
+        (10**9, 10, 10, 7, 7 / 10),  # three groups have lanes: twice as many prompts, and one that is about to begin
+        (10**9, 2, 4, 3, 3 / 4),  # one group at least
+        (5, 512, 5, 5, 9 / 36),
+        (1, 1, 1, 3, 3 / 4),
+    ],
 )
-def test_how_many_lanes_there_are(room, max_rows, lanes):
+def test_how_many_lanes_and_prompts_there_is_room_for(room, max_rows, lanes, slots, asked):
     policy, family = family_policy()
     decoder = Recording(family, room)
     rolled(policy, decoder, MANY, group_size=4, max_tokens=2, max_rows=max_rows)
-    ((opened, slots, width),) = decoder.written("open")
-    assert opened == lanes
-    assert width == 5  # the longest prompt has six tokens; the last is the first input of its lanes
-    assert slots <= len(MANY)
+    # the longest prompt has six tokens; the last is the first input of its lanes
+    assert decoder.written("open") == [(lanes, slots, 5)]
+    assert decoder.written("fit") == [(asked, 5, 2)]
 
 
 def test_a_prompt_is_remembered_once_and_several_at_a_time():
@@ -109,6 +129,9 @@ def test_lanes_that_have_ended_are_taken_away_when_none_waits():
     widths = [lanes for _, lanes in decoder.written("advance")]
     assert widths[0] == 36
     assert widths[-1] < 10
+    shrunk = [(before, after) for before, after in pairwise(widths) if before != after]
+    assert shrunk
+    assert all(after <= decoder.keep_below * before for before, after in shrunk)  # or moving caches would not pay
     for (kept,) in decoder.written("keep"):
         assert len(set(kept)) == len(kept)
         assert all(lane == place for place, lane in enumerate(kept) if lane < len(kept))  # the others fill holes
@@ -118,11 +141,109 @@ def test_lanes_that_have_ended_are_taken_away_when_none_waits():
     assert not any(entry[0] in ("seat", "remember") for entry in waiting.diary[first_keep:])
 
 
-def test_no_position_is_decoded_behind_the_limit():
+class Scripted:
+    """A decoder whose rollout number r ends with its `lengths[r]`-th token."""
+
+    keep_below = 0.0
+
+    def __init__(self, lengths, lanes, look_every, ahead):
+        self.lengths, self.lanes, self.look_every, self.ahead = lengths, lanes, look_every, ahead
+        self.seats, self.remembered, self.advanced, self.written = [], [], [], []
+
+    def lanes_that_fit(self, prompt_slots_a_lane, prompt_width, max_tokens):
+        return self.lanes
+
+    def open(self, *, lanes, **settings):
+        self.rollouts, self.done = [0] * lanes, [0] * lanes
+
+    def remember(self, prompts):
+        self.remembered.append([slot for slot, _ in prompts])
+
+    def seat(self, seats):
+        self.seats.append([(seat.lane, seat.rollout) for seat in seats])
+        for seat in seats:
+            self.rollouts[seat.lane], self.done[seat.lane] = seat.rollout, 0
+
+    def advance(self, positions):
+        self.advanced.append(positions)
+        for _ in range(positions):
+            self.done = [done + 1 for done in self.done]
+            lanes = zip(self.rollouts, self.done, strict=True)
+            self.written.append([256 if done == self.lengths[rollout] else 65 for rollout, done in lanes])
+
+    def look(self):
+        tokens_LC, self.written = torch.tensor(self.written).t(), []
+        return lambda: Sampled(tokens_LC, torch.zeros(tokens_LC.shape), None)
+
+    def close(self):
+        """Nothing to give back."""
+
+
+def scheduled(lengths, *, group_size, lanes, look_every, limit, ahead=0):
+    decoder, policy = Scripted(lengths, lanes, look_every, ahead), spelling_policy(b"")  # 256 ends
+    prompts = [prompt(number, (4, 5)) for number in range(len(lengths) // group_size)]
+    groups = rolled(policy, decoder, prompts, group_size=group_size, max_tokens=limit)
+    assert [len(rollout.tokens) for tries in groups for rollout in tries] == lengths
+    return decoder
+
+
+def test_lanes_advance_as_far_as_the_one_with_the_most_before_it_may():
+    """The first rollout ends at once; the third takes its lane and has all of its 6 tokens before it when the second
+    has 2 left. The second then stays within its room."""
+    decoder = scheduled([2, 6, 6], group_size=1, lanes=2, look_every=4, limit=6)
+    assert decoder.advanced == [4, 4, 2]
+    assert decoder.seats == [[(0, 0), (1, 1)], [(0, 2)]]
+
+
+def test_positions_ahead_of_a_look_count_for_those_who_sat_there_and_for_nobody_else():
+    """As above, one position ahead. The third rollout is seated behind it and has 3 tokens after the second look, the
+    second has 5 before that look and ends in it."""
+    decoder = scheduled([2, 6, 6], group_size=1, lanes=2, look_every=4, limit=6, ahead=1)
+    assert decoder.advanced == [4, 1, 3, 1, 2]
+    assert decoder.seats == [[(0, 0), (1, 1)], [(0, 2)]]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
+def test_rollouts_of_all_lengths_keep_them(ahead):
+    lengths = [1 + (7 * number) % 11 for number in range(60)]
+    scheduled(lengths, group_size=4, lanes=9, look_every=5, limit=11, ahead=ahead)
+
+
+def test_a_new_prompt_is_remembered_when_an_eighth_of_the_lanes_is_free_and_its_group_then_takes_every_lane():
+    """16 lanes, groups of 4: two lanes must be free for the fifth prompt; one is enough for the rest of its group."""
+    decoder = scheduled([1, 2, 3] + [8] * 17, group_size=4, lanes=16, look_every=1, limit=8)
+    assert decoder.remembered == [[0, 1, 2, 3], [4]]
+    assert decoder.seats == [
+        [(lane, lane) for lane in range(16)],
+        [(0, 16), (1, 17)],  # not when lane 0 alone was free
+        [(2, 18)],
+        [(3, 19)],
+    ]
+
+
+def test_a_whole_group_need_not_be_waited_for_but_no_more_lanes_than_it_has():
+    """64 lanes, of which an eighth is 8; a group of 2 is worth its prompt when 2 are free."""
+    decoder = scheduled([1, 2] + [4] * 64, group_size=2, lanes=64, look_every=1, limit=4)
+    assert decoder.seats[1] == [(0, 64), (1, 65)]
+
+
+@pytest.mark.parametrize(("kind", "advances"), [(Looking, [5, 5, 2]), (Ahead, [5, 3, 2, 2])])
+def test_no_position_is_decoded_behind_the_limit(kind, advances):
     policy, family = family_policy()
-    decoder = Looking(family)
+    decoder = kind(family)
     rolled(policy, decoder, PROMPTS, max_tokens=12)
-    assert sum(positions for positions, _ in decoder.written("advance")) == 12
+    assert [positions for positions, _ in decoder.written("advance")] == advances
+
+
+@pytest.mark.parametrize("settings", [{"stop": ("a", "\n")}, {"top_k": 7}, {"top_k": 7, "max_rows": 5}])
+def test_what_is_decoded_ahead_of_a_look_is_nobody_elses(settings):
+    policy, family = family_policy(eos=MANY_ENDS)
+    plain, ahead = (
+        rolled(policy, kind(family), MANY, group_size=4, max_tokens=13, **settings) for kind in (Recording, Ahead)
+    )
+    for one, other in zip(chain.from_iterable(plain), chain.from_iterable(ahead), strict=True):
+        assert (one.tokens, one.stop, one.text, one.support) == (other.tokens, other.stop, other.text, other.support)
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=2e-5)
 
 
 def test_progress_counts_positions_of_all_rollouts_up_to_the_end():
@@ -206,6 +327,30 @@ def test_a_stop_string_in_the_middle_of_a_look_wins_over_an_end_behind_it():
     first, second = (rows.rollout(number, PROMPTS[0], 0) for number in range(2))
     assert (first.tokens, first.stop, first.text) == ((65, 66, 67), StopReason.STOP, "A")
     assert (second.tokens, second.stop, second.text) == ((66, 65, 256), StopReason.EOS, "BA")
+
+
+def test_what_a_look_brings_behind_a_stop_string_never_happened():
+    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("BC",)), 1)
+    assert looked_at(rows, [0], [[65, 66, 67, 66, 67]]) == [True]
+    assert rows.rollout(0, PROMPTS[0], 0).tokens == (65, 66, 67)
+
+
+def test_a_support_ends_with_its_rollout_and_names_a_token_once():
+    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=3, top_k=3), 2)
+    support_NCK = torch.tensor([[[65, 66, 65], [67, 68, 69]], [[256, 65, 256], [70, 71, 72]]])
+    rows.take(np.array([0, 1]), Sampled(torch.tensor([[66, 67], [256, 70]]), torch.zeros(2, 2), support_NCK))
+    rows.take(np.array([0]), Sampled(torch.tensor([[73, 74]]), torch.zeros(1, 2), torch.tensor([[[73, 75, 76]] * 2])))
+    first, second = (rows.rollout(number, PROMPTS[0], 0) for number in range(2))
+    assert (first.tokens, first.support) == ((66, 67, 73), ((65, 66), (67, 68, 69), (73, 75, 76)))
+    assert (second.tokens, second.support) == ((256,), ((256, 65),))
+
+
+def test_an_end_token_ends_as_itself_though_its_name_is_a_stop_string():
+    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("<eos>", "B")), 2)
+    assert looked_at(rows, [0, 1], [[65, 256], [65, 66]]) == [True, True]
+    first, second = (rows.rollout(number, PROMPTS[0], 0) for number in range(2))
+    assert (first.tokens, first.stop, first.text) == ((65, 256), StopReason.EOS, "A")
+    assert (second.tokens, second.stop, second.text) == ((65, 66), StopReason.STOP, "A")
 
 
 def test_a_look_at_a_thousand_lanes_costs_little():

@@ -1,10 +1,12 @@
 """Drawing a token: the inverse of the cumulated probabilities, by hand, against float64, and at its edges."""
 
+import math
+
 import pytest
 import torch
 
 from assay.config.sections import RolloutConfig
-from assay.engine.sampling import BLOCK, draw
+from assay.engine.sampling import BLOCK, NUMBERS_AT_A_TIME, draw
 
 ALL = RolloutConfig()
 NEARLY_1 = 1 - 2**-24  # the largest random number
@@ -65,6 +67,37 @@ def test_a_token_of_probability_0_is_never_drawn(uniform, settings):
     assert drawn(logits, [uniform], 1.0, settings).tokens_N.tolist() == [300]
 
 
+@pytest.mark.parametrize("settings", [ALL, RolloutConfig(top_k=3)])
+def test_the_smallest_number_draws_the_first_token_with_a_probability(settings):
+    nothing = -float("inf")
+    rows = [
+        [nothing, nothing, 0.5, 3.0, nothing],
+        [nothing, -80.0, 0.0, 0.0, 0.0],  # 1.8e-35 / 3: as good as never, and yet the first
+        [2.0, 2.0, 2.0, 2.0, 2.0],
+    ]
+    given = drawn(rows, [0.0] * 3, 1.0, settings)
+    if settings is ALL:
+        assert given.tokens_N.tolist() == [2, 1, 0]
+    else:  # a support begins with its likeliest token, whichever that is of equal ones
+        assert given.tokens_N.tolist() == given.support_NK[:, 0].tolist()
+        assert given.tokens_N[0] == 3
+    assert float(given.logprobs_N[2]) == pytest.approx(-math.log(5 if settings is ALL else 3), abs=1e-6)
+    # the same behind blocks without any
+    logits = torch.full((1, 3 * BLOCK), nothing)
+    logits[0, [2 * BLOCK + 3, 2 * BLOCK + 9]] = 0.0
+    logits[0, 2 * BLOCK + 3] = 0.1
+    assert drawn(logits, [0.0], 1.0, settings).tokens_N.tolist() == [2 * BLOCK + 3]
+
+
+@pytest.mark.parametrize("settings", [ALL, RolloutConfig(top_k=7, top_p=0.9)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_logits_are_left_as_they_were(settings, temperature):
+    logits = torch.randn(9, 2 * BLOCK + 5)
+    before = logits.clone()
+    drawn(logits, torch.rand(9), temperature, settings)
+    assert torch.equal(logits, before)
+
+
 def test_a_restricted_support_is_drawn_from_its_likeliest_token_on():
     # 0.4 0.3 0.15 of 0.85, tokens 3 1 4: cumulated 0.4706 0.8235 1
     given = drawn(
@@ -77,6 +110,13 @@ def test_a_restricted_support_is_drawn_from_its_likeliest_token_on():
     wanted = [0.4 / 0.85, 0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0.15 / 0.85]
     assert given.logprobs_N.exp().tolist() == pytest.approx(wanted, abs=1e-6)
     assert given.support_NK.tolist() == [[3, 1, 4]] * 5
+
+
+def test_a_restricted_support_is_drawn_at_the_temperature():
+    # 0.16 and 0.09 of 0.25, tokens 3 and 1: cumulated 0.64 1; at temperature 1 it would be 0.571
+    given = drawn(torch.tensor([PROBABILITIES]).log().expand(3, 5), [0.6, 0.63, 0.65], 0.5, RolloutConfig(top_k=2))
+    assert given.tokens_N.tolist() == [3, 3, 1]
+    assert given.logprobs_N.exp().tolist() == pytest.approx([0.64, 0.64, 0.36], abs=1e-6)
 
 
 def test_tokens_that_were_cut_off_leave_no_gap():
@@ -122,7 +162,7 @@ def test_logprobs_over_a_large_flat_vocabulary_are_exact():
 def test_rows_that_are_taken_in_several_parts_are_drawn_as_in_one(monkeypatch):
     logits, uniforms = torch.randn(50, 300), torch.rand(50)
     whole = drawn(logits, uniforms)
-    monkeypatch.setattr("assay.engine.sampling.NUMBERS_AT_A_TIME", 2000)
+    monkeypatch.setitem(NUMBERS_AT_A_TIME, "cpu", 2000)
     parts = drawn(logits, uniforms)
     assert torch.equal(whole.tokens_N, parts.tokens_N)
     assert torch.equal(whole.logprobs_N, parts.logprobs_N)

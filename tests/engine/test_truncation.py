@@ -1,6 +1,7 @@
 """Truncated sampling: top-k, top-p and min-p choose the tokens, and the trainer trains what was sampled from."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,20 @@ def test_the_samplers_logprobs_are_the_trainers_under_truncation(settings, share
         sizes = {len(among) for tries in groups for rollout in tries for among in rollout.support}
         assert len(sizes) > 1
         assert trainer.std() > 0.3
+
+
+@pytest.mark.parametrize("of_the_family", [True, False])
+def test_the_likeliest_token_has_its_log_prob_among_all_and_so_no_support(of_the_family):
+    """A support of one token would make it certain, and the trainer's log-prob 0."""
+    policy = tiny_policy(temperature=0.7)
+    if not of_the_family:
+        policy = replace(policy, family=None)
+    groups = sampled(policy, PROMPTS, group_size=2, max_tokens=8, greedy=True, top_k=4)
+    assert groups == sampled(policy, PROMPTS, group_size=2, max_tokens=8, greedy=True)
+    assert {rollout.support for tries in groups for rollout in tries} == {None}
+    trainer, sampler = trainers_and_samplers(policy, PROMPTS, groups)
+    assert (trainer - sampler).abs().max() <= 5e-5
+    assert sampler.min() < -0.1
 
 
 def test_training_the_unrestricted_distribution_would_be_seen():

@@ -14,7 +14,7 @@ from assay.policy.layout import fits_window, layout_of
 from assay.policy.packed import Segment
 from assay.policy.probe import examined, renewed, with_family
 from assay.train.learner import frozen_copy
-from assay.train.pack import Sharing, pack
+from assay.train.pack import Sharing, pack, with_confirmed_sharing
 
 CPU = torch.device("cpu")
 
@@ -92,12 +92,12 @@ def test_a_policy_of_the_family_does_not_call_its_model():
         replace(policy, family=None).logprobs(batch_of(uneven_samples(), Sharing.NEVER))
 
 
-def windowed():
+def windowed(say=lambda sentence: None):
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     size = {"num_key_value_heads": 1, "vocab_size": 13, "max_position_embeddings": 32, "initializer_range": 0.3}
     model = MistralForCausalLM(MistralConfig(**shape, **size, sliding_window=7, eos_token_id=EOS_ID, pad_token_id=None))
-    return examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0))
+    return examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0), say)
 
 
 def test_a_sequence_longer_than_the_window_is_computed_by_the_model_itself_and_shares_nothing():
@@ -116,6 +116,41 @@ def test_a_sequence_longer_than_the_window_is_computed_by_the_model_itself_and_s
                 rows_TV = policy.model(ids_1L).logits[0, len(one.prompt.tokens) - 1 : -1].log_softmax(dim=1)
             expected = [float(rows_TV[place, token]) for place, token in enumerate(one.rollout.tokens)]
             assert logprobs_BT[row, : len(expected)].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first():
+    samples = [sample(0, (2, 3, 4), (5, 6, 7, 8), 1.0), sample(0, (2, 3, 4), (7, 8, 9, 10, 11), -1.0)]
+    inside, beyond = batch_of(samples[:1], window=7), batch_of(samples[1:], window=7)
+
+    def roll_out(policy, max_tokens):
+        sampled(policy, [samples[0].prompt], group_size=2, max_tokens=max_tokens)
+
+    for meet in (lambda policy: policy.logprobs(beyond), lambda policy: roll_out(policy, 5)):
+        said = []
+        policy = windowed(said.append)
+        policy.logprobs(inside)
+        roll_out(policy, 4)
+        assert said == []
+        meet(policy)
+        (sentence,) = said
+        assert sentence == (
+            "sequences of more than 7 tokens, the window of attention of MistralForCausalLM, are decoded and trained "
+            "by the portable path, slowly"
+        )
+        policy.logprobs(beyond)
+        roll_out(replace(policy, recompute=True), 5)
+        assert said == [sentence]
+
+
+def test_a_reading_that_fails_at_the_length_of_a_real_prompt_is_given_up_and_that_is_said():
+    said, policy = [], replace(tiny_policy(), say=lambda sentence: said.append(sentence))
+    long = sample(0, (2, 3, 4), (5,), 1.0).prompt
+    assert with_confirmed_sharing(policy, long, 8).family is policy.family
+    assert said == []
+    wrong = replace(policy, family=replace(policy.family, frequencies_H=policy.family.frequencies_H * 2))
+    assert with_confirmed_sharing(wrong, long, 8).family is None
+    (sentence,) = said
+    assert "LlamaForCausalLM is decoded and trained by the portable path" in sentence
 
 
 def test_whoever_is_not_of_the_family_is_computed_portably_and_the_reason_is_said():

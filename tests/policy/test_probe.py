@@ -12,10 +12,11 @@ from tiny import EOS_ID, prompt, tiny_policy
 
 from assay import GRPOTrainer
 from assay.engine.portable import CachedDecoder, PlainDecoder
+from assay.policy import probe
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
-from assay.policy.probe import examined
+from assay.policy.probe import LEFT, PROMPT, RIGHT, _spread, examined, with_family
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]
 COMMON = {
@@ -208,3 +209,33 @@ def test_a_plain_torch_module_is_trained_without_any_ability():
     assert all(stats["first_ratio_max_deviation"] == 0.0 for stats in history)
     assert max(stats["mismatch_max"] for stats in history) <= 5e-5
     assert history[-1]["reward_mean"] > history[0]["reward_mean"] + 0.2
+
+
+def test_a_model_is_looked_at_with_ordinary_tokens_of_its_vocabulary():
+    for vocabulary in (13, 49152, 151936):
+        ids = _spread([*PROMPT, *LEFT, *RIGHT], vocabulary, torch.device("cpu")).tolist()
+        assert len(set(ids)) == 8
+        assert vocabulary // 11 < min(ids) < max(ids) < vocabulary * 10 // 11
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "share", "is_read"),
+    [
+        (torch.bfloat16, slice(4, 5), 0.2, True),  # one of 13 rows, by rounding
+        (torch.bfloat16, slice(0, 13), 0.2, False),  # all of them: something is read wrongly
+        (torch.bfloat16, slice(3, 8), 0.4, False),  # those of the answers that share a prompt
+        (torch.float32, slice(4, 5), 0.01, False),
+    ],
+)
+def test_in_low_precision_one_row_may_be_far_off(monkeypatch, dtype, rows, share, is_read):
+    policy, said = tiny_policy(dtype=dtype), []
+    real = probe.project
+
+    def off(states_ND, head):
+        logits_NV = real(states_ND, head)
+        logits_NV[rows] += share * logits_NV.abs().max()
+        return logits_NV
+
+    monkeypatch.setattr(probe, "project", off)
+    assert (with_family(policy, said.append).family is not None) == is_read
+    assert len(said) == (not is_read)

@@ -12,7 +12,7 @@ from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.load import load_policy
 from assay.policy.probe import with_family
 from assay.train.learner import Learner
-from assay.train.pack import pack
+from assay.train.pack import pack, with_confirmed_sharing
 from assay.types import Problem, Rollout, Sample, StopReason
 
 pytestmark = pytest.mark.skipif(
@@ -66,7 +66,7 @@ def test_padding_and_end_are_one_and_the_same_token(policy):
 def test_the_samplers_logprobs_are_the_trainers(policy, temperature):
     policy = replace(policy, temperature=temperature)
     prompts = questions(policy, 32, chat=False)
-    groups = sampled(policy, prompts, group_size=8, max_tokens=6)
+    groups = sampled(policy, prompts, group_size=8, max_tokens=8)  # enough for copied matrices
     rollouts = [rollout for tries in groups for rollout in tries]
     assert len(rollouts) == 256
     (batch,) = packed(prompts, groups, share_prompts=True)[0].microbatches
@@ -125,3 +125,40 @@ def test_the_end_token_alone_gets_a_gradient(policy):
     trained.logprobs(batch)[0][batch.mask_BT].sum().backward()
     gradient = trained.model.get_output_embeddings().weight.grad
     assert gradient[EOS].norm() > 1e-2
+
+
+def test_in_bfloat16_it_is_of_the_family_and_engine_and_trainer_are_both_as_near_to_float32_as_transformers(policy):
+    model, said = copy.deepcopy(policy.model).bfloat16(), []
+    rounded = with_family(replace(policy, model=model, family=None), said.append)
+    prompts = questions(policy, 4, chat=False)
+    rounded = with_confirmed_sharing(rounded, prompts[0], 16)
+    assert said == []
+    assert rounded.family is not None
+    exact = with_family(replace(policy, model=copy.deepcopy(model).float(), family=None))
+    groups = sampled(rounded, prompts, group_size=6, max_tokens=12)
+    (batch,) = packed(prompts, groups)[0].microbatches
+    with torch.no_grad():
+        trainer, transformers, true = (
+            one.logprobs(batch)[0][batch.mask_BT] for one in (rounded, replace(rounded, family=None), exact)
+        )
+    engine = batch.sampler_BT[batch.mask_BT]
+    plain = (transformers - true).abs().mean()
+    assert 0.005 < plain < 0.1
+    for numbers in (engine, trainer):
+        assert (numbers - true).abs().mean() < 1.3 * plain
+    assert (engine - trainer).abs().mean() < 2 * plain
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("frequencies_H", lambda given: given * 2), ("attention_scale", lambda given: given * 1.2)],
+)
+def test_a_wrong_reading_is_seen_in_bfloat16_too(policy, name, wrong):
+    model = copy.deepcopy(policy.model).bfloat16()
+    rounded = with_family(replace(policy, model=model, family=None))
+    misread = replace(rounded.family, **{name: wrong(getattr(rounded.family, name))})
+    said = []
+    prompt = questions(policy, 1, chat=False)[0]
+    checked = with_confirmed_sharing(replace(rounded, family=misread, say=said.append), prompt, 32)
+    assert checked.family is None
+    assert len(said) == 1

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -206,9 +205,9 @@ def test_every_illness_can_be_read_and_an_unknown_name_is_refused(capsys):
     assert "nothing to run" in capsys.readouterr().err
 
 
-def test_the_command_runs_a_trial_and_answers_by_its_exit_code(tmp_path):
+def test_the_command_runs_a_trial_and_answers_by_its_exit_code(warm_python, tmp_path):
     out = tmp_path / "tables.md"
-    command = [sys.executable, "-m", "assay.proof", "RAT02", "--seeds", "1", "--out", str(out)]
+    command = [warm_python, "-m", "assay.proof", "RAT02", "--seeds", "1", "--out", str(out)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
     assert "named first in 1 (100.0%)" in ended.stdout

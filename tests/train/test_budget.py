@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import portable_policy, tiny_policy
+from tiny import EOS_ID, portable_policy, tiny_policy
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay import config as configuration
-from assay.config import load
+from assay.config import ConfigError, load
+from assay.policy.causal import CausalPolicy
 from assay.policy.load import with_adapter
-from assay.train import run
+from assay.policy.probe import examined
+from assay.train import budget, run
 from assay.train.budget import LEAST_TOKENS, budgeted, bytes_a_token, pass_tokens, standing_bytes
 
 CONFIG = load(None, ["model.path=x"])
@@ -32,6 +35,33 @@ def test_a_token_costs_what_its_pass_keeps(make):
     assert least < cost < 20 * least
     assert bytes_a_token(replace(policy), CONFIG) == cost
     assert all(weight.grad is None for weight in policy.model.parameters())
+
+
+@pytest.mark.parametrize("make", [tiny_policy, portable_policy])
+def test_the_cost_of_a_token_does_not_depend_on_how_many_are_measured(make, monkeypatch):
+    """So the weights, which would be divided among more tokens or fewer, are left out."""
+    policy = make()
+    cost = bytes_a_token(policy, CONFIG)
+    with torch.no_grad():  # whatever the caller has switched off
+        assert bytes_a_token(policy, CONFIG) == cost
+    monkeypatch.setattr(budget, "PROBE_TOKENS", 6)
+    assert bytes_a_token(policy, CONFIG) == pytest.approx(cost, rel=0.03)
+
+
+class Slicing(torch.nn.Module):
+    """Keeps 13 of 100 numbers a token for its gradient, and with them the memory of all 100."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(13, 100))
+
+    def forward(self, ids_BL):
+        return self.weight[ids_BL][..., :13].square()
+
+
+def test_a_part_that_is_kept_costs_the_whole_that_it_is_part_of():
+    policy = CausalPolicy(Slicing(), tiny_policy().codec, (EOS_ID,), 1.0)
+    assert bytes_a_token(policy, CONFIG) >= 100 * 4
 
 
 def test_recomputed_activations_cost_less():
@@ -57,6 +87,42 @@ def test_only_a_cut_by_tokens_is_settled_and_only_once():
     for given in (["optimizer.microbatches=2"], ["optimizer.pass_tokens=33"]):
         config = load(None, ["model.path=x", *given])
         assert budgeted(config, policy) is config
+
+
+@pytest.mark.parametrize("given", [[], ["loss.kl_coef=0.1"]])
+def test_a_pass_is_given_half_of_what_the_optimizer_and_the_reference_leave(monkeypatch, given):
+    policy, config = tiny_policy(), load(None, ["model.path=x", *given])
+    standing = standing_bytes(policy, needs_reference=bool(given))
+    half = 1024 * bytes_a_token(policy, config)
+    for free, tokens in ((standing + 2 * half, 1024), (standing + 2 * half - 2, 512), (2**62, 8192)):
+        monkeypatch.setattr(budget, "free_bytes", lambda device, free=free: free)
+        assert budgeted(config, policy).optimizer.pass_tokens == tokens
+
+
+def test_on_a_cpu_a_pass_keeps_no_more_than_so_many_bytes_whatever_is_free(monkeypatch):
+    policy = tiny_policy()
+    monkeypatch.setattr(budget, "free_bytes", lambda device: 2**62)
+    monkeypatch.setattr(budget, "MOST_BYTES_ON_A_CPU", 2048 * bytes_a_token(policy, CONFIG))
+    assert budgeted(CONFIG, policy).optimizer.pass_tokens == 2048
+
+
+def test_a_context_shorter_than_the_measured_pass_is_kept_to():
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 13}
+    model = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None))  # it has no ninth position
+    policy = examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0))
+    assert bytes_a_token(policy, CONFIG) > 0
+
+
+def test_tokens_of_a_pass_and_a_number_of_passes_cannot_both_be_given():
+    both = ["model.path=x", "optimizer.microbatches=2", "optimizer.pass_tokens=33"]
+    with pytest.raises(ConfigError) as refused:
+        load(None, both)
+    assert str(refused.value) == (
+        "optimizer.pass_tokens = 33 would be ignored: optimizer.microbatches = 2 says into how many passes an update "
+        "is cut; set one of the two to 0"
+    )
+    for zero in ("optimizer.microbatches=0", "optimizer.pass_tokens=0"):
+        load(None, [*both, zero])
 
 
 def test_a_run_keeps_the_size_of_its_passes(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ def write(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def serve():
+def serve(warm_python):
     """A job --> what became of it: see server.py."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    command = [sys.executable, str(Path(__file__).parent / "server.py")]
+    command = [warm_python, str(Path(__file__).parent / "server.py")]
     with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
 
         def serve(script, *arguments, **job):

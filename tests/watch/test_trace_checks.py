@@ -1,5 +1,7 @@
 """Faults that only a run can prove are proven by it, with their lines; scripts run through the server of forks."""
 
+import sys
+
 import pytest
 
 from assay.dataflow.value import Context, Graph
@@ -44,6 +46,13 @@ OWN = {
     "leaves.py": "import os\nprint('{\"path\": 1}', flush=True)\nos._exit(3)\n",
     "raises.py": "raise SystemExit(4)\n",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(warm_python):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_python))
+        yield
 
 
 @pytest.fixture(scope="module")

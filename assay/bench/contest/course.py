@@ -17,7 +17,7 @@ from rich.console import Console
 from assay import durable
 from assay.bench.contest.floors import described
 from assay.bench.contest.kept import Turn, compared, on_the_same_machine, turns_of, write_document
-from assay.bench.contest.options import MEASURED_BY, Options
+from assay.bench.contest.options import MEASURED_BY, Options, check_precision
 from assay.bench.contest.reading import Machine, PeerChoice, Reading, differences, ratios, summarise
 from assay.bench.contest.turns import Turns
 from assay.bench.contest.workload import ROLLOUT, SCALING, STEP, UPDATE
@@ -152,8 +152,7 @@ def contenders_of(options: Options, machine: Machine) -> tuple[list[str], list[s
     wanted = options.contenders or tuple(
         name for name in MEASURED_BY if name != "trl-autocast" or machine.dtype == "bfloat16"
     )
-    if "trl-autocast" in wanted and machine.dtype != "bfloat16":
-        raise ConfigError("--contenders trl-autocast is about bfloat16; add --dtype bfloat16, or leave it out")
+    check_precision(wanted, machine.dtype)
     asked = set(options.measurements)
     able = [
         name

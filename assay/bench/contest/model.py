@@ -20,8 +20,7 @@ from transformers.utils import logging as transformers_logging
 from assay.bench.contest.floors import Sizes
 from assay.bench.contest.reading import Machine
 from assay.bench.contest.shapes import SHAPES
-from assay.bench.contest.workload import PAD_ID, Workload
-from assay.config import ConfigError
+from assay.bench.contest.workload import PAD_ID
 
 SEED = 20_261_115
 
@@ -80,15 +79,6 @@ def sizes_of(directory: Path, dtype: torch.dtype) -> Sizes:
         context=text.max_position_embeddings,
         bytes_a_number=dtype.itemsize,
     )
-
-
-def check_room(sizes: Sizes, workload: Workload) -> None:
-    longest = workload.prompt_tokens + workload.new_tokens
-    if longest > sizes.context:
-        raise ConfigError(
-            f"--prompt-tokens and --new-tokens make up to {workload.prompt_tokens} + {workload.new_tokens} = {longest} "
-            f"tokens, but the model's context is {sizes.context}; lower one of them, or leave scaling out"
-        )
 
 
 def weights_sum(model: nn.Module) -> float:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from assay.bench.contest.device import measured_limits, memory_of, name_of
-from assay.bench.contest.model import check_room, sizes_of, write_random
+from assay.bench.contest.model import sizes_of, write_random
+from assay.bench.contest.options import NO_GPU, check_room
 from assay.bench.contest.reading import Machine
 from assay.bench.contest.shapes import SHAPES
 from assay.bench.contest.workload import Workload
@@ -20,7 +21,7 @@ from assay.policy.load import model_directory
 def prepare(model: str, device: str, dtype: str, threads: int, place: Path, longest: Workload) -> Machine:
     torch.set_num_threads(threads)
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda, but torch sees no GPU; choose --device cpu")
+        raise ConfigError(NO_GPU)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
@@ -32,7 +33,7 @@ def prepare(model: str, device: str, dtype: str, threads: int, place: Path, long
     else:
         directory = model_directory(ModelConfig(path=model), lambda sentence: None)
     sizes = sizes_of(directory, number)
-    check_room(sizes, longest)
+    check_room(sizes.context, longest)
     return Machine(
         device=device,
         device_name=name_of(where, cpu_model()),
