@@ -222,20 +222,19 @@ class Learner:
     def _step(self, rate: float, norm: float) -> tuple[float, int]:
         """Clips, steps, and measures what moved: (length of the change, number of tensors that changed)."""
         if norm > self.settings.clip_norm > 0:
-            gradients = [master.grad for master in self.masters if master.grad is not None]
-            torch._foreach_mul_(gradients, self.settings.clip_norm / (norm + 1e-6))
+            torch._foreach_mul_(self._gradients(), self.settings.clip_norm / (norm + 1e-6))
         if self.scheduled:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
         lengths: list[Tensor] = []
-        every_gradient = [master.grad for master in self.masters]
+        gradients = [master.grad for master in self.masters]
         self._drop_gradients()
         for chunk in self._chunks:
             masters, weights = self.masters[chunk], self.weights[chunk]
             now = [master.detach() for master in masters]
             before = [torch.empty_like(master) for master in now]
             torch._foreach_copy_(before, now)
-            for master, gradient in zip(masters, every_gradient[chunk], strict=True):
+            for master, gradient in zip(masters, gradients[chunk], strict=True):
                 master.grad = gradient
             self.optimizer.step()  # which leaves alone what has no gradient: the other chunks
             for master in masters:
