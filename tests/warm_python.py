@@ -147,6 +147,8 @@ def _become(request, descriptors):
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.path[0:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()  # a new interpreter draws other numbers than the last one, too
     code = 0
     try:
         _run(*request["arguments"])

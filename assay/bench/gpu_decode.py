@@ -327,4 +327,6 @@ def main(wanted: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("python -m assay.bench.gpu_decode needs a GPU, and torch sees none")
     main(sys.argv[1:] or ["checks", "speed"])

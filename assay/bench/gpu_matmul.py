@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -245,4 +246,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("python -m assay.bench.gpu_matmul needs a GPU, and torch sees none")
     main()

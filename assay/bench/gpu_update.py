@@ -289,4 +289,6 @@ def profile() -> None:
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("python -m assay.bench.gpu_update needs a GPU, and torch sees none")
     {"checks": checks, "table": table, "profile": profile}[sys.argv[1]]()

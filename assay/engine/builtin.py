@@ -19,13 +19,14 @@ from assay.config.sections import RolloutConfig
 from assay.engine import lanes, portable
 from assay.engine.cpu import CpuDecoder
 from assay.engine.decoder import Decoder
+from assay.engine.lanes import NoRoom
 from assay.engine.rows import BrokenPolicy, Rows
 from assay.policy.causal import CausalPolicy
 from assay.policy.device import as_current
 from assay.policy.family import Family
 from assay.types import Prompt, Rollout
 
-__all__ = ["BrokenPolicy", "generate"]
+__all__ = ["BrokenPolicy", "NoRoom", "generate"]
 
 _cuda_decoders: WeakKeyDictionary[Family, Decoder] = WeakKeyDictionary()  # what they have prepared is dear
 
@@ -51,6 +52,7 @@ def generate(
     count = len(prompts) * group_size
     uniforms_RT = None
     if not greedy:
+        lanes.check_numbers(count, settings.max_tokens, policy.device)
         uniforms_RT = torch.rand(count, settings.max_tokens, generator=generator, device=policy.device)
     rows = Rows(policy, settings, count)
     decoder = _decoder(policy, max(len(prompt.tokens) for prompt in prompts) + settings.max_tokens)

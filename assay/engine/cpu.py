@@ -70,7 +70,7 @@ class CpuDecoder:
 
         self.prompts = [_Cache.empty(family, 0, prompt_width) for _ in family.layers]
         self.own = [_Cache.empty(family, lanes, settings.max_tokens) for _ in family.layers]
-        self.logits_LV = torch.empty(lanes, len(family.embedding_VD), dtype=family.dtype)
+        self.logits_LV = torch.empty(lanes, len(family.head.weight_OI), dtype=family.dtype)
         self.cosines_AF, self.sines_AF = family.rotations(torch.arange(prompt_width + settings.max_tokens))
         self.tokens_L, self.rollouts_L, self.slots_L, self.counts_L, self.prompts_L = (
             torch.zeros(lanes, dtype=torch.long) for _ in range(5)

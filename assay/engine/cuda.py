@@ -268,7 +268,7 @@ def _copied(values: Tensor) -> Tensor:
     """On the CPU; from a GPU the copy is under way until all is done that was asked of the GPU before it."""
     if not values.is_cuda:
         return values.clone()
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+    return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
 def rounded(lanes: int) -> int:

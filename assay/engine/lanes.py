@@ -19,14 +19,25 @@ from torch import Tensor
 from assay.config.sections import RolloutConfig
 from assay.engine.decoder import Decoder, Sampled, Seat
 from assay.engine.rows import Rows
+from assay.policy.memory import free_bytes
 from assay.types import Prompt
 
 IDLE = -1
+BYTES_A_TOKEN = 16  # a random number; a token and its log-prob
 SPARE_SLOTS = 2  # prompts remembered for each one whose whole group has lanes: groups end raggedly
 
 
 class NoRoom(MemoryError):
     """The memory does not hold the cache of a single rollout."""
+
+
+def check_numbers(rollouts: int, max_tokens: int, device: torch.device) -> None:
+    """Refuses more rollouts than there is memory for their random numbers and what is noted of each token."""
+    if rollouts * max_tokens * BYTES_A_TOKEN > free_bytes(device):
+        raise NoRoom(
+            f"there is no memory for {rollouts:,} rollouts of up to {max_tokens:,} tokens; lower rollout.prompts, "
+            "rollout.group_size or rollout.max_tokens"
+        )
 
 
 def decode(

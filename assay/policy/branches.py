@@ -1,19 +1,75 @@
-"""Attention of one tree, a stem and its branches, where no kernel for packed sequences is at hand.
+"""Attention of trees, a stem and its branches each, where no kernel for packed sequences is at hand.
 
-All branches are computed at once as a batch, each with the stem's keys before its own: they cost what they see, where
-one mask over the whole tree would cost the square of it.
+A large tree by itself: all branches are computed at once as a batch, each with the stem's keys before its own. They
+cost what they see, where one mask over the whole tree would cost the square of it. Small trees all together, under such
+masks: there it is the calls that cost.
 
 Shape legend: S tokens of the tree, P of its stem, G branches of T tokens (padded to the longest), L = P + T, H heads,
-K heads of keys, W width of a head.
+K heads of keys, W width of a head; B trees, N tokens of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+SMALL_TREE = 128  # tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Thicket:
+    """Small trees as rows of one length."""
+
+    places_BS: Tensor  # of their tokens among the N; any token in the place of padding
+    back_N: Tensor
+    seen_B1SS: Tensor
+
+    @classmethod
+    def of(cls, trees: Sequence[Sequence[int]], device: torch.device) -> Thicket | None:
+        """Of the lengths of the stem and the branches of each; None if there are not several, or one is not small."""
+        sizes = [sum(lengths) for lengths in trees]
+        longest = max(sizes)
+        if len(trees) < 2 or longest > SMALL_TREE:
+            return None
+        segments_BS = np.full((len(trees), longest), -1)  # padding sees the stem: nothing would be NaN
+        for row, lengths in zip(segments_BS, trees, strict=True):
+            row[: sum(lengths)] = np.repeat(np.arange(len(lengths)), lengths)
+        inside_BS = segments_BS >= 0
+        places_BS = np.where(inside_BS, np.cumsum(inside_BS).reshape(inside_BS.shape) - 1, 0)
+        its_own_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
+        of_the_stem_B1S = segments_BS[:, None, :] == 0
+        seen_BSS = (its_own_BSS | of_the_stem_B1S) & np.tri(longest, dtype=bool)
+        return cls(
+            torch.from_numpy(places_BS).to(device),
+            torch.from_numpy(np.flatnonzero(inside_BS)).to(device),
+            torch.from_numpy(seen_BSS).to(device).unsqueeze(1),
+        )
+
+
+def thicket_attention(
+    queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, thicket: Thicket, scale: float
+) -> Tensor:
+    """outputs_NHW"""
+    count, longest = thicket.places_BS.shape
+    places = thicket.places_BS.flatten()
+    queries_BHSW, keys_BKSW, values_BKSW = (
+        each.index_select(0, places).view(count, longest, *each.shape[1:]).transpose(1, 2)
+        for each in (queries_NHW, keys_NKW, values_NKW)
+    )
+    outputs_BHSW = scaled_dot_product_attention(
+        queries_BHSW,
+        keys_BKSW,
+        values_BKSW,
+        attn_mask=thicket.seen_B1SS,
+        scale=scale,
+        enable_gqa=queries_NHW.shape[1] != keys_NKW.shape[1],
+    )
+    return outputs_BHSW.transpose(1, 2).flatten(0, 1).index_select(0, thicket.back_N)
 
 
 def tree_attention(

@@ -150,6 +150,7 @@ def family_of(model: nn.Module) -> Family:
     if rotary.rope_type not in FIXED_ROTATIONS:
         raise NotOfTheFamily(f"its rotations change with the length (rope_type {rotary.rope_type})")
     attention = inner.layers[0].self_attn
+    _check_alike(inner, config)
     family = Family(
         embedding_VD=_only_parameter(inner.embed_tokens, nn.Embedding),
         untrained_id=inner.embed_tokens.padding_idx,
@@ -178,6 +179,16 @@ def family_of(model: nn.Module) -> Family:
             if biases:
                 _move_side_by_side(biases)
     return family
+
+
+def _check_alike(inner: Any, config: Any) -> None:
+    """What is read once for all layers is the same in all of them: in low precision numbers alone would not tell."""
+    norms = [module.variance_epsilon for module in inner.modules() if hasattr(module, "variance_epsilon")]
+    if any(epsilon != config.rms_norm_eps for epsilon in norms):
+        raise NotOfTheFamily("a norm of it has another epsilon than its config says")
+    attentions = [(layer.self_attn.scaling, layer.self_attn.head_dim) for layer in inner.layers]
+    if len(set(attentions)) > 1:
+        raise NotOfTheFamily("its layers scale their attention differently")
 
 
 def hooked_modules(model: nn.Module) -> list[str]:

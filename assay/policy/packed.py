@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from assay.policy.branches import seen_by_a_branch, tree_attention
+from assay.policy.branches import Thicket, seen_by_a_branch, thicket_attention, tree_attention
 from assay.policy.flash import Spans, flash_attention, is_usable, spans_of
 
 
@@ -79,6 +79,11 @@ class Packed:
         """Of each tree, mask_TL of what its longest branch sees; None for a segment alone."""
         return tuple(None if len(tree) == 1 else self._mask(tree) for tree in self.trees)
 
+    @cached_property
+    def thicket(self) -> Thicket | None:
+        """All trees as one batch, where they are small."""
+        return Thicket.of([[segment.length for segment in tree] for tree in self.trees], self.ids_N.device)
+
     def _mask(self, tree: Sequence[Segment]) -> Tensor:
         return seen_by_a_branch([segment.length for segment in tree], self.ids_N.device)
 
@@ -87,6 +92,8 @@ def attention(queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, packed:
     """outputs_NHW: each token attends to what it sees."""
     if is_usable(queries_NHW):
         return flash_attention(queries_NHW, keys_NKW, values_NKW, packed.spans, scale)
+    if packed.thicket is not None:
+        return thicket_attention(queries_NHW, keys_NKW, values_NKW, packed.thicket, scale)
     outputs = []
     for tree, mask_TL in zip(packed.trees, packed.masks, strict=True):
         tokens, lengths = slice(tree[0].start, tree[-1].end), [segment.length for segment in tree]

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from assay import config as configuration
 from assay.config import Config, ConfigError
-from assay.engine.builtin import BrokenPolicy
+from assay.engine.builtin import BrokenPolicy, NoRoom
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, read_evaluations
@@ -104,7 +104,7 @@ def evaluate_saved(
             row = evaluate(saved.policy, task, reward, config, saved.step, tokens, answers).row
     except PromptRefused as error:
         raise ConfigError(str(error)) from error
-    except BrokenPolicy as error:
+    except (BrokenPolicy, NoRoom) as error:
         raise RunFailed(str(error)) from error
     return Evaluated(row, saved.name, _before(target, row, overrides) if is_run else None)
 

@@ -239,6 +239,7 @@ class Learner:
             self.optimizer.step()  # which leaves alone what has no gradient: the other chunks
             for master in masters:
                 master.grad = None
+            now = [master.detach() for master in masters]  # an optimizer may put new memory in the place of the old
             torch._foreach_sub_(before, now)
             # in float64: the square of a weight of 1e30 is no float32, and such weights are still finite
             lengths += torch._foreach_norm(before, 2, dtype=torch.float64)

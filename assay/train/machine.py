@@ -38,6 +38,8 @@ def set_up(config: Config) -> None:
         # oneDNN picks AMX for bfloat16 where the CPU announces it, and virtual machines announce what they then refuse:
         # the process dies with SIGILL; this is read at the first matrix product
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    # read there, too: oneDNN keeps what it has prepared for a shape, and packed sequences have many shapes
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     torch.set_num_threads(config.run.threads)
     # CUBLAS_WORKSPACE_CONFIG is not needed: torch gives every stream a workspace of its own. Set, it is read anew for
     # every product, which then takes 50 to 150 us to launch instead of 14 (torch 2.11)

@@ -13,7 +13,7 @@ from pathlib import Path
 from assay import config as configuration
 from assay import durable
 from assay.config import Config, ConfigError
-from assay.engine.builtin import BrokenPolicy
+from assay.engine.builtin import BrokenPolicy, NoRoom
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
@@ -171,7 +171,7 @@ def _carry_out(
         record=verbs.record,
         safe_point=safe_point,
     )
-    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy)
+    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
     try:
         with closing(sinks):
             stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)

@@ -9,6 +9,7 @@ from engine.families import PROMPTS, distances, family_policy, rolled
 from assay.engine.cpu import CpuDecoder
 from assay.kernels import onednn
 from assay.kernels.onednn import Cut
+from assay.policy.probe import with_family
 
 LIMIT = 5e-5
 
@@ -53,3 +54,16 @@ def test_lanes_that_are_seated_anew_and_taken_away_change_nothing(max_rows, dtyp
         first = [one.sampler_logprobs[0] for one in chain.from_iterable(together)]
         wanted = [one.sampler_logprobs[0] for one in chain.from_iterable(alone)]
         assert first == pytest.approx(wanted, abs=0.05)
+
+
+@pytest.mark.skipif(not onednn.usable(torch.zeros(2, 2)), reason="torch has no such oneDNN here")
+def test_a_head_with_fewer_outputs_than_there_are_embeddings_draws_only_those(monkeypatch):
+    monkeypatch.setattr("assay.engine.matrix.IN_THE_HEAD", Cut(7, 100))
+    policy, _ = family_policy(tie_word_embeddings=False)
+    policy.model.lm_head = torch.nn.Linear(policy.model.config.hidden_size, 230, bias=False)
+    with torch.no_grad():
+        policy.model.lm_head.weight.normal_(std=0.25)
+    policy = with_family(policy)
+    groups = rolled(policy, CpuDecoder(policy.family))
+    assert max(token for one in tokens(groups) for token in one) < 230
+    assert distances(policy, PROMPTS, groups).max() <= LIMIT

@@ -139,3 +139,12 @@ def test_the_likeliest_token_has_no_support_whatever_top_k():
     ((rollout,),) = agreed(policy, family, [SHORT], seed=None, top_k=4)
     assert rollout.support is None
     assert distances(policy, [SHORT], [[rollout]]).max() <= LIMIT
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 6}])
+def test_lanes_that_are_taken_and_kept_while_positions_wait_to_be_looked_at(settings):
+    policy, family = small_policy(temperature=0.8, eos=tuple(range(0, 257, 5)))
+    decoder = Narrow(family)
+    decoder.room, decoder.look_every, decoder.ahead = 4, 3, 2
+    agreed(policy, family, [LONG, ONE, SHORT], decoder=decoder, group_size=3, max_tokens=6, **settings)
+    assert decoder.kept

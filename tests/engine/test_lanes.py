@@ -362,3 +362,9 @@ def test_a_look_at_a_thousand_lanes_costs_little():
         rows.take(np.arange(1000), given)
         took.append(time.thread_time() - began)
     assert min(took) < 2e-3
+
+
+def test_more_rollouts_than_memory_are_refused_before_anything_is_drawn():
+    policy, _ = family_policy()
+    with pytest.raises(NoRoom, match=r"no memory for 4,000,000,000,000 rollouts .* lower rollout\.prompts"):
+        sampled(policy, [PROMPTS[0]], group_size=4 * 10**12, max_tokens=10)

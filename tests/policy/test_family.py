@@ -100,6 +100,24 @@ def test_a_copied_model_is_read_part_by_part_until_it_is_read_anew():
     assert family.layers[0].query_key_value.weight() is None
 
 
+def _other_epsilon(model):
+    model.model.layers[1].input_layernorm.variance_epsilon = 0.05
+
+
+def _other_scale(model):
+    model.model.layers[1].self_attn.scaling *= 1.2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(_other_epsilon, "another epsilon than its config"), (_other_scale, "scale their attention")]
+)
+def test_a_layer_unlike_the_others_is_refused_whatever_the_precision(change, reason):
+    model = made().to(torch.bfloat16)
+    change(model)
+    with pytest.raises(NotOfTheFamily, match=reason):
+        family_of(model)
+
+
 def test_joined_parameters_survive_files(tmp_path):
     model = made()
     family_of(model)

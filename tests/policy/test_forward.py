@@ -18,6 +18,12 @@ from assay.policy.family import family_of
 from assay.policy.forward import hidden_states
 
 
+@pytest.fixture(params=[0, 128], ids=["tree by tree", "all together"], autouse=True)
+def small_tree(request, monkeypatch):
+    """Both ways to attend without a kernel for packed sequences."""
+    monkeypatch.setattr("assay.policy.branches.SMALL_TREE", request.param)
+
+
 @pytest.fixture(autouse=True)
 def exact_norms(monkeypatch):
     """transformers norms in float32 whatever the model's dtype; here the oracle is to be float64 throughout."""

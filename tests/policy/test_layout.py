@@ -177,7 +177,7 @@ class Doubled(torch.nn.Module):
 def test_numbers_that_are_not_those_of_the_model_are_not_used():
     said = []
     policy = tiny_policy()
-    policy.model.model.norm.variance_epsilon = 1.0  # the config says something else
+    policy.model.model.layers[1].mlp.act_fn = torch.nn.GELU()  # the config says silu
     assert with_family(policy, said.append).family is None
     assert "its numbers are not those of the Llama family" in said[0]
 

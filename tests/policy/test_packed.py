@@ -9,6 +9,12 @@ from assay.policy.packed import Packed, Segment, attention
 HEADS, KEY_HEADS, WIDTH = 4, 2, 3
 
 
+@pytest.fixture(params=[0, 128], ids=["tree by tree", "all together"], autouse=True)
+def small_tree(request, monkeypatch):
+    """Both ways to attend without a kernel for packed sequences."""
+    monkeypatch.setattr("assay.policy.branches.SMALL_TREE", request.param)
+
+
 def seen_by(token, segments):
     """Numbers of the tokens that one sees, from the definition alone."""
     own = next(segment for segment in segments if segment.start <= token < segment.end)

@@ -376,3 +376,25 @@ def test_the_statistics_of_an_update_do_not_depend_on_the_cut():
         statistics.append({name: value for name, value in update.items() if name != "skipped"})
     assert statistics[0] == pytest.approx(statistics[1], rel=2e-4, abs=1e-6)
     assert statistics[0]["ratio_min"] < 0.99 < 1.01 < statistics[0]["ratio_max"]
+
+
+class Assigning(torch.optim.Optimizer):
+    """Puts new memory in the place of a parameter's, as some optimizers do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+def test_what_moved_is_seen_when_an_optimizer_assigns_new_weights():
+    moved = []
+    for make in (lambda weights: torch.optim.SGD(weights, lr=0.1), lambda weights: Assigning(weights, {"lr": 0.1})):
+        policy = tiny_policy()
+        optimizer = make(list(policy.model.parameters()))
+        one = Learner(policy, None, LossConfig(), OptimizerConfig(epochs=1), 1, optimizer=optimizer)
+        batch = one.score(minibatches(uneven_samples()))
+        update = one.update(batch.minibatches[0], batch.scored[0], 0).update
+        moved.append((update.update_norm, update.tensors_changed))
+    assert moved[0] == pytest.approx(moved[1])
+    assert moved[0][1] > 0

@@ -70,7 +70,8 @@ def test_setting_up_fixes_threads_and_kernels(monkeypatch):
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
-        os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
+        for name in ("ONEDNN_MAX_CPU_ISA", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+            os.environ.pop(name, None)
 
 
 def test_a_step_counts_the_cpu_time_of_its_own_work_and_not_that_of_the_rewards():
