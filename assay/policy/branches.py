@@ -11,7 +11,7 @@ K heads of keys, W width of a head; B trees, N tokens of all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,6 +28,14 @@ class Thicket:
     places_BS: Tensor  # of their tokens among the N; any token in the place of padding
     back_N: Tensor
     seen_B1SS: Tensor
+    masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """To be added to the products. Made once: of a mask of truths every layer would make and keep its own."""
+        if dtype not in self.masks:
+            zeros_B1SS = torch.zeros(self.seen_B1SS.shape, dtype=dtype, device=self.seen_B1SS.device)
+            self.masks[dtype] = zeros_B1SS.masked_fill_(~self.seen_B1SS, -float("inf"))
+        return self.masks[dtype]
 
     @classmethod
     def of(cls, trees: Sequence[Sequence[int]], device: torch.device) -> Thicket | None:
@@ -65,7 +73,7 @@ def thicket_attention(
         queries_BHSW,
         keys_BKSW,
         values_BKSW,
-        attn_mask=thicket.seen_B1SS,
+        attn_mask=thicket.mask(queries_NHW.dtype),
         scale=scale,
         enable_gqa=queries_NHW.shape[1] != keys_NKW.shape[1],
     )
