@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from assay.config.secrets import without_secrets
@@ -253,13 +254,22 @@ def is_file(place: str) -> bool:
     return place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")) or Path(place).is_file()
 
 
+class _AsItIsNow(importlib.machinery.SourceFileLoader):
+    """Reads the file itself: bytecode of a file that was changed within the same second would be taken for its own."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _file_module(path: str) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if module_spec is None or module_spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
+    module_spec.loader = loader = _AsItIsNow(module_spec.name, path)
     module = importlib.util.module_from_spec(module_spec)
     sys.path.insert(0, str(Path(path).resolve().parent))
-    module_spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
