@@ -2,11 +2,13 @@
 
 import inspect
 import math
+import os
+import sys
 
 import numpy
 import pytest
 
-from assay.rewards.call import WrongUse, checked, read_signature, reason_of
+from assay.rewards.call import WrongUse, checked, load_function, read_signature, reason_of
 
 SAMPLE = {
     "prompt": "31>",
@@ -163,3 +165,16 @@ def test_no_part_of_a_secret_is_left_by_the_cut(monkeypatch, position):
         assert "sk-0" not in reason
     assert "sk-" not in checked("x" * 36 + key, ["a"])["error"]
     assert "sk-" not in checked(b"x" * 36 + key.encode(), ["a"])["error"]
+
+
+def test_a_file_that_was_changed_within_a_second_is_read_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "bytecode"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "reward.py"
+    given = []
+    for number in (1, 2):
+        file.write_text(f"def score():\n    return {number}\n")
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        given.append(load_function(f"{file}:score")())
+    assert given == [1, 2]
