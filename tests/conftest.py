@@ -1,7 +1,9 @@
 """Shared by the tests that run real commands."""
 
+import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -57,6 +59,15 @@ def warm_python():
     """The path of a `python` that has torch and transformers in memory."""
     with warm.serving() as python:
         yield python
+
+
+@pytest.fixture(scope="session")
+def smollm2(warm_python):
+    """SmolLM2 is unpacked: once, by whichever of the processes of this test session comes first."""
+    unpack = "from assay.policy.gguf import smollm2_file, unpacked; unpacked(smollm2_file(), lambda sentence: None)"
+    with Path(os.environ["ASSAY_TEST_HOME"], "smollm2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([warm_python, "-c", unpack], check=True)
 
 
 @pytest.fixture(scope="session")
