@@ -1,4 +1,4 @@
-"""Before anything is imported: tests get a home and caches of their own. And what cannot be imported is not collected."""
+"""Before anything is imported, tests get a home and caches of their own; what cannot be imported is not collected."""
 
 import importlib.util
 import os

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from assay.config.names import answer_unknown, answer_without_section, nearest, unknown_section
-from assay.config.paths import expand_home, start_at
+from assay.config.paths import change_paths, expand_home, start_at
 from assay.config.sections import (
     AdvantageConfig,
     CheckpointConfig,
@@ -45,6 +46,7 @@ __all__ = [
     "to_mapping",
     "to_toml",
     "typed",
+    "with_absolute_paths",
 ]
 
 
@@ -214,6 +216,13 @@ def _keys() -> dict[str, list[str]]:
 def _names(sentence: str) -> set[str]:
     """The settings that a sentence names."""
     return set(re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", sentence))
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same files, whichever directory the config is read from: for one that is printed or recorded."""
+    settings = to_mapping(config)
+    change_paths(settings, lambda name, value: os.path.realpath(value) if os.path.exists(value) else value)
+    return from_mapping(settings)
 
 
 def to_mapping(config: Config) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@ on the command line it starts at the shell's directory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "task.options.heldout_file": ("",),
 }
 FUNCTIONS = "reward.functions"  # file.py:function
-_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")
+_ALWAYS_PATHS = ("judge.path", "task.options.heldout_file", FUNCTIONS)
+_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".gguf")
 _RUN_MARK = "run.json"
 
 
@@ -27,16 +29,16 @@ def start_at(file: Path, settings: dict[str, dict[str, Any]]) -> list[str]:
     problems: list[str] = []
 
     def locate(name: str, value: str) -> str:
-        place = file.parent / Path(value).expanduser()
-        if place.exists() or Path(value).is_absolute():
-            return str(place.resolve())
-        if Path(value).exists():
+        place = os.path.join(file.parent, os.path.expanduser(value))
+        if os.path.exists(place):
+            return os.path.realpath(place)
+        if os.path.exists(value):
             problems.append(
                 f"{file}: {name} = {value!r} is relative to this file's directory, where it does not exist; it exists "
-                f"in the current directory: write {str(Path(value).resolve())!r}, or give it as --set {name}={value}"
+                f"in the current directory: write {os.path.realpath(value)!r}, or give it as --set {name}={value}"
             )
-        looks_like_a_path = value.endswith(_ENDINGS) or value.startswith((".", "~"))
-        return str(place.resolve()) if looks_like_a_path or name.endswith(("heldout_file", "judge.path")) else value
+        is_path = name in _ALWAYS_PATHS or value.endswith(_ENDINGS) or value.startswith((".", "~"))
+        return os.path.abspath(place) if is_path else value
 
     change_paths(settings, locate)
     return problems
@@ -44,7 +46,7 @@ def start_at(file: Path, settings: dict[str, dict[str, Any]]) -> list[str]:
 
 def expand_home(settings: dict[str, dict[str, Any]]) -> None:
     """~ and ~user become directories in every setting that names a file."""
-    change_paths(settings, lambda name, value: str(Path(value).expanduser()) if value.startswith("~") else value)
+    change_paths(settings, lambda name, value: os.path.expanduser(value))
 
 
 def change_paths(settings: dict[str, dict[str, Any]], change: Callable[[str, str], str]) -> None:
@@ -66,4 +68,5 @@ def change_paths(settings: dict[str, dict[str, Any]], change: Callable[[str, str
 
 def _change_function(spec: Any, change: Callable[[str, str], str]) -> Any:
     place, colon, function = spec.rpartition(":") if isinstance(spec, str) else ("", "", "")
-    return f"{change(FUNCTIONS, place)}:{function}" if colon and place.endswith(".py") else spec
+    is_module = not place.endswith(".py") and all(part.isidentifier() for part in place.split("."))
+    return spec if not colon or is_module else f"{change(FUNCTIONS, place)}:{function}"
