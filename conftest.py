@@ -43,6 +43,10 @@ for variable, place in PLACES.items():
 for variable in OVERRULING:
     os.environ.pop(variable, None)
 
+# As `assay train` does for bfloat16 on a CPU, before the first matrix product: virtual machines announce AMX and then
+# refuse it, and the process dies with SIGILL (assay/train/machine.py).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 # kernels need Triton, which has no wheels for some platforms
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["assay/kernels/*.py", "assay/engine/cuda*.py"]
 

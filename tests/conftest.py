@@ -64,7 +64,10 @@ def warm_python():
 @pytest.fixture(scope="session")
 def smollm2(warm_python):
     """SmolLM2 is unpacked: once, by whichever of the processes of this test session comes first."""
-    unpack = "from assay.policy.gguf import smollm2_file, unpacked; unpacked(smollm2_file(), lambda sentence: None)"
+    unpack = (
+        "from assay.policy.gguf import unpacked; from assay.policy.where import smollm2_file; "
+        "unpacked(smollm2_file(), lambda sentence: None)"
+    )
     with Path(os.environ["ASSAY_TEST_HOME"], "smollm2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run([warm_python, "-c", unpack], check=True)

@@ -20,9 +20,8 @@ def test_links_lead_to_files(page):
 
 
 def test_messages_name_pages_that_exist():
-    names = {
-        name for file in (ROOT / "assay").rglob("*.py") for name in re.findall(r"\bdocs/[a-z-]+\.md\b", file.read_text())
-    }
+    texts = [file.read_text() for file in (ROOT / "assay").rglob("*.py")]
+    names = {name for text in texts for name in re.findall(r"\bdocs/[a-z-]+\.md\b", text)}
     assert len(names) > 5
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
 
