@@ -35,9 +35,30 @@ LONGEST_FILES = (
 )
 
 
+# what `make test-fast` leaves out: tests that start commands, that interpret kernels, or that take seconds each
+SLOW_FIXTURES = {"assay_command", "smollm2", "warm_peer", "warm_python"}
+SLOW_FILES = (
+    "tests/adapters/", "tests/bench/", "tests/engine/", "tests/kernels/", "tests/proof/", "tests/watch/",
+    "tests/doctor/test_false_alarms.py", "tests/doctor/test_live.py", "tests/doctor/test_report_schemas.py",
+    "tests/doctor/test_script_command.py", "tests/doctor/test_source_checks.py",
+    "tests/doctor/illnesses/test_metamorphic_more.py", "tests/policy/test_checkpointing.py",
+    "tests/policy/test_embedded.py", "tests/policy/test_forward.py", "tests/policy/test_lora.py",
+    "tests/policy/test_probe.py", "tests/record/test_record_survives.py", "tests/rewards/test_check_bench.py",
+    "tests/rewards/test_judge_model.py", "tests/rewards/test_pool.py", "tests/rewards/test_process.py",
+    "tests/test_bench", "tests/test_default_run.py", "tests/test_grpo_mutants.py", "tests/test_grpo_trl_parity.py",
+    "tests/test_long_prompts.py", "tests/test_observe.py", "tests/test_trainer_steps.py",
+    "tests/train/test_checkpoint_survives.py", "tests/train/test_evaluate.py", "tests/train/test_examine",
+    "tests/train/test_export.py", "tests/train/test_learner.py", "tests/train/test_recheck.py",
+    "tests/train/test_settings_matter.py", "tests/train/test_sinks.py", "tests/train/test_verbs.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
     places = {file: place for place, file in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.location[0], len(places)))
+    for item in items:
+        if item.location[0].startswith(SLOW_FILES) or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
