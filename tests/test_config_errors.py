@@ -132,9 +132,9 @@ def test_quotes_around_a_text_are_optional():
     assert load(None, ['run.name="nan"']).run.name == load(None, ["run.name=nan"]).run.name == "nan"
 
 
-def test_a_list_of_texts_is_read_with_and_without_quotes():
-    for text in ('["exact", "math"]', "[exact, math]"):
-        assert load(None, [f"reward.functions={text}"]).reward.functions == ("exact", "math")
+def test_a_list_of_texts_is_a_list_of_toml_or_one_text():
+    assert load(None, ['reward.functions=["exact", "math"]']).reward.functions == ("exact", "math")
+    assert load(None, ["rollout.stop=[/INST]"]).rollout.stop == ("[/INST]",)
     assert load(None, ["reward.functions=nan"]).reward.functions == ("nan",)
     assert load(None, ['rollout.stop=["a,b"]']).rollout.stop == ("a,b",)
 

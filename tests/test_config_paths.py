@@ -121,7 +121,7 @@ def test_a_recorded_config_names_the_files_that_the_shell_saw_but_built_in_names
     for name in ("embedded", "json"):
         Path(name).mkdir()
     Path("mine.py").touch()
-    config = with_absolute_paths(load(None, ["task.name=json", "reward.functions=[mine.py:score, os.path:join]"]))
+    config = with_absolute_paths(load(None, ["task.name=json", 'reward.functions=["mine.py:score", "os.path:join"]']))
     assert (config.model.path, config.task.name) == ("embedded", "json")
     assert config.reward.functions == (f"{Path('mine.py').resolve()}:score", "os.path:join")
     assert with_absolute_paths(Config()) == Config()

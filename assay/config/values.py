@@ -80,8 +80,8 @@ def read_text(text: str, wanted: Any) -> Any:
     """The value that a text on the command line stands for. The type of the setting decides, as TOML would write it;
     quotes around a text are optional. `wanted` is None where no type is known.
 
-    >>> read_text("nan", str), read_text("nan", float), read_text('"a b"', str), read_text("[a, b]", tuple[str, ...])
-    ('nan', nan, 'a b', ['a', 'b'])
+    >>> read_text("nan", str), read_text("nan", float), read_text('"a b"', str), read_text("[/INST]", tuple[str, ...])
+    ('nan', nan, 'a b', '[/INST]')
     """
     try:
         document = tomllib.loads(f"value = {text}")
@@ -89,8 +89,6 @@ def read_text(text: str, wanted: Any) -> Any:
     except tomllib.TOMLDecodeError:
         value = text
     if get_origin(wanted) is tuple:
-        if value == text and text.startswith("[") and text.endswith("]"):  # a list without the quotes of TOML
-            return [read_text(part.strip(), get_args(wanted)[0]) for part in text[1:-1].split(",")]
         return value if isinstance(value, list) else read_text(text, get_args(wanted)[0])
     return value if wanted is not str or isinstance(value, str) else text
 
