@@ -2,10 +2,11 @@
 PYTHON ?= python3
 run = .venv/bin/
 
-.PHONY: train test check proof proof-scripts bench format clean
+.PHONY: train test test-fast check proof proof-scripts bench format clean
 
 train: .venv/ready     ; $(run)assay train
 test: .venv/ready      ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test-fast: .venv/ready ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
 proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py && $(run)python -m assay.proof --healthy
 proof-scripts: .venv/ready ; $(run)python -m assay.proof.of_scripts --watch --misses

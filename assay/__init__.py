@@ -3,8 +3,8 @@
 Importing this package does not import torch: what needs it is imported when it is first asked for.
 
 >>> import assay
->>> "GRPOTrainer" in dir(assay)
-True
+>>> [name for name in dir(assay) if not name.startswith("__")]
+['GRPOTrainer', 'observe']
 """
 
 from __future__ import annotations
@@ -37,4 +37,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -262,7 +262,9 @@ def clipped_surrogate(
     clip c bounds the objective from below by c A where A < 0."""
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     capped_BT = ratio_BT.clamp(max=settings.delta) if settings.delta else ratio_BT
-    objective_BT = (capped_BT * advantages_BT).minimum(ratio_BT.clamp(low, high) * advantages_BT)
+    # not clamp: since torch 2.15 its gradient at a bound is 0, and a bound can be 1, the ratio of every first update
+    bounded_BT = ratio_BT.masked_fill(ratio_BT < low, low).masked_fill(ratio_BT > high, high)
+    objective_BT = (capped_BT * advantages_BT).minimum(bounded_BT * advantages_BT)
     if settings.dual_clip:
         floored_BT = objective_BT.maximum(settings.dual_clip * advantages_BT)
         objective_BT = floored_BT.where(advantages_BT < 0, objective_BT)

@@ -1,7 +1,9 @@
 """Shared by the tests that run real commands."""
 
+import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -36,9 +38,30 @@ LONGEST_FILES = (
 )
 
 
+# what `make test-fast` leaves out: tests that start commands, that interpret kernels, or that take seconds each
+SLOW_FIXTURES = {"assay_command", "smollm2", "warm_peer", "warm_python"}
+SLOW_FILES = (
+    "tests/adapters/", "tests/bench/", "tests/engine/", "tests/kernels/", "tests/proof/", "tests/watch/",
+    "tests/doctor/test_false_alarms.py", "tests/doctor/test_live.py", "tests/doctor/test_report_schemas.py",
+    "tests/doctor/test_script_command.py", "tests/doctor/test_source_checks.py",
+    "tests/doctor/illnesses/test_metamorphic_more.py", "tests/policy/test_checkpointing.py",
+    "tests/policy/test_embedded.py", "tests/policy/test_forward.py", "tests/policy/test_lora.py",
+    "tests/policy/test_probe.py", "tests/record/test_record_survives.py", "tests/rewards/test_check_bench.py",
+    "tests/rewards/test_judge_model.py", "tests/rewards/test_pool.py", "tests/rewards/test_process.py",
+    "tests/test_bench", "tests/test_default_run.py", "tests/test_grpo_mutants.py", "tests/test_grpo_trl_parity.py",
+    "tests/test_long_prompts.py", "tests/test_observe.py", "tests/test_trainer_steps.py",
+    "tests/train/test_checkpoint_survives.py", "tests/train/test_evaluate.py", "tests/train/test_examine",
+    "tests/train/test_export.py", "tests/train/test_learner.py", "tests/train/test_recheck.py",
+    "tests/train/test_settings_matter.py", "tests/train/test_sinks.py", "tests/train/test_verbs.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
     places = {file: place for place, file in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.location[0], len(places)))
+    for item in items:
+        if item.location[0].startswith(SLOW_FILES) or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +83,18 @@ def warm_python():
     """The path of a `python` that has torch and transformers in memory."""
     with warm.serving() as python:
         yield python
+
+
+@pytest.fixture(scope="session")
+def smollm2(warm_python):
+    """SmolLM2 is unpacked: once, by whichever of the processes of this test session comes first."""
+    unpack = (
+        "from assay.policy.gguf import unpacked; from assay.policy.where import smollm2_file; "
+        "unpacked(smollm2_file(), lambda sentence: None)"
+    )
+    with Path(os.environ["ASSAY_TEST_HOME"], "smollm2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([warm_python, "-c", unpack], check=True)
 
 
 @pytest.fixture(scope="session")

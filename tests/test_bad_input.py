@@ -43,7 +43,7 @@ def refuse_settings(assay_command, run_path, changes, *words):
     [
         (["run.stepz=5"], ["unknown setting run.stepz", "did you mean 'run.steps'"]),
         (["rum.steps=5"], ["unknown section [rum]", "did you mean 'run'"]),
-        (["steps=5"], ["not of the form section.key=value"]),
+        (["steps=5"], ["lacks the section", "Assay calls it run.steps"]),
         (["run.steps"], ["not of the form section.key=value"]),
         (["run.steps=many"], ["run.steps = 'many' must be a whole number"]),
         (["run.steps=2.5"], ["run.steps = 2.5 must be a whole number"]),

@@ -20,6 +20,7 @@ from assay.bench.learning_peer import TaskReward, our_optimizer, peer_curve, ref
 from assay.bench.trl_settings import refuse_unlike, settings
 from assay.cli import app
 from assay.config import Config, ConfigError
+from assay.policy.embedded import embedded_directory
 from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.learner import learning_rate
@@ -190,13 +191,14 @@ def test_trl_gets_our_learning_rate_at_every_update():
 def test_trl_makes_our_updates_at_our_rates(monkeypatch, tmp_path):
     import torch
 
+    (tmp_path / "tiny.toml").write_text(TINY)
+    cut = ["optimizer.minibatches=2", "optimizer.microbatches=2", "optimizer.warmup=4", "optimizer.schedule=linear"]
+    config = prepared(configuration.load(tmp_path / "tiny.toml", cut), 3)
+    embedded_directory(config.model.warm_steps, lambda done, total: None)  # its own updates are not counted below
     rates, step = [], torch.optim.AdamW.step
     monkeypatch.setattr(
         torch.optim.AdamW, "step", lambda own, *rest: (rates.append(own.param_groups[0]["lr"]), step(own, *rest))[1]
     )
-    (tmp_path / "tiny.toml").write_text(TINY)
-    cut = ["optimizer.minibatches=2", "optimizer.microbatches=2", "optimizer.warmup=4", "optimizer.schedule=linear"]
-    config = prepared(configuration.load(tmp_path / "tiny.toml", cut), 3)
     peer_curve(config, tmp_path, lambda: None)
     assert rates == [learning_rate(config.optimizer, number, 12) for number in range(12)]
 

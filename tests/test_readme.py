@@ -84,7 +84,7 @@ def test_every_command_is_typed_once():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_commands_about_a_run_work_in_their_order(type_in, newcomer, run):
+def test_the_commands_about_a_run_work_in_their_order(type_in, newcomer, smollm2, run):
     chain = [command for command in TYPED if run in command]
     assert len(chain) >= 3
     for command in chain:
@@ -96,7 +96,7 @@ def test_the_commands_about_a_run_work_in_their_order(type_in, newcomer, run):
 
 
 @pytest.mark.parametrize("command", ALONE)
-def test_a_command_works(type_in, command):
+def test_a_command_works(type_in, smollm2, command):
     type_in(command)
 
 

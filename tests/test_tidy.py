@@ -1,6 +1,7 @@
 """The house rules that a machine can check: size, direction of imports, no torch where records are read, no pickle."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -50,6 +51,11 @@ WITHOUT_TORCH = [
 ]  # fmt: skip
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def part_of(path: Path) -> str:
     first = path.relative_to(ROOT / "assay").parts[0]
     return first.removesuffix(".py")
@@ -57,16 +63,16 @@ def part_of(path: Path) -> str:
 
 def imported_parts(path: Path) -> set[str]:
     """The parts of assay that a file imports, at the top or inside a function, except for type checking."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            node.body = []
-    names = []
-    for node in ast.walk(tree):
+    names: list[str] = []
+    waiting: list[ast.AST] = [parsed(path)]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for_types_only = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        waiting += node.orelse if for_types_only else ast.iter_child_nodes(node)
     return {name.split(".")[1] for name in names if name.startswith("assay.")} - {"__version__"}
 
 
@@ -104,13 +110,8 @@ def test_the_loop_fits_on_a_page():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_pickled_and_no_text_is_evaluated(path):
-    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
-    imports = {
-        alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
+    calls = {ast.unparse(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
+    imports = {alias.name for node in ast.walk(parsed(path)) if isinstance(node, ast.Import) for alias in node.names}
     assert not calls & {"eval", "exec", "torch.load", "torch.save", "yaml.load"}
     assert not imports & {"pickle", "dill", "shelve", "marshal"}
 
@@ -119,7 +120,7 @@ def broad_excepts(path: Path) -> list[int]:
     """Lines that catch everything and do not raise it again."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or {"Exception", "BaseException"} & set(re.findall(r"\w+", ast.unparse(node.type))))
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in node.body)

@@ -172,7 +172,7 @@ def test_settings_are_refused_in_the_words_of_the_constructor():
         ({"clip_range": (0.1, 0.2, 0.3)}, r"clip_range = \(0\.1, 0\.2, 0\.3\) is neither one number nor \(low, high\)"),
         ({"group_size": 4.0}, r"group_size = 4\.0 must be a whole number, not float"),
         ({"minibatches": 5}, "prompts_per_step x group_size = 32 rows cannot be cut evenly into minibatches = 5"),
-        ({"microbatches": 64}, "32 rows are fewer than minibatches x microbatches = 64"),
+        ({"microbatches": 64}, "prompts_per_step x group_size = 32 rows are fewer than minibatches x microbatches ="),
         ({"temperature": 0}, r"temperature = 0\.0 is below its minimum 0\.001"),
         ({"std": "samples"}, "std = 'samples' is not one of sample, population, none; did you mean 'sample'"),
         ({"objective": "ppo"}, "objective = 'ppo' is not one of .*dapo.*grpo"),

@@ -6,19 +6,52 @@ Exit codes: 0 done, 1 the run failed or there are findings, 2 bad usage or input
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
+from assay.cli.examples import epilog
+
+# groups of commands, and of options, in the help
+TRAIN, PREPARE, DIAGNOSE, MEASURE = "Train", "Prepare", "Diagnose", "Measure"
+SETTINGS, AMOUNT, CHECKS, OUTPUT = "Settings", "How much", "Checks", "Output"
+
+
+class _WithPlainFlags:
+    """Shows flags (--json) without a type in the help: they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class _Verb(_WithPlainFlags, TyperCommand):
+    pass
+
+
+class _Program(_WithPlainFlags, TyperGroup):
+    pass
+
 
 app = typer.Typer(
     name="assay",
+    cls=_Program,
     help="Trains language models with GRPO and proves, while it trains, that the training is right.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def verb(name: str, group: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function the command `assay NAME`, listed under `group`; its help ends with its examples."""
+    return app.command(name, cls=_Verb, epilog=epilog(name), rich_help_panel=group, **settings)
 
 
 def _print_version(asked: bool) -> None:
@@ -29,7 +62,9 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version and ends.")
+    ] = False,
 ) -> None:
     """Options that stand before the verb."""
 
@@ -41,7 +76,18 @@ def say(sentence: str) -> None:
 
 
 def fail(sentence: str, code: int) -> NoReturn:
+    _complain(sentence)
+    raise typer.Exit(code)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Bad input: prints every sentence of the error on a line of its own and ends with exit code 2."""
+    for sentence in getattr(error, "sentences", (str(error),)):
+        _complain(sentence)
+    raise typer.Exit(2)
+
+
+def _complain(sentence: str) -> None:
     from assay.train.display import printable
 
     typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
-    raise typer.Exit(code)

@@ -8,48 +8,49 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay import config as configuration
-from assay.cli.app import app, fail
+from assay.cli.app import AMOUNT, MEASURE, OUTPUT, refuse, verb
 
 if TYPE_CHECKING:
     from assay.bench.contest.options import Options
 
-EXAMPLES = """Examples:
-
-assay bench
-
-assay bench --steps 40 --repeats 4 --json bench.json
-
-assay bench --model smollm2 --measure rollout --prompts 8 --group-size 8 --new-tokens 64
-
-assay bench --model 0.5b --device cuda --prompts 8 --group-size 8 --prompt-tokens 512 --new-tokens 128 --measure update
-
-assay bench --model path/to/model --measure scaling --plot growth.svg
-
-assay bench --learning --json parity.json --plot parity.svg
-
-assay bench --doctor
-"""
 THE_MODEL = "A real model"
 LEARNING = "What is learned"
 
 
-@app.command(epilog=EXAMPLES)
+@verb("bench", MEASURE)
 def bench(
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of each run: 20 timed ones; 2 timed ones with --model; 120 with --learning."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Steps of each run: 20 timed ones; 2 timed ones with --model; 120 with --learning.",
+            rich_help_panel=AMOUNT,
+        ),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="Speed: runs of each contender, by default 3, or 2 with --model.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Speed: runs of each contender, by default 3, or 2 with --model.",
+            rich_help_panel=AMOUNT,
+        ),
     ] = None,
     json_path: Annotated[
         Path | None,
         typer.Option(
-            "--json", metavar="FILE", help="Keeps what is measured; learning and --model go on from what it holds."
+            "--json",
+            metavar="FILE",
+            help="Keeps what is measured; learning and --model go on from what it holds.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draws the curves of --learning, or of --measure scaling.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg", help="Draws the curves of --learning, or of --measure scaling.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -76,15 +77,20 @@ def bench(
             rich_help_panel=THE_MODEL,
         ),
     ] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="By default 8.", rich_help_panel=THE_MODEL)] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="By default 8.", rich_help_panel=THE_MODEL)
+    ] = None,
     group_size: Annotated[
-        int | None, typer.Option(min=1, help="Completions a prompt, by default 8.", rich_help_panel=THE_MODEL)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Completions a prompt, by default 8.", rich_help_panel=THE_MODEL),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of each prompt, by default 64.", rich_help_panel=THE_MODEL)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of each prompt, by default 64.", rich_help_panel=THE_MODEL),
     ] = None,
     new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of each completion, by default 64.", rich_help_panel=THE_MODEL)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of each completion, by default 64.", rich_help_panel=THE_MODEL),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to run.", rich_help_panel=THE_MODEL)
@@ -96,12 +102,16 @@ def bench(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each contender, by default 1.", rich_help_panel=THE_MODEL)
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="CPU threads of each contender, by default 1.", rich_help_panel=THE_MODEL
+        ),
     ] = None,
     warmup: Annotated[
         int | None,
         typer.Option(
             min=1,
+            metavar="N",
             help="Iterations before the timed ones, by default 1 on a CPU and 2 on a GPU.",
             rich_help_panel=THE_MODEL,
         ),
@@ -109,7 +119,10 @@ def bench(
     peer_batch: Annotated[
         int | None,
         typer.Option(
-            min=1, help="TRL's rows a device; by default the fastest is looked for.", rich_help_panel=THE_MODEL
+            min=1,
+            metavar="N",
+            help="TRL's rows a device; by default the fastest is looked for.",
+            rich_help_panel=THE_MODEL,
         ),
     ] = None,
     peer_cache: Annotated[
@@ -134,7 +147,9 @@ def bench(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Learning: runs of each contender, by default 5.", rich_help_panel=LEARNING),
+        typer.Option(
+            min=1, metavar="N", help="Learning: runs of each contender, by default 5.", rich_help_panel=LEARNING
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -146,8 +161,11 @@ def bench(
     ] = None,
     doctor: Annotated[bool, typer.Option("--doctor", help="Times what the doctor costs a run.")] = False,
 ) -> None:
-    """Times the embedded default, or with --model a real one, beside TRL 1.16 where it is installed and plain generate;
-    or compares what is learned."""
+    """Measures speed, memory and learning beside TRL 1.16.
+
+    Times the embedded default, or with --model a real one, beside plain generate and TRL where it is installed. What
+    is learned is compared with --learning.
+    """
     sizes = {"prompts": prompts, "group_size": group_size, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     rest = {
         "measure": measure,
@@ -193,7 +211,7 @@ def bench(
 
             code = time_the_default(steps or 20, repeats or 3, json_path)
     except configuration.ConfigError as error:
-        fail(str(error), 2)
+        refuse(error)
     raise typer.Exit(code)
 
 

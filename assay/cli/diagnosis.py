@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from assay import config as configuration
-from assay.cli.app import app, fail
+from assay.cli.app import CHECKS, DIAGNOSE, OUTPUT, refuse, verb
 
 
 class Format(StrEnum):
@@ -28,38 +28,55 @@ class FailOn(StrEnum):
     NEVER = "never"
 
 
-@app.command(
-    epilog="Examples: assay doctor runs/sort  |  assay doctor grpo.py --why  |  assay doctor trainer_state.json  |  "
-    "assay doctor runs/sort --select ADV,RAT --explain-all-passes  |  assay doctor runs/sort --recompute  |  "
-    "assay doctor batch.safetensors --format sarif --out doctor.sarif"
-)
+@verb("doctor", DIAGNOSE)
 def doctor(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH", help="Run directories, scripts, notebooks, logs, batches.")
     ],
-    how: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.FULL,
+    how: Annotated[Format, typer.Option("--format", help="How it is printed.", rich_help_panel=OUTPUT)] = Format.FULL,
     chosen: Annotated[
         list[str] | None,
-        typer.Option("--select", metavar="CODES", help="Looks for these alone: codes, names or families, by commas."),
+        typer.Option(
+            "--select",
+            metavar="CODES",
+            help="Looks for these alone: codes, names or families, by commas.",
+            rich_help_panel=CHECKS,
+        ),
     ] = None,
     ignored: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="CODES", help="Does not look for these.")
+        list[str] | None,
+        typer.Option("--ignore", metavar="CODES", help="Does not look for these.", rich_help_panel=CHECKS),
     ] = None,
     fail_on: Annotated[
-        FailOn, typer.Option(help="Ends with 1 on findings of this level or above; errors are proven.")
+        FailOn,
+        typer.Option(help="Ends with 1 on findings of this level or above; errors are proven.", rich_help_panel=OUTPUT),
     ] = FailOn.ERROR,
     all_passes: Annotated[
-        bool, typer.Option("--explain-all-passes", help="Lists the healthy checks, and what each looked at.")
+        bool,
+        typer.Option(
+            "--explain-all-passes", help="Lists the healthy checks, and what each looked at.", rich_help_panel=OUTPUT
+        ),
     ] = False,
     why: Annotated[
-        bool, typer.Option("--why", help="Shows how each value in a script was recognised, line by line.")
+        bool,
+        typer.Option(
+            "--why", help="Shows how each value in a script was recognised, line by line.", rich_help_panel=CHECKS
+        ),
     ] = False,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Asks the models in a run's checkpoints again; takes a while.")
+        bool,
+        typer.Option(
+            "--recompute", help="Asks the models in a run's checkpoints again; takes a while.", rich_help_panel=CHECKS
+        ),
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.", rich_help_panel=OUTPUT)
+    ] = None,
 ) -> None:
-    """Says what is wrong with a run, a script or a log, with the evidence and the fix, and what was found healthy."""
+    """Says what is wrong with a run, a script or a log.
+
+    Gives the evidence and the fix for each finding, and says what was found healthy.
+    """
     from assay.doctor import command
     from assay.doctor.report.select import UnknownCode
     from assay.record import RunError
@@ -75,16 +92,19 @@ def doctor(
             paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
         )
     except (UnknownCode, configuration.ConfigError, RunError, BatchError, SourceError, command.OutError) as error:
-        fail(str(error), 2)
+        refuse(error)
     raise typer.Exit(code)
 
 
-@app.command(epilog="Examples: assay explain  |  assay explain RAT01  |  assay explain ratio-not-one --json")
+@verb("explain", DIAGNOSE)
 def explain(
-    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A code or a name; without one, all.")] = None,
+    code: Annotated[str | None, typer.Argument(metavar="CODE", help="A code or a name; without one, all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.")] = False,
 ) -> None:
-    """Explains an illness: what is checked, why it hurts, how to fix it, when the finding is wrong."""
+    """Explains an illness: its check, its harm and its fix.
+
+    Says what is checked, why it hurts, how to fix it, and when the finding is wrong.
+    """
     from assay.doctor import command
     from assay.doctor.explain import Entry
     from assay.doctor.report.select import UnknownCode
@@ -96,38 +116,53 @@ def explain(
     try:
         raise typer.Exit(command.explain(code, of_rewards, json=as_json))
     except UnknownCode as error:
-        fail(str(error), 2)
+        refuse(error)
 
 
-@app.command(
-    context_settings={"allow_interspersed_args": False},
-    epilog="Examples: assay watch grpo.py  |  assay watch --steps 4 grpo.py --lr 1e-5  |  "
-    "assay watch --format json --out watched.json grpo.py",
-)
+@verb("watch", DIAGNOSE, context_settings={"allow_interspersed_args": False})
 def watch(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The Python file that trains.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="The script's own arguments.")
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="The script's own arguments.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Stops the script after N optimizer steps; else it runs to its end.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Stops the script after N optimizer steps; else it runs to its end.",
+            rich_help_panel=CHECKS,
+        ),
     ] = None,
-    how: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.FULL,
+    how: Annotated[Format, typer.Option("--format", help="How it is printed.", rich_help_panel=OUTPUT)] = Format.FULL,
     chosen: Annotated[
-        list[str] | None, typer.Option("--select", metavar="CODES", help="Looks for these alone, by commas.")
+        list[str] | None,
+        typer.Option("--select", metavar="CODES", help="Looks for these alone, by commas.", rich_help_panel=CHECKS),
     ] = None,
     ignored: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="CODES", help="Does not look for these.")
+        list[str] | None,
+        typer.Option("--ignore", metavar="CODES", help="Does not look for these.", rich_help_panel=CHECKS),
     ] = None,
     fail_on: Annotated[
-        FailOn | None, typer.Option(help="Ends with 1 on findings of this level, if the script itself ends with 0.")
+        FailOn | None,
+        typer.Option(
+            help="Ends with 1 on findings of this level, if the script itself ends with 0.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     all_passes: Annotated[
-        bool, typer.Option("--explain-all-passes", help="Lists the healthy checks, and what each looked at.")
+        bool,
+        typer.Option(
+            "--explain-all-passes", help="Lists the healthy checks, and what each looked at.", rich_help_panel=OUTPUT
+        ),
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes the report there, not to stderr.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Writes the report there, not to stderr.", rich_help_panel=OUTPUT),
+    ] = None,
 ) -> None:
-    """Runs a training script unchanged, watches its first updates, and proves what is wrong with the line to change."""
+    """Runs a training script and proves what is wrong with it.
+
+    The script runs unchanged; its first updates are watched; a finding names the line to change.
+    """
     from assay.doctor.report.select import UnknownCode
     from assay.watch import command
 
@@ -144,5 +179,5 @@ def watch(
             all_passes=all_passes,
         )
     except (UnknownCode, command.WatchError) as error:
-        fail(str(error), 2)
+        refuse(error)
     raise typer.Exit(code)

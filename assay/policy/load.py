@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,9 @@ from assay.config.sections import ModelConfig
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
-from assay.policy.gguf import smollm2_file, unpacked
+from assay.policy.gguf import unpacked
 from assay.policy.probe import examined, vocabulary_of, with_family
+from assay.policy.where import check_model_path, smollm2_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
@@ -90,12 +90,11 @@ def load_policy(
 
 def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
     """Where the files of the model are, on this machine; a GGUF file is unpacked, a model on the hub is fetched."""
+    check_model_path(settings.path)
     if settings.path == "smollm2":
         return unpacked(smollm2_file(), say)
     path = Path(settings.path)
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"model.path = {settings.path!r}: there is no such file")
         return unpacked(path, say)
     if (path / "config.json").is_file():
         return path
@@ -106,11 +105,6 @@ def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
         )
     if path.exists():
         raise ConfigError(f"model.path = {settings.path!r} is not a Hugging Face model directory: no config.json in it")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", settings.path):
-        raise ConfigError(
-            f"model.path = {settings.path!r} is neither a directory or .gguf file on this machine nor a name on the "
-            "hub (owner/name); 'embedded' and 'smollm2' need no files"
-        )
     return _fetched(settings.path, say)
 
 

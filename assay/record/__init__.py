@@ -41,6 +41,7 @@ __all__ = [
     "Rows",
     "RunDirectory",
     "RunError",
+    "check_new_run",
     "describe_environment",
     "metrics_row",
     "read_evaluations",
@@ -96,13 +97,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, config_toml: str, environment: Mapping[str, Any]) -> RunDirectory:
         """A new run directory at a path that is missing or empty. A refusal leaves the path as it was."""
-        for name, value in secrets().items():
-            if value in config_toml:
-                raise RunError(
-                    f"the config holds the value of the environment variable {name}, and secrets are never recorded; "
-                    "take it out of the config and let the code that needs it read the variable"
-                )
-        missing = _refuse_occupied(path)
+        missing = check_new_run(path, config_toml)
         contents = {
             "config.toml": encodable(config_toml).encode(),
             "environment.json": _json_bytes(environment, indent=2),
@@ -316,8 +311,15 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _refuse_occupied(path: Path) -> list[Path]:
-    """The directories that must be made for `path` to exist, outermost last."""
+def check_new_run(path: Path, config_toml: str) -> list[Path]:
+    """Refuses a config that holds a secret, and a path at which there is something. Returns the directories that must
+    be made for `path` to exist, outermost last."""
+    for name, value in secrets().items():
+        if value in config_toml:
+            raise RunError(
+                f"the config holds the value of the environment variable {name}, and secrets are never recorded; "
+                "take it out of the config and let the code that needs it read the variable"
+            )
     try:
         if path.is_dir():
             if any(path.iterdir()):

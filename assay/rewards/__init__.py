@@ -7,9 +7,9 @@ A function that returns a number gives a component of its own name; one that ret
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from assay.config import Config, ConfigError, nearest
@@ -68,7 +68,7 @@ def open_rewards(
         raise ConfigError("reward.step_separator is empty; give the text that ends a step, for instance '\\n'")
     in_task = task.score if "task" in asked_for and not task.own_reward else None
     in_workers = [
-        _worker_function(name, function, config, task)
+        _worker_function(name, function, config, task.own_reward)
         for name, function in zip(names, asked_for, strict=True)
         if function != "judge" and not (function == "task" and in_task)
     ]
@@ -90,9 +90,20 @@ def open_rewards(
     )
 
 
-def _worker_function(name: str, function: str, config: Config, task: Task) -> Function:
+def check_functions(config: Config) -> None:
+    """Refuses what `open_rewards` would refuse, as far as that can be said without a task, a process or a judge."""
+    for function in config.reward.functions:
+        if function not in ("task", "judge"):
+            _worker_function(function_name(function), function, config, "")
+    if "judge" in config.reward.functions and config.judge.path:
+        from assay.rewards.judge_http import check_judge_path
+
+        check_judge_path(config.judge.path)
+
+
+def _worker_function(name: str, function: str, config: Config, own_reward: str) -> Function:
     if function == "task":
-        return Function(name, task.own_reward)
+        return Function(name, own_reward)
     if function in BUILT_IN:
         if function == "math" and importlib.util.find_spec("math_verify") is None:
             raise ConfigError("reward.functions = 'math' needs math-verify: pip install 'assay[math]'")
@@ -107,7 +118,7 @@ def _worker_function(name: str, function: str, config: Config, task: Task) -> Fu
         )
     if not colon or not name.isidentifier() or not place:
         raise ConfigError(f"reward.functions = {function!r} is not of the form file.py:function")
-    if is_file(place) and not Path(place).is_file():
+    if is_file(place) and not os.path.isfile(place):
         raise ConfigError(f"reward.functions = {function!r}: there is no file {place}")
     return Function(name, function)
 

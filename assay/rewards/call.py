@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import json
 import math
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -251,7 +252,7 @@ def is_file(place: str) -> bool:
     >>> is_file("rewards/mine.py"), is_file("mine.rewards")
     (True, False)
     """
-    return place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")) or Path(place).is_file()
+    return place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")) or os.path.isfile(place)
 
 
 class _AsItIsNow(importlib.machinery.SourceFileLoader):

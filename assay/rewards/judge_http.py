@@ -250,6 +250,14 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return filled.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be sent
 
 
+def check_judge_path(path: str) -> None:
+    if not path or not os.path.isfile(os.path.join(path, "config.json")):
+        raise ConfigError(
+            f"judge.path = {path!r} is not a Hugging Face model directory on this machine (no config.json in it); give "
+            "the directory of a sequence classifier, nothing is downloaded"
+        )
+
+
 def check_places(setting: str, template: str, known: Sequence[str]) -> None:
     """A template must show the completion and may name nothing that is not known."""
     listed = ", ".join(f"{{{name}}}" for name in known)

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from assay.config import ConfigError
 from assay.config.sections import JudgeConfig
 from assay.grpo import REWARD_LIMIT
-from assay.rewards.judge_http import check_places, fill
+from assay.rewards.judge_http import check_judge_path, check_places, fill
 from assay.types import Prompt, Rollout, Score
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
@@ -211,11 +211,7 @@ def label_number(settings: JudgeConfig, id2label: dict[int, str]) -> int:
 
 def _load(path: str) -> tuple[Any, Any]:
     directory = Path(path)
-    if not path or not (directory / "config.json").is_file():
-        raise ConfigError(
-            f"judge.path = {path!r} is not a Hugging Face model directory on this machine (no config.json in it); give "
-            "the directory of a sequence classifier, nothing is downloaded"
-        )
+    check_judge_path(path)
     transformers_logging.disable_progress_bar()  # it would tear the stage log
     try:
         # a model's own code is never run, and weights are never unpickled

@@ -6,6 +6,8 @@ A name is a built-in task, reasoning_gym/FAMILY, or the path of a file or direct
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,18 +82,36 @@ def open_task(config: Config) -> Task:
     )
 
 
+def check_task(config: Config) -> None:
+    """Refuses what `open_task` would refuse, as far as that can be said without reading any row."""
+    name, given = config.task.name, config.task.options
+    if is_path(name) and name not in BUILT_IN:
+        from assay.tasks.files import FileOptions
+        from assay.tasks.rows import files_of
+
+        files_of(Path(name).expanduser())
+        options = read_options(FileOptions, given, "task.options")
+        if options.heldout_file:
+            files_of(Path(options.heldout_file).expanduser())
+    elif not name.startswith(REASONING_GYM) or not has_reasoning_gym():
+        open_task(config)
+
+
 def _meant(name: str) -> str:
     """The end of an error message: a family may have been given without its prefix."""
-    if not has_reasoning_gym():
-        return nearest(name, list(BUILT_IN))
-    from assay.tasks.reasoning_gym import families
-
     own = nearest(name, list(BUILT_IN))
-    return own or nearest(name.rpartition("/")[2], families()).replace("'", f"'{REASONING_GYM}", 1)
+    return own or nearest(name.rpartition("/")[2], _family_names()).replace("'", f"'{REASONING_GYM}", 1)
+
+
+def _family_names() -> list[str]:
+    """The families of reasoning-gym, read from its files: importing it takes seconds."""
+    package = importlib.util.find_spec("reasoning_gym")
+    files = Path(package.origin).parent.rglob("*.py") if package and package.origin else ()
+    return [name for file in files for name in re.findall(r'^DATASET_NAME = "(\w+)"', file.read_text("utf-8"), re.M)]
 
 
 def is_path(name: str) -> bool:
-    return name.endswith(FILE_ENDINGS) or Path(name).expanduser().is_dir()
+    return name.endswith(FILE_ENDINGS) or os.path.isdir(os.path.expanduser(name))
 
 
 def has_reasoning_gym() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,8 @@ def fingerprint_of(path: Path) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    if not path.is_dir():
-        if not path.exists():
+    if not os.path.isdir(path):
+        if not os.path.exists(path):
             raise ConfigError(f"{path}: there is no such file; task.name is the path of a file with rows")
         if path.suffix not in ENDINGS:
             raise ConfigError(f"{path}: files of rows end in {', '.join(ENDINGS)}")

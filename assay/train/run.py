@@ -43,12 +43,10 @@ from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, check_rows, draw
 from assay.train.watch import DoctorStop, Watch, Watcher
 
-FILE_OPTIONS = ("heldout_file",)  # options of tasks that name files
-
 
 def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
     """Trains a new run in `path`. Returns the exit code. Without a watcher nothing is examined."""
-    config = settled(_with_absolute_paths(config))
+    config = settled(configuration.with_absolute_paths(config))
     require_packages(config.log)
     set_up(config)
     task = open_task(config)
@@ -215,32 +213,6 @@ def _train_and_evaluate(
 def _sink_failed(sentence: str, directory: RunDirectory, display: Display) -> None:
     display.say(sentence)
     directory.append_event("log failed", reason=sentence)
-
-
-def _with_absolute_paths(config: Config) -> Config:
-    """A resumed run must find the same files, whichever directory it is resumed from."""
-    model, task = config.model, config.task
-    functions = tuple(
-        f"{Path(path).resolve()}:{name}" if Path(path).is_file() else spec
-        for spec in config.reward.functions
-        for path, _, name in [spec.rpartition(":")]
-    )
-    options = {
-        name: _absolute(value) if name in FILE_OPTIONS and isinstance(value, str) else value
-        for name, value in task.options.items()
-    }
-    return replace(
-        config,
-        model=replace(model, path=_absolute(model.path)),
-        task=replace(task, name=_absolute(task.name), options=options),
-        reward=replace(config.reward, functions=functions),
-        judge=replace(config.judge, path=_absolute(config.judge.path)),
-    )
-
-
-def _absolute(name: str) -> str:
-    """Names that are no files (embedded, sort_digits, a model on the hub) stay as they are."""
-    return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
 def _ticker(display: Display, interrupt: Interrupt, what: str) -> Callable[[int, int], None]:

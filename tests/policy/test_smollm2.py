@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def policy():
+def policy(smollm2):
     return load_policy(load(None, ["model.path=smollm2", "run.device=cpu"]), lambda done, total: None)
 
 

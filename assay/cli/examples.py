@@ -1,0 +1,66 @@
+"""The examples that `assay COMMAND --help` ends with: commands that can be copied, one per line."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "train": (
+        "assay train",
+        "assay train configs/dapo.toml --set run.steps=3",
+        "assay train --print-config > my.toml",
+        "assay train my.toml --set run.steps=200 --set loss.objective=gspo",
+        "assay train --resume runs/sort",
+    ),
+    "eval": (
+        "assay eval runs/sort",
+        "assay eval runs/sort --samples 16 --json",
+        "assay eval runs/sort --set rollout.temperature=0.7",
+        "assay eval path/to/model --config my.toml",
+    ),
+    "export": (
+        "assay export runs/sort --out sorter",
+        "assay export runs/sort --out merged --merge",
+    ),
+    "reward-check": (
+        "assay reward-check examples/reward.py:score",
+        "assay reward-check last_number --task examples/questions.jsonl",
+        "assay reward-check --config my.toml --completions answers.jsonl",
+    ),
+    "tasks": (
+        "assay tasks",
+        "assay tasks addition --set task.options.style=chat",
+        "assay tasks reasoning_gym/chain_sum",
+        "assay tasks examples/questions.jsonl",
+    ),
+    "bench": (
+        "assay bench",
+        "assay bench --steps 40 --repeats 4 --json bench.json",
+        "assay bench --model smollm2 --measure rollout --new-tokens 64",
+        "assay bench --model 0.5b --device cuda --measure update",
+        "assay bench --model path/to/model --measure scaling --plot growth.svg",
+        "assay bench --learning --json parity.json --plot parity.svg",
+        "assay bench --doctor",
+    ),
+    "doctor": (
+        "assay doctor runs/sort",
+        "assay doctor examples/broken_grpo.py --why",
+        "assay doctor trainer_state.json",
+        "assay doctor runs/sort --select ADV,RAT --explain-all-passes",
+        "assay doctor runs/sort --recompute",
+        "assay doctor batch.safetensors --format sarif --out doctor.sarif",
+    ),
+    "explain": (
+        "assay explain",
+        "assay explain RAT01",
+        "assay explain ratio-not-one --json",
+    ),
+    "watch": (
+        "assay watch examples/broken_grpo.py",
+        "assay watch --steps 4 grpo.py --lr 1e-5",
+        "assay watch --format json --out watched.json grpo.py",
+    ),
+}
+
+
+def epilog(command: str) -> str:
+    """The examples of a command as typer wants them: a paragraph is a line."""
+    return "\n\n".join(["Examples:", *EXAMPLES[command]])

@@ -1,0 +1,33 @@
+"""What a run can be refused for in a moment, before torch is imported: files that are not there, names that nothing
+has, a directory that is not empty. Everything that is wrong is said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from assay.config import Config, ConfigError, to_toml
+from assay.policy.where import check_model_path
+from assay.record import RunError, check_new_run
+from assay.rewards import check_functions
+from assay.tasks import check_task
+
+
+def refuse_early(config: Config, path: Path) -> None:
+    """Raises what is wrong with a new run in `path`."""
+    checks: list[Callable[[], object]] = [
+        lambda: check_new_run(path, to_toml(config, meanings=False)),
+        lambda: check_model_path(config.model.path),
+        lambda: check_task(config),
+        lambda: check_functions(config),
+    ]
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems += error.sentences
+        except RunError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(*problems)
