@@ -11,11 +11,12 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from assay.config.automatic import AUTO, automatic_warmup, unstated, with_model_defaults
 from assay.config.sections import (
     AdvantageConfig,
     CheckpointConfig,
@@ -161,6 +162,15 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     >>> load(None, ["run.steps=5", "loss.objective=grpo"]).run.steps
     5
     """
+    return from_mapping(_read_settings(path, overrides), source="" if path is None else f"{path}: ")
+
+
+def template(path: Path | None, overrides: Sequence[str] = ()) -> str:
+    """All settings as TOML with their meanings; what `load` would choose by the model stays "auto"."""
+    return to_toml(load(path, overrides), meanings=True, automatic=unstated(_read_settings(path, overrides)))
+
+
+def _read_settings(path: Path | None, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
     settings: dict[str, dict[str, Any]] = {}
     if path is not None:
         try:
@@ -183,14 +193,17 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
             table[parent] = dict(table.get(parent, {}))
             table = table[parent]
         table[last] = _read_value(text.strip())
-    return from_mapping(settings, source="" if path is None else f"{path}: ")
+    return settings
 
 
 def from_mapping(settings: Mapping[str, Mapping[str, Any]], source: str = "") -> Config:
-    """A Config from nested mappings; unknown names and wrong types are refused."""
+    """A Config from nested mappings; unknown names and wrong types are refused.
+
+    What is "auto" or missing is chosen by the model and the length of the run (automatic.py).
+    """
     sections = get_type_hints(Config)
     built = {}
-    for section, table in settings.items():
+    for section, table in with_model_defaults(settings).items():
         if section not in sections:
             raise ConfigError(f"{source}unknown section [{section}]{nearest(section, list(sections))}")
         types = get_type_hints(sections[section])
@@ -201,9 +214,13 @@ def from_mapping(settings: Mapping[str, Mapping[str, Any]], source: str = "") ->
             values[key] = typed(f"{source}{section}.{key}", value, types[key])
         built[section] = sections[section](**values)
     try:
-        return Config(**built)
+        config = Config(**built)
     except ConfigError as error:
         raise ConfigError(f"{source}{error}") from None
+    if "optimizer.warmup" not in unstated(settings):
+        return config
+    warmup = automatic_warmup(config.run.steps * config.updates_a_step)
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=warmup))
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any], name: str) -> Options:
@@ -225,14 +242,17 @@ def to_mapping(config: Config) -> dict[str, dict[str, Any]]:
     return mapping
 
 
-def to_toml(config: Config, *, meanings: bool) -> str:
-    """The whole config as TOML, with the meaning of each setting as a comment if asked for."""
+def to_toml(config: Config, *, meanings: bool, automatic: Collection[str] = ()) -> str:
+    """The whole config as TOML, with the meaning of each setting as a comment if asked for.
+
+    The settings named in `automatic` are written as "auto"."""
     lines = []
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
         lines.append(f"[{section.name}]" + (f"  # {type(part).__doc__}" if meanings else ""))
         for key in dataclasses.fields(part):
-            line = f"{key.name} = {_toml(getattr(part, key.name))}"
+            value = AUTO if f"{section.name}.{key.name}" in automatic else getattr(part, key.name)
+            line = f"{key.name} = {_toml(value)}"
             if meanings:
                 choices = key.metadata["choices"]
                 meaning = key.metadata["meaning"] + (f" ({' | '.join(choices)})" if choices else "")
@@ -260,6 +280,10 @@ def _read_value(text: str) -> Any:
 
 
 def typed(name: str, value: Any, wanted: Any) -> Any:
+    if get_origin(wanted) is Union:  # a number or "auto"
+        if value == AUTO:
+            return value
+        wanted = get_args(wanted)[0]
     if get_origin(wanted) is tuple:
         parts = value if isinstance(value, list | tuple) else [value]  # one value stands for a list of one
         return tuple(typed(name, part, get_args(wanted)[0]) for part in parts)
