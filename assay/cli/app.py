@@ -35,13 +35,13 @@ def _options(
 
 
 def say(sentence: str) -> None:
-    from assay.train.display import printable
+    from assay.train.words import printable
 
     typer.echo(printable(sentence), err=True)
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    from assay.train.display import printable
+    from assay.train.words import printable
 
     typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
     raise typer.Exit(code)

@@ -45,11 +45,10 @@ def train(
                 raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
             code = _resume(resume, config, out, overrides or [], doctor)
         else:
-            settings = configuration.load(config, overrides or [])
             if print_config:
-                typer.echo(configuration.to_toml(settings, meanings=True))
+                typer.echo(configuration.template(config, overrides or []))
                 return
-            code = _start(settings, out, doctor)
+            code = _start(configuration.load(config, overrides or []), out, doctor)
     except (configuration.ConfigError, RunError) as error:
         fail(str(error), 2)
     except RunFailed as error:
@@ -83,8 +82,10 @@ def evaluate(
     import sys
 
     from assay.record import RunError
-    from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
     from assay.train.failure import RunFailed
+
+    say("importing torch and transformers ...")
+    from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
 
     asked = {"evaluate.prompts": prompts, "evaluate.samples": samples}
     try:
@@ -103,6 +104,36 @@ def evaluate(
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
 
 
+@app.command(
+    epilog="Examples: assay show runs/sort  |  assay show runs/sort --step 1 --worst --n 5  |  "
+    "assay show runs/sort --prompt train-17"
+)
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    step: Annotated[int | None, typer.Option(min=1, help="The training step; by default the newest.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="ID", help="Shows this prompt alone, in full.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Prompts with the highest mean reward first.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Prompts with the lowest mean reward first.")] = False,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Prompts whose rewards differ most first; the default.")
+    ] = False,
+    count: Annotated[int, typer.Option("--n", metavar="N", min=1, help="How many prompts.")] = 3,
+) -> None:
+    """Prints completions of a run with their prompts, rewards and advantages."""
+    from assay.record import RunError
+    from assay.train.show import show_lines
+
+    asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
+    try:
+        if len(asked) > 1:
+            raise configuration.ConfigError(f"--{asked[0]} and --{asked[1]} are two orders; give one of them")
+        order = asked[0] if asked else "spread"
+        for line in show_lines(run, step=step, prompt=prompt, order=order, count=count):
+            typer.echo(line)
+    except (configuration.ConfigError, RunError) as error:
+        fail(str(error), 2)
+
+
 @app.command(epilog="Examples: assay export runs/sort --out sorter  |  assay export runs/chat --out chat --merge")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
@@ -115,11 +146,16 @@ def export(
     """Writes a run's policy as a Hugging Face directory; a LoRA run without --merge as a PEFT adapter."""
     import sys
 
-    from assay.record import RunError
-    from assay.train.evaluate_saved import ProgressLine
-    from assay.train.export import export_run
+    from assay.record import RunDirectory, RunError
+    from assay.train.target import refuse_existing
 
     try:
+        refuse_existing(out)
+        RunDirectory.open(run)
+        say("importing torch and transformers ...")
+        from assay.train.evaluate_saved import ProgressLine
+        from assay.train.export import export_run
+
         ticker = ProgressLine(sys.stderr).ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say)
     except (configuration.ConfigError, RunError) as error:
@@ -179,7 +215,7 @@ def tasks(
 ) -> None:
     """Lists the tasks, or shows the options and the first problems of one."""
     from assay.tasks import listing
-    from assay.train.display import printable
+    from assay.train.words import printable
 
     try:
         if name is None:
@@ -194,9 +230,13 @@ def tasks(
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
+    path = out or _free_directory(settings.run.name)
+    wanted = Path("runs") / settings.run.name
+    if out is None and path != wanted:
+        say(f"{wanted} exists, writing to {path}")
+    say("importing torch and transformers ...")
     from assay.train import run
 
-    path = out or _free_directory(settings.run.name)
     return run.start(settings, path, _watcher(doctor, path))
 
 
@@ -206,6 +246,7 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
     if others:
         raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
+    say("importing torch and transformers ...")
     from assay.train import run
 
     steps = configuration.load(None, overrides).run.steps if overrides else None
