@@ -60,7 +60,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
             config = with_rate(config, policy)
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
-            _introduce(config, path, policy, task, display)
+            heldout = len(heldout_prompts(task, policy, config))
             config = budgeted(config, policy)
             reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
         except Interrupted as stop:
@@ -71,6 +71,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
         with closing(reward):
             text = configuration.to_toml(config, meanings=False)
             directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
+            _introduce(config, directory, policy, task, heldout, display)
             with _only_writer(directory.path):
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
@@ -103,7 +104,7 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
             try:
                 display.doing(f"loading the model {config.model.path}")
                 policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
-                _introduce(config, directory.path, policy, task, display)
+                heldout = len(heldout_prompts(task, policy, config))
                 reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
             except Interrupted as stop:
                 display.end(f"stopped by {stop} before training went on; the run is as it was")
@@ -111,6 +112,7 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
             except PromptRefused as error:
                 raise ConfigError(str(error)) from error
             with closing(reward):
+                _introduce(config, directory, policy, task, heldout, display)
                 if steps is not None:
                     try:
                         durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
@@ -222,10 +224,11 @@ def _train_and_evaluate(
     return None
 
 
-def _introduce(config: Config, path: Path, policy: CausalPolicy, task: Task, display: Display) -> None:
+def _introduce(
+    config: Config, directory: RunDirectory, policy: CausalPolicy, task: Task, heldout: int, display: Display
+) -> None:
     """Says what is about to be trained on what, and with which numbers that the user may not have chosen."""
-    heldout = len(heldout_prompts(task, policy, config))
-    display.facts(opening_facts(config, path, policy, task, heldout))
+    display.facts(opening_facts(config, directory.path, policy, task, heldout))
     if warning := few_heldout(config, task, heldout):
         display.say(warning)
 
