@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from assay.config.automatic import AUTO, automatic_warmup, unstated, with_model_defaults
+from assay.config.automatic import AUTO, automatic_warmup, unstated_settings, with_model_defaults
 from assay.config.sections import (
     AdvantageConfig,
     CheckpointConfig,
@@ -167,7 +167,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 def template(path: Path | None, overrides: Sequence[str] = ()) -> str:
     """All settings as TOML with their meanings; what `load` would choose by the model stays "auto"."""
-    return to_toml(load(path, overrides), meanings=True, automatic=unstated(_read_settings(path, overrides)))
+    return to_toml(load(path, overrides), meanings=True, automatic=unstated_settings(_read_settings(path, overrides)))
 
 
 def _read_settings(path: Path | None, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -217,7 +217,7 @@ def from_mapping(settings: Mapping[str, Mapping[str, Any]], source: str = "") ->
         config = Config(**built)
     except ConfigError as error:
         raise ConfigError(f"{source}{error}") from None
-    if "optimizer.warmup" not in unstated(settings):
+    if "optimizer.warmup" not in unstated_settings(settings):
         return config
     warmup = automatic_warmup(config.run.steps * config.updates_a_step)
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=warmup))

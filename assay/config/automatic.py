@@ -31,7 +31,7 @@ AUTOMATIC = frozenset(
 )
 
 
-def unstated(settings: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+def unstated_settings(settings: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     """The automatic settings that are missing or "auto"."""
     return frozenset(
         name
@@ -48,7 +48,7 @@ def with_model_defaults(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     """
     filled = {section: dict(table) for section, table in settings.items()}
     model = filled.get("model", {})
-    for name in unstated(settings):
+    for name in unstated_settings(settings):
         section, _, key = name.partition(".")
         filled.setdefault(section, {}).pop(key, None)
     if model.get("path", EMBEDDED) == EMBEDDED:
@@ -60,7 +60,7 @@ def with_model_defaults(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def automatic_warmup(updates: int) -> int:
-    """Updates of warm-up in a run of so many: a tenth, so that every run reaches its rate.
+    """Updates of warm-up in a run of `updates`: a tenth, so that every run reaches its rate.
 
     >>> automatic_warmup(240), automatic_warmup(60), automatic_warmup(4)
     (10, 6, 0)
@@ -69,7 +69,7 @@ def automatic_warmup(updates: int) -> int:
 
 
 def automatic_rate(parameters: int) -> float:
-    """The learning rate for all weights of a language model with so many parameters.
+    """The learning rate for all weights of a language model of this size.
 
     >>> automatic_rate(135_000_000), automatic_rate(7_000_000_000)
     (5e-06, 1e-06)

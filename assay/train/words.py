@@ -27,10 +27,10 @@ def short(text: str) -> str:
     return printable(text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}...")
 
 
-def escaped(text: str, *, ascii_only: bool = False) -> str:
+def escape(text: str, *, ascii_only: bool = False) -> str:
     """One line in which every character can be seen: a line break is an arrow (or \\n), other invisible ones escapes.
 
-    >>> escaped("a\\x1b[2Jb\\nc", ascii_only=True)
+    >>> escape("a\\x1b[2Jb\\nc", ascii_only=True)
     'a\\\\x1b[2Jb\\\\nc'
     """
     shown = []
@@ -45,7 +45,7 @@ def escaped(text: str, *, ascii_only: bool = False) -> str:
 
 
 def fit(text: str, cells: int, *, ascii_only: bool = False) -> str:
-    """The escaped text in at most so many terminal cells. What is too long loses its middle: a prompt asks at its end,
+    """The escaped text in at most `cells` terminal cells. What is too long loses its middle: a prompt asks at its end,
     and an answer ends with the result.
 
     >>> fit("What is the sum of 12 and 30?", 16, ascii_only=True)
@@ -53,8 +53,8 @@ def fit(text: str, cells: int, *, ascii_only: bool = False) -> str:
     """
     near = 2 * cells  # characters that can be shown at either end; a character may be an escape, or have no width
     is_long = len(text) > 2 * near
-    head = escaped(text[:near] if is_long else text, ascii_only=ascii_only)
-    tail = escaped(text[-near:], ascii_only=ascii_only) if is_long else head
+    head = escape(text[:near] if is_long else text, ascii_only=ascii_only)
+    tail = escape(text[-near:], ascii_only=ascii_only) if is_long else head
     if not is_long and cell_len(head) <= cells:
         return head
     mark = "..." if ascii_only else "\u2026"

@@ -19,7 +19,7 @@ from assay.train.completions import (
     table_steps,
 )
 from assay.train.display import Display
-from assay.train.words import escaped, fit
+from assay.train.words import escape, fit
 from assay.types import Group, Prompt, Rollout, Sample, Score, StepRecord, StopReason
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\x07\x00d\u202ee\ud800f\u200bg\r\nh\ti"
@@ -35,9 +35,9 @@ def group(name: str, text: str, *answers: tuple[str, Score]) -> Group:
 
 def record(*groups: Group) -> StepRecord:
     samples = tuple(
-        Sample(one.prompt, rollout, -1.5 if reward is None else reward, in_loss=True)
-        for one in groups
-        for rollout, reward in zip(one.rollouts, one.rewards, strict=True)
+        Sample(group.prompt, rollout, -1.5 if reward is None else reward, in_loss=True)
+        for group in groups
+        for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
     )
     logprobs = tuple((0.0, 0.0) for _ in samples)
     return StepRecord(3, 1, groups, samples, (), logprobs, logprobs, None, 0, 0)
@@ -86,8 +86,8 @@ def test_no_line_is_wider_than_the_terminal_and_none_can_move_its_cursor(width: 
 
 
 def test_an_escaped_text_shows_what_is_in_it() -> None:
-    assert escaped(HOSTILE) == "a\\x1b[2Jb\\x9b31mc\\x07\\x00d\\u202ee\\ud800f\\u200bg\u21b5h\\ti"
-    assert escaped("a\nb", ascii_only=True) == "a\\nb"
+    assert escape(HOSTILE) == "a\\x1b[2Jb\\x9b31mc\\x07\\x00d\\u202ee\\ud800f\\u200bg\u21b5h\\ti"
+    assert escape("a\nb", ascii_only=True) == "a\\nb"
 
 
 def test_a_long_text_keeps_its_beginning_and_more_of_its_end() -> None:
