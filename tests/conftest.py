@@ -19,9 +19,6 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
 # Before torch is imported. Test files run side by side; two pools of threads on the same cores slow each other down.
 os.environ["OMP_NUM_THREADS"] = "1"
-# As train/machine.py does it, for the tests that compute in bfloat16 themselves: oneDNN would use AMX, which some virtual
-# machines announce and then refuse with SIGILL.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Before triton is imported, which transformers does: without a GPU its kernels are interpreted.
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"

@@ -50,7 +50,7 @@ def test_a_pass_answers_every_prompt_once_in_an_order_of_its_own():
 def test_training_shows_its_progress(capsys):
     bigram().train(PROMPTS, steps=2)
     shown = capsys.readouterr().err
-    assert all(words in shown for words in ("step 1/2", "step 2/2", "reward"))
+    assert all(words in shown for words in ("step=1/2", "step=2/2", "reward="))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from assay.train.display import printable
 from assay.train.interrupt import Interrupt
+from assay.train.words import printable
 
 PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this version
 LOG_LINES = 15  # shown of a run that failed

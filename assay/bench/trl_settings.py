@@ -93,6 +93,9 @@ def refuse_unlike(config: Config) -> None:
             config.model.lora_rank > 0
         ),
         "model.dtype = 'bfloat16' is another arithmetic in TRL; set it to 'float32'": config.model.dtype == "bfloat16",
+        "optimizer.learning_rate = 'auto' is decided when the model is loaded; give a number": (
+            optimizer.learning_rate == "auto"
+        ),
         "evaluate.prompts = 0 leaves nothing to compare; give a number of held-out prompts": config.evaluate.prompts
         == 0,
     }

@@ -70,7 +70,7 @@ def _options(
 
 
 def say(sentence: str) -> None:
-    from assay.train.display import printable
+    from assay.train.words import printable
 
     typer.echo(printable(sentence), err=True)
 
@@ -88,6 +88,6 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def _complain(sentence: str) -> None:
-    from assay.train.display import printable
+    from assay.train.words import printable
 
     typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output

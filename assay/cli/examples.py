@@ -16,6 +16,11 @@ EXAMPLES = {
         "assay eval runs/sort --set rollout.temperature=0.7",
         "assay eval path/to/model --config my.toml",
     ),
+    "show": (
+        "assay show runs/sort",
+        "assay show runs/sort --step 1 --worst --n 5",
+        "assay show runs/sort --prompt train-17",
+    ),
     "export": (
         "assay export runs/sort --out sorter",
         "assay export runs/sort --out merged --merge",

@@ -66,11 +66,10 @@ def train(
                 raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
             code = _resume(resume, config, out, overrides or [], doctor)
         else:
-            settings = configuration.load(config, overrides or [])
             if print_config:
-                typer.echo(configuration.to_toml(configuration.with_absolute_paths(settings), meanings=True))
+                typer.echo(configuration.template(config, overrides or []))
                 return
-            code = _start(settings, out, doctor)
+            code = _start(configuration.load(config, overrides or []), out, doctor)
     except (configuration.ConfigError, RunError) as error:
         refuse(error)
     except RunFailed as error:
@@ -130,7 +129,7 @@ def evaluate(
             configuration.load(config, overrides or [])
         elif not (target / "config.json").exists():
             RunDirectory.open(target)
-        # torch is imported from here on
+        say("importing torch and transformers ...")
         from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
 
         evaluated = evaluate_saved(
@@ -146,6 +145,33 @@ def evaluate(
     except RunFailed as error:
         fail(str(error), 1)
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
+
+
+@verb("show", TRAIN)
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    step: Annotated[int | None, typer.Option(min=1, help="The training step; by default the newest.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="ID", help="Shows this prompt alone, in full.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Prompts with the highest mean reward first.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Prompts with the lowest mean reward first.")] = False,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Prompts whose rewards differ most first; the default.")
+    ] = False,
+    count: Annotated[int, typer.Option("--n", metavar="N", min=1, help="How many prompts.")] = 3,
+) -> None:
+    """Prints completions of a run with their rewards."""
+    from assay.record import RunError
+    from assay.train.show import show_lines
+
+    asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
+    try:
+        if len(asked) > 1:
+            raise configuration.ConfigError(f"--{asked[0]} and --{asked[1]} are two orders; give one of them")
+        order = asked[0] if asked else "spread"
+        for line in show_lines(run, step=step, prompt=prompt, order=order, count=count):
+            typer.echo(line)
+    except (configuration.ConfigError, RunError) as error:
+        refuse(error)
 
 
 @verb("export", TRAIN)
@@ -164,10 +190,12 @@ def export(
     import sys
 
     from assay.record import RunDirectory, RunError
+    from assay.train.target import refuse_existing
 
     try:
+        refuse_existing(out)
         RunDirectory.open(run)
-        # torch is imported from here on
+        say("importing torch and transformers ...")
         from assay.train.evaluate_saved import ProgressLine
         from assay.train.export import export_run
 
@@ -256,7 +284,7 @@ def tasks(
 ) -> None:
     """Lists the tasks, or shows one with its first problems."""
     from assay.tasks import listing
-    from assay.train.display import printable
+    from assay.train.words import printable
 
     try:
         if name is None:
@@ -274,7 +302,11 @@ def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int
     from assay.train.early import refuse_early
 
     path = out or _free_directory(settings.run.name)
+    wanted = Path("runs") / settings.run.name
+    if out is None and path != wanted:
+        say(f"{wanted} exists, writing to {path}")
     refuse_early(settings, path)
+    say("importing torch and transformers ...")
     from assay.train import run
 
     return run.start(settings, path, _watcher(doctor, path))
@@ -288,10 +320,11 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
         raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
     from assay.record import RunDirectory
 
-    RunDirectory.open(run_path)  # a path that holds no run is refused before torch is imported
+    steps = configuration.load(None, overrides).run.steps if overrides else None
+    RunDirectory.open(run_path)
+    say("importing torch and transformers ...")
     from assay.train import run
 
-    steps = configuration.load(None, overrides).run.steps if overrides else None
     return run.resume(run_path, steps, _watcher(doctor, run_path))
 
 

@@ -11,11 +11,12 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from assay.config.automatic import AUTO, automatic_warmup, unstated_settings, with_model_defaults
 from assay.config.names import answer_unknown, answer_without_section, nearest, unknown_section
 from assay.config.paths import change_paths, expand_home, start_at
 from assay.config.sections import (
@@ -157,6 +158,20 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     >>> load(None, ["run.steps=5", "loss.objective=grpo"]).run.steps
     5
     """
+    settings, changed, problems = _read_settings(path, overrides)
+    return _build(settings, lambda name: f"{path}: " if path is not None and name not in changed else "", problems)
+
+
+def template(path: Path | None, overrides: Sequence[str] = ()) -> str:
+    """All settings as TOML with their meanings; what `load` would choose by the model stays "auto"."""
+    config = with_absolute_paths(load(path, overrides))
+    return to_toml(config, meanings=True, automatic=unstated_settings(_read_settings(path, overrides)[0]))
+
+
+def _read_settings(
+    path: Path | None, overrides: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], set[str], list[str]]:
+    """(the settings as they are written, which of them the command line changed, what is wrong so far)."""
     settings: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     if path is not None:
@@ -174,18 +189,21 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         except ConfigError as error:
             problems += error.sentences
     expand_home(settings)
-    return _build(settings, lambda name: f"{path}: " if path is not None and name not in changed else "", problems)
+    return settings, changed, problems
 
 
 def from_mapping(settings: Mapping[str, Mapping[str, Any]]) -> Config:
-    """A Config from nested mappings; unknown names and wrong types are refused."""
+    """A Config from nested mappings; unknown names and wrong types are refused.
+
+    What is "auto" or missing is chosen by the model and the length of the run (automatic.py).
+    """
     return _build(settings, lambda name: "", [])
 
 
 def _build(settings: Mapping[str, Mapping[str, Any]], source: Callable[[str], str], problems: list[str]) -> Config:
     """`source(setting)` begins a sentence about it. Raises all that is wrong: `problems`, and what is found here."""
     types, built, wrong = get_type_hints(Config), {}, set()
-    for section, table in settings.items():
+    for section, table in with_model_defaults(settings).items():
         if section not in types:
             problems += [f"{source(section)}{problem}" for problem in unknown_section(section, table, _keys())]
             continue
@@ -201,7 +219,10 @@ def _build(settings: Mapping[str, Mapping[str, Any]], source: Callable[[str], st
         problems += [f"{source('')}{sentence}" for sentence in error.sentences if wrong.isdisjoint(_names(sentence))]
     if problems:
         raise ConfigError(*problems)
-    return config
+    if "optimizer.warmup" not in unstated_settings(settings):
+        return config
+    warmup = automatic_warmup(config.run.steps * config.updates_a_step)
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=warmup))
 
 
 def _unknown_setting(section: str, key: str) -> str:
@@ -231,14 +252,17 @@ def to_mapping(config: Config) -> dict[str, dict[str, Any]]:
     return mapping
 
 
-def to_toml(config: Config, *, meanings: bool) -> str:
-    """The whole config as TOML, with the meaning of each setting as a comment if asked for."""
+def to_toml(config: Config, *, meanings: bool, automatic: Collection[str] = ()) -> str:
+    """The whole config as TOML, with the meaning of each setting as a comment if asked for.
+
+    The settings named in `automatic` are written as "auto"."""
     lines = []
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
         lines.append(f"[{section.name}]" + (f"  # {type(part).__doc__}" if meanings else ""))
         for key in dataclasses.fields(part):
-            line = f"{key.name} = {_toml(getattr(part, key.name))}"
+            value = AUTO if f"{section.name}.{key.name}" in automatic else getattr(part, key.name)
+            line = f"{key.name} = {_toml(value)}"
             if meanings:
                 choices = key.metadata["choices"]
                 meaning = key.metadata["meaning"] + (f" ({' | '.join(choices)})" if choices else "")

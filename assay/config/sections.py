@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 def setting(default: Any, meaning: str, *, choices: Sequence[str] = (), low: float = -math.inf) -> Any:
@@ -117,9 +117,11 @@ class JudgeConfig:
 class RolloutConfig:
     """Sampling."""
 
-    prompts: int = setting(48, "prompts a step", low=1)
+    prompts: int = setting(48, "prompts per step; auto = 48 for the embedded model, 8 for others", low=1)
     group_size: int = setting(8, "rollouts a prompt", low=2)
-    max_tokens: int = setting(10, "completion limit, EOS included", low=1)
+    max_tokens: int = setting(
+        10, "completion limit, EOS included; auto = 10 for the embedded model, 256 for others", low=1
+    )
     temperature: float = setting(1.0, "logits are divided by it, when sampling and when training alike", low=1e-3)
     top_k: int = setting(
         0, "sample among the k likeliest tokens only, and train the same restricted distribution; 0 = off", low=0
@@ -199,14 +201,21 @@ class LossConfig:
 class OptimizerConfig:
     """AdamW and how a rollout batch is cut into updates."""
 
-    learning_rate: float = setting(7e-4, "peak", low=0.0)
+    learning_rate: float | Literal["auto"] = setting(
+        7e-4,
+        "peak; auto = 7e-4 for the embedded model, 1e-4 for LoRA, 5e-6 for all weights of a model below 1 billion "
+        "parameters, 1e-6 above",
+        low=0.0,
+    )
     schedule: str = setting("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
-    warmup: int = setting(10, "updates until the peak", low=0)
+    warmup: int = setting(10, "updates until the peak; auto = a tenth of the run's updates, at most 10", low=0)
     beta1: float = setting(0.9, "AdamW", low=0.0)
     beta2: float = setting(0.99, "AdamW", low=0.0)
     weight_decay: float = setting(0.0, "AdamW", low=0.0)
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = off", low=0.0)
-    epochs: int = setting(2, "passes over a rollout batch (the field's mu)", low=1)
+    epochs: int = setting(
+        2, "passes over a rollout batch (the field's mu); auto = 2 for the embedded model, 1 for others", low=1
+    )
     minibatches: int = setting(1, "optimizer updates a pass", low=1)
     microbatches: int = setting(
         0,
@@ -215,6 +224,13 @@ class OptimizerConfig:
     )
     pass_tokens: int = setting(0, "most tokens of a pass, if microbatches = 0; 0 = what the memory holds", low=0)
     share_prompts: bool = setting(True, "compute a prompt once for all of its answers where the model allows it")
+
+    @property
+    def peak(self) -> float:
+        """The learning rate as a number; "auto" becomes one when the model is loaded."""
+        if self.learning_rate == "auto":
+            raise ValueError("optimizer.learning_rate is still 'auto'; give a number")
+        return self.learning_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +254,9 @@ class RecordConfig:
 class EvaluateConfig:
     """Answers to problems that training never sees."""
 
-    prompts: int = setting(256, "held-out prompts; 0 = no evaluation", low=0)
+    prompts: int = setting(
+        256, "held-out prompts; 0 = no evaluation; auto = 256 for the embedded model, 32 for others", low=0
+    )
     every: int = setting(0, "steps between evaluations; 0 = before and after training only", low=0)
     samples: int = setting(4, "sampled answers a prompt, the k of pass@k", low=1)
     pass_reward: float = setting(1.0, "an answer passes if its reward is at least this")
@@ -246,8 +264,11 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Copies of the metrics for other tools; each needs its own package."""
+    """What is shown of the completions, and copies of the metrics for other tools; each needs its own package."""
 
+    completions: int = setting(
+        3, "tables of sampled completions in a run: after its first and last step and evenly between; 0 = none", low=0
+    )
     tensorboard: bool = setting(False, "write TensorBoard event files to <run>/tensorboard")
     wandb: str = setting("", "a Weights & Biases project to log to")
     trackio: str = setting("", "a trackio project to log to")

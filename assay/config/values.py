@@ -6,8 +6,10 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from assay.config.automatic import AUTO
 from assay.config.names import nearest
 
 Options = TypeVar("Options")
@@ -60,6 +62,10 @@ def read_table(
 
 
 def typed(name: str, value: Any, wanted: Any) -> Any:
+    if get_origin(wanted) in (Union, UnionType):  # a number or "auto"
+        if value == AUTO:
+            return value
+        wanted = get_args(wanted)[0]
     if get_origin(wanted) is tuple:
         parts = value if isinstance(value, list | tuple) else [value]  # one value stands for a list of one
         return tuple(typed(name, part, get_args(wanted)[0]) for part in parts)

@@ -50,6 +50,7 @@ __all__ = [
     "read_metrics",
     "read_rollouts",
     "read_timings",
+    "recorded_steps",
     "timings_row",
 ]
 
@@ -235,6 +236,11 @@ def read_rollouts(path: Path, step: int | None = None) -> Iterator[dict[str, Any
         if not files:
             raise RunError(f"{path} holds no rollouts of step {step}; record.rollouts = 'none' records none")
     return _read_rollout_files([file for _, file in files])
+
+
+def recorded_steps(path: Path) -> list[int]:
+    """The steps whose rollouts a run directory holds, in order."""
+    return [step for step, _ in _rollout_files(path)]
 
 
 def _read_rollout_files(files: list[Path]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,8 @@ A sound update is one whose numbers are all finite: it was applied, or not taken
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from assay.types import NO_SIGNAL, StepRecord, Update
 
@@ -101,6 +102,20 @@ def metrics_row(record: StepRecord) -> Row:
     row |= _update_metrics(record)
     row |= _component_metrics(record)
     return row
+
+
+def component_means(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The mean of each reward component by its name; none if the only one is the reward itself.
+
+    >>> component_means({"reward_mean": 1.5, "reward_exact_mean": 1.0, "reward_brief_mean": 0.5, "reward_std": 0.1})
+    {'exact': 1.0, 'brief': 0.5}
+    """
+    means = {
+        key.removeprefix("reward_").removesuffix("_mean"): value
+        for key, value in row.items()
+        if key.startswith("reward_") and key.endswith("_mean") and key != "reward_mean"
+    }
+    return {} if list(means.values()) == [row.get("reward_mean")] else means
 
 
 def timings_row(record: StepRecord) -> Row:

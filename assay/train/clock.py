@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from assay.train.display import Display, describe_loss, memory_bytes
+from assay.train.display import Display, describe_loss
 from assay.train.learner import Learned
+
+
+def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """What this process holds in memory now; where the kernel does not say, the most it ever held."""
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource  # not on every platform
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class StageClock:

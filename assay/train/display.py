@@ -1,18 +1,16 @@
 """The stage log: what one training step is doing, as one live area on a terminal or as a few lines in a log.
 
-    begin -> stage x 5 (start, generated, scored, loss, stepped) -> finish_step, for each step; then summary
-
-Everything foreign that is printed passes through `printable`: model output and user text may hold escape sequences,
-and rich hands them to the terminal as they are.
+facts, doing, progress (while the run is set up)
+begin -> stage x 5 (start, generated, scored, loss, stepped) -> finish_step, for each step; now and then completions
+summary, or end
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
+import textwrap
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,67 +20,24 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from assay.record.metrics import component_means
+from assay.train.completions import CompletionTable, lines_of
 from assay.train.plot import number, plot
+from assay.train.step_line import step_line
 from assay.train.summary import Row, share, summary_facts
+from assay.train.words import human_bytes, human_seconds, printable, short
+
+__all__ = ["STAGES", "Display", "describe_loss", "describe_scores", "printable"]
 
 STAGES = ("start", "generated", "scored", "loss", "stepped")
 REPEATED = ("loss", "stepped")  # once an update; a log gets their sums, at the end of the step
 REFRESHES_A_SECOND = 8
+LABEL = 13  # cells of the label of a fact
 WIDEST = 78  # the live area never fills a wide terminal: lines this short survive most changes of its width
+WIDEST_TABLE = 160  # a table of completions does not change any more: it may fill the terminal
+LOG_WIDTH = 100  # of facts and tables in a log
 PLAIN_LINES = 60  # step lines of a whole run in a log
-LONGEST_TEXT = 400  # characters of one foreign text: a megabyte of model output is not an event
 PACE_STEPS = 20  # newest steps the ETA is made from
-
-
-def printable(text: str) -> str:
-    """One line without control, bidirectional and other invisible characters; line breaks and tabs become spaces.
-
-    >>> printable("a\\x1b[2Jb\\nc")
-    'a[2Jb c'
-    """
-    spaced = (" " if character in "\n\r\t\u2028\u2029" else character for character in text)
-    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
-
-
-def _short(text: str) -> str:
-    return printable(text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}...")
-
-
-def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """What this process holds in memory now; where the kernel does not tell, the most it ever held."""
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource  # not on every platform
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def human_bytes(count: int) -> str:
-    """Memory in decimal units.
-
-    >>> human_bytes(312_400_000), human_bytes(12_340_000_000)
-    ('312 MB', '12.3 GB')
-    """
-    return f"{count / 1e6:.0f} MB" if count < 999.5e6 else f"{count / 1e9:.1f} GB"
-
-
-def human_seconds(seconds: float | None) -> str:
-    """A duration in at most six characters, for anything below a hundred hours.
-
-    >>> [human_seconds(seconds) for seconds in (0.004, 0.41, 12.34, 187, 3720, None)]
-    ['4 ms', '0.41 s', '12.3 s', '3m07s', '1h02m', '-']
-    """
-    if seconds is None:
-        return "-"
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def describe_scores(mean: float | None, std: float | None) -> str:
@@ -150,6 +105,7 @@ class Display:
         self._active: str | None = None
         self._activity = ""
         self._quantities: dict[str, str] = {}
+        self._components: dict[str, float | None] = {}
         self._measured_step = self._skipped = 0
         self._rewards: list[float | None] = []
         self._tokens = self._step_seconds = 0.0
@@ -170,7 +126,23 @@ class Display:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop(keep=True)
+        self._stop(keep=self._step is not None)  # before the first step there is only a progress bar
+
+    def facts(self, facts: Mapping[str, str]) -> None:
+        """Lines that stay: a label and what belongs to it, wrapped between words."""
+        width = min(self.console.width, LOG_WIDTH) if self.console.is_interactive else LOG_WIDTH
+        for label, fact in facts.items():
+            room = max(20, width - LABEL - 1)
+            parts = textwrap.wrap(printable(fact), room, break_long_words=False, break_on_hyphens=False) or [""]
+            for number_of_line, part in enumerate(parts):
+                shown = printable(label) if number_of_line == 0 else ""
+                self._print(Text.assemble((f"{shown:<{LABEL}} ", "dim"), part))
+
+    def doing(self, what: str) -> None:
+        """What is being done outside of any step, for instance the loading of the model."""
+        self._activity, self._since = short(what), self._clock()
+        if self._live is None:
+            self._print(f"{self._activity} ...")
 
     def begin(self, step: int) -> None:
         self._step, self._active, self._activity = step, STAGES[0], ""
@@ -186,7 +158,7 @@ class Display:
             raise ValueError(f"unknown stage {name!r}; the stages are {', '.join(STAGES)}")
         if self._step is None:
             raise ValueError(f"stage {name!r} ended before any step began; call begin first")
-        stage = _Stage(self._step, seconds, memory_bytes, _short(detail))
+        stage = _Stage(self._step, seconds, memory_bytes, short(detail))
         earlier = self._stages.get(name)
         if earlier is not None and earlier.step == self._step:
             stage = replace(stage, seconds=seconds + earlier.seconds, memory=max(memory_bytes, earlier.memory))
@@ -198,7 +170,7 @@ class Display:
 
     def progress(self, done: int, total: int, what: str) -> None:
         """How far a long operation is, inside a stage or outside of any step."""
-        self._activity = f"{_short(what)} {done}/{total}"
+        self._activity = f"{short(what)} {done}/{total}"
         if self._live is None and self._clock() - self._spoke >= self._patience:
             self._patience *= 2
             self._print(f"  ... {self._activity}")
@@ -217,12 +189,25 @@ class Display:
         if seconds is not None and speed is not None:
             self._tokens += speed * seconds
             self._step_seconds += seconds
+        self._components = component_means(metrics)
         if self._live is None:
             self._print_step(metrics)
 
+    def completions(self, table: CompletionTable) -> None:
+        """A few completions, to be read; they stay above the live area."""
+        width = min(self.console.width, WIDEST_TABLE) if self.console.is_interactive else LOG_WIDTH
+        header, *lines = lines_of(table, width, ascii_only=self.console.options.ascii_only)
+        for line, style in ((table.title, "bold"), (header, "dim"), *((line, "") for line in lines)):
+            self._print(Text(line, style))
+
     def say(self, text: str) -> None:
         """One line that stays, above the live area."""
-        self._print(_short(text))
+        self._print(short(text))
+
+    def end(self, text: str) -> None:
+        """The last sentence of a run that was stopped: below the last state of the live area."""
+        self._stop(keep=self._step is not None)
+        self._print(short(text))
 
     def summary(self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float) -> None:
         """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first."""
@@ -235,25 +220,26 @@ class Display:
         headline = Text(f"{verb}: ", "bold green" if verb == "finished" else "bold yellow")
         self._print(headline.append(f"{done} of {self._steps} steps{resumed}, {human_seconds(seconds)}{speed}", "bold"))
 
-        self._print_facts(summary_facts(rows, evaluations))
+        self.facts(summary_facts(rows, evaluations))
 
         width = min(self.console.width, WIDEST) if self.console.is_interactive else WIDEST
         curve, start = [row.get("reward_mean") for row in rows], rows[0]["step"] if rows else 1
         for line in plot(curve, width, 6, first=start, ascii_only=self.console.options.ascii_only):
             self._print(Text(line, "cyan"))
         self._print(Text("reward by step" if curve else "no step was finished", "dim"))
-        self._print_facts(
-            {
-                "run": str(run),
-                "look": f"jq -c '[.step, .reward_mean]' {shlex.quote(str(run / 'metrics.jsonl'))}",
-                "go on": f"assay train --resume {shlex.quote(str(run))}"
-                + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
-            }
-        )
+        commands = {
+            "run": str(run),
+            "read": f"assay show {shlex.quote(str(run))}",
+            "go on": f"assay train --resume {shlex.quote(str(run))}"
+            + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
+        }
+        for label, command in commands.items():  # never wrapped: they are to be copied
+            self._print(Text.assemble((f"{label:<{LABEL}} ", "dim"), printable(command)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, WIDEST)
-        for line in self._frame(width, tall=console.size.height > 15, ascii_only=options.ascii_only):
+        tall = console.size.height > 15 + bool(self._components)
+        for line in self._frame(width, tall, ascii_only=options.ascii_only):
             line.truncate(width, overflow="crop")  # a wrapped line would break the count of lines to redraw
             yield line
 
@@ -270,6 +256,12 @@ class Display:
             title.append(f"updates skipped: {self._skipped} ", "bold yellow")
         frame.append(title.append(dash * max(0, width - title.cell_len), "dim"))
         frame += self._quantity_rows(width)
+        if self._components:
+            row = Text("components", "dim")
+            for name, mean in self._components.items():
+                row.append(f"  {printable(name)} ", "dim").append(number(mean), "bold")
+            row.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+            frame.append(row)
         if tall:  # a short window keeps the numbers and loses the plot
             rewards, first = list(self._rewards), self._steps_before + 1
             frame += [Text(line, "cyan") for line in plot(rewards, width, 3, first=first, ascii_only=ascii_only)]
@@ -321,7 +313,7 @@ class Display:
         return [Text().join(cells[start : start + 3]) for start in range(0, len(cells), 3)]
 
     def _print_step(self, metrics: Row) -> None:
-        """The compact form of a step: its numbers, then its five stages."""
+        """A line with the numbers of a step; the first step has its five stages above it."""
         seen = {name: self._stages[name] for name in STAGES if name in self._stages}
         ended = {name: stage for name, stage in seen.items() if stage.step == self._step}
         if self._finished == 1:
@@ -331,19 +323,7 @@ class Display:
         last = self._steps_before + self._finished >= self._steps
         if not (self._finished == 1 or last or self._finished % self._every == 0):
             return
-        shown = {**self._quantities, "reward": describe_scores(metrics.get("reward_mean"), metrics.get("reward_std"))}
-        speed = shown.pop("tok/s")
-        numbers = "  ".join(f"{label} {value}" for label, value in shown.items())
-        loss = describe_loss(metrics.get("policy_loss"), metrics.get("kl_loss"), metrics.get("loss"))
-        skipped = f"  skipped {self._skipped}" if self._skipped else ""
-        stages = [f"{STAGES.index(name) + 1} {name} {human_seconds(stage.seconds)}" for name, stage in ended.items()]
-        # a step that an earlier process had finished all but the record of has no stages here
-        memory = [human_bytes(max(stage.memory for stage in ended.values()))] if ended else []
-        spent = f"  | {', '.join([*stages, *memory])}" if ended else ""
-        self._print(
-            f"step {self._step}/{self._steps}  {numbers}  loss {loss}{skipped}  {speed} tok/s  "
-            f"ETA {human_seconds(self._eta(self._clock()))}{spent}"
-        )
+        self._print(step_line(self._measured_step, self._steps, metrics, self._eta(self._clock())))
 
     def _stage_line(self, name: str) -> str:
         stage = self._stages[name]
@@ -369,7 +349,3 @@ class Display:
     def _print(self, line: str | Text) -> None:
         self._spoke = self._clock()
         self.console.print(Text(line) if isinstance(line, str) else line, soft_wrap=True)
-
-    def _print_facts(self, facts: Mapping[str, str]) -> None:
-        for label, fact in facts.items():
-            self._print(Text.assemble((f"{label:<13} ", "dim"), printable(fact)))

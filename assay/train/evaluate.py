@@ -138,18 +138,35 @@ def evaluation_row(
         "prompts": len(scores),
         "samples": samples,
         "reward_greedy": _mean_reward(greedy),
+        "reward_greedy_std_error": _std_error([_mean_reward(own[:1]) for own in scores]),
         "reward_sampled": _mean_reward(sampled),
+        "reward_sampled_std_error": _std_error([_mean_reward(own[1:]) for own in scores]),
         "unscored_greedy": sum(score.reward is None for score in greedy),
         "unscored_sampled": sum(score.reward is None for score in sampled),
         "pass_greedy": statistics.fmean(_passes(score, pass_reward) for score in greedy),
         "pass_at_1": statistics.fmean(shares),
-        # answers to one prompt are alike, so what varies independently is the prompt
-        "pass_at_1_std_error": statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else None,
+        "pass_at_1_std_error": _std_error(shares),
         "pass_at_k": statistics.fmean(pass_at_k(samples, count, samples) for count in passed),
         "k": samples,
         "truncated_share": statistics.fmean(rollout.truncated for rollout in rollouts),
         "length_mean": statistics.fmean(len(rollout.tokens) for rollout in rollouts),
+        **_component_means(greedy, sampled),
     }
+
+
+def _std_error(of_prompts: Sequence[float | None]) -> float | None:
+    """Of the mean over prompts: answers to one prompt are alike, so what varies independently is the prompt."""
+    known = [value for value in of_prompts if value is not None]
+    return statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+
+
+def _component_means(greedy: Sequence[Score], sampled: Sequence[Score]) -> EvaluationRow:
+    means: EvaluationRow = {}
+    for name in sorted({name for score in (*greedy, *sampled) for name in score.components}):
+        for kind, scores in {"greedy": greedy, "sampled": sampled}.items():
+            values = [score.components[name] for score in scores if name in score.components]
+            means[f"reward_{name}_{kind}"] = statistics.fmean(values) if values else None
+    return means
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

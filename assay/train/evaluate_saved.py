@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
+
+from rich.cells import cell_len
 
 from assay import config as configuration
 from assay.config import Config, ConfigError
@@ -22,13 +25,16 @@ from assay.train.failure import RunFailed
 from assay.train.machine import set_up, settled
 from assay.train.plot import number
 from assay.train.saved_policy import SavedPolicy, open_saved
+from assay.train.words import fit
 
 CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others made the policy what it is
 _SHOWN = {
     "prompts": "prompts",
     "samples": "samples a prompt",
     "reward_greedy": "reward, greedy",
+    "reward_greedy_std_error": "  standard error",
     "reward_sampled": "reward, sampled",
+    "reward_sampled_std_error": "  standard error",
     "pass_greedy": "pass, greedy",
     "pass_at_1": "pass@1",
     "pass_at_1_std_error": "  standard error",
@@ -92,7 +98,8 @@ def evaluate_saved(
     else:
         if (target / "run.json").exists() or checkpoint is not None:
             raise ConfigError("--config goes with a model directory; a run has a config and checkpoints of its own")
-        config = configuration.load(config_file, overrides)
+        # rollout.max_tokens and other defaults must be those of a language model, whatever the file says of its own
+        config = configuration.load(config_file, [*overrides, "model.path=another"])
         config = replace(config, model=replace(config.model, path=str(target), lora_rank=0))
     if config.evaluate.prompts == 0:
         raise ConfigError("evaluate.prompts = 0 asks nothing; say how many with --prompts")
@@ -115,11 +122,21 @@ def evaluation_table(evaluated: Evaluated) -> str:
     if evaluated.before is not None:
         columns.insert(0, ("before training", evaluated.before))
     width = max(len(title) for title, _ in columns) + 2
-    lines = [" " * 18 + "".join(title.rjust(width) for title, _ in columns)]
-    for key, label in _SHOWN.items():
-        label = f"pass@{evaluated.row['k']}" if key == "pass_at_k" else label
-        lines.append(label.ljust(18) + "".join(_cell(row.get(key)).rjust(width) for _, row in columns))
+    labels = {**_SHOWN, "pass_at_k": f"pass@{evaluated.row['k']}", **_component_labels(evaluated.row)}
+    longest = max(18, *(cell_len(label) + 1 for label in labels.values()))
+    lines = [" " * longest + "".join(title.rjust(width) for title, _ in columns)]
+    for key, label in labels.items():
+        padded = label + " " * (longest - cell_len(label))
+        lines.append(padded + "".join(_cell(row.get(key)).rjust(width) for _, row in columns))
     return "\n".join(lines)
+
+
+def _component_labels(row: EvaluationRow) -> dict[str, str]:
+    """The rows of the reward components, last; none if the only one is the reward itself."""
+    names = [match[1] for key in row if (match := re.fullmatch(r"reward_(.+)_greedy", key, re.DOTALL))]
+    if len(names) == 1 and row[f"reward_{names[0]}_sampled"] == row["reward_sampled"]:
+        return {}
+    return {f"reward_{name}_{kind}": f"{fit(name, 24)}, {kind}" for name in names for kind in ("greedy", "sampled")}
 
 
 def _load(

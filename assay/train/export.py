@@ -18,20 +18,23 @@ from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.record import RunDirectory, RunError
+from assay.train.model_card import model_card
 from assay.train.saved_policy import open_saved
+from assay.train.target import refuse_existing
 
 
 def export_weights(
-    policy: CausalPolicy, target: Path, *, merge: bool, source: str | Path, replace: bool = False
+    policy: CausalPolicy, target: Path, *, merge: bool, source: str | Path, card: str = "", replace: bool = False
 ) -> None:
-    """Writes the policy's weights, in its compute dtype, and its tokenizer to `target`, which must not exist yet.
+    """Writes the policy's weights, in its compute dtype, its tokenizer and its model card to `target`, which must not
+    exist yet.
 
     With low-rank adapters, `merge` decides: full weights with the adapters added in, or the adapters alone, the PEFT
-    way, for the base model at `source`. The policy itself stays as it is, bit for bit; merging holds a second copy of
-    the weights for a moment. `replace` puts the new directory in the place of an older one.
+    way, for the base model that the user named as `source`. The policy itself stays as it is, bit for bit; merging
+    holds a second copy of the weights for a moment. `replace` puts the new directory in the place of an older one.
     """
-    if os.path.lexists(target) and not replace:
-        raise ConfigError(_occupied(target))
+    if not replace:
+        refuse_existing(target)
     mask = os.umask(0)
     os.umask(mask)
     readable = 0o666 & ~mask
@@ -47,11 +50,17 @@ def export_weights(
             _save_adapter(policy, aside, source)
         _tokenizer(policy).save_pretrained(aside)
         (aside / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        if card:
+            (aside / "README.md").write_text(card, encoding="utf-8")
         for file in aside.iterdir():
             file.chmod(readable)  # safetensors writes for the owner alone
             durable.sync_file(file)
         durable.sync_directory(aside)
+        if not replace:
+            refuse_existing(target)  # somebody else may have made it meanwhile
         _publish(aside, target)
+    except ConfigError:
+        raise
     except (OSError, ValueError, SafetensorError) as error:
         why = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise RunError(f"{target} could not be written: {why}") from error
@@ -69,8 +78,7 @@ def export_run(
     report: Callable[[str], None],
 ) -> None:
     """`assay export`: the policy of a run, as checkpoint `name` or the newest one has it. Reads the run only."""
-    if os.path.lexists(target):  # said before minutes are spent on loading
-        raise ConfigError(_occupied(target))
+    refuse_existing(target)  # before minutes are spent on loading
     RunDirectory.open(run)
     target = _settled(target)
     if target.is_relative_to(run.resolve()):
@@ -79,30 +87,23 @@ def export_run(
         )
     config = configuration.load(run / "config.toml")
     saved = open_saved(run, config, name, on_warm_step, report)
-    export_weights(saved.policy, target, merge=merge, source=config.model.path)
+    card = model_card(run, config, step=saved.step, merge=merge)
+    export_weights(saved.policy, target, merge=merge, source=config.model.path, card=card)
 
 
 def _settled(target: Path) -> Path:
     """Where `target` is once its links and dots are followed: missing/.. is a place that exists."""
     settled = Path(os.path.realpath(target))
-    if os.path.lexists(settled):
-        raise ConfigError(_occupied(settled))
+    refuse_existing(settled)
     return settled
 
 
-def _occupied(target: Path) -> str:
-    return f"{target} exists already; give a directory that does not exist yet"
-
-
 def _save_adapter(policy: CausalPolicy, directory: Path, source: str | Path) -> None:
-    base = str(source)
-    if base in ("embedded", "smollm2") or base.endswith(".gguf"):  # a directory was made of it: the model knows where
-        base = str(policy.model.name_or_path)
     named = policy.adapter.peft_config
     before = {name: settings.base_model_name_or_path for name, settings in named.items()}
     try:
         for settings in named.values():
-            settings.base_model_name_or_path = base
+            settings.base_model_name_or_path = str(source)
         # no embedding was resized; to find that out by itself, PEFT would ask the hub
         policy.adapter.save_pretrained(directory, save_embedding_layers=False)
     finally:

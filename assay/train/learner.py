@@ -70,14 +70,14 @@ def learning_rate(settings: OptimizerConfig, update: int, total_updates: int) ->
     0.5
     """
     if update < settings.warmup:
-        return settings.learning_rate * (update + 1) / settings.warmup
+        return settings.peak * (update + 1) / settings.warmup
     progress = (update - settings.warmup) / max(total_updates - settings.warmup, 1)
     shape = {
         "constant": 1.0,
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
     }[settings.schedule]
-    return settings.learning_rate * shape
+    return settings.peak * shape
 
 
 class Learner:
@@ -112,7 +112,7 @@ class Learner:
             self.masters = [_master(weight) for weight in self.weights]
             self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
                 self.masters,
-                lr=settings.learning_rate,
+                lr=settings.peak,
                 betas=(settings.beta1, settings.beta2),
                 weight_decay=settings.weight_decay,
                 fused=True,

@@ -50,7 +50,7 @@ def plot(
         label_width = max(len(number(low)), len(number(high)), label_width)
 
     levels = [None if value is None else _level(value, low, high, 8 * height) for value in columns]
-    labels = {height // 2: number(low)} if low == high else {0: number(high), height - 1: number(low)}
+    labels = {height - 1: number(low)} if low == high else {0: number(high), height - 1: number(low)}
     blocks, bar, tick, corner, dash = (
         (ASCII_BLOCKS, "|", "|", "+", "-") if ascii_only else (BLOCKS, "\u2502", "\u2524", "\u2514", "\u2500")
     )
@@ -81,5 +81,5 @@ def _level(value: float, low: float, high: float, levels: int) -> int:
     """How many eighths of a cell a value fills: 1 at the lowest, so that it can be seen, `levels` at the highest."""
     span = high / 2 - low / 2  # halves: the difference of two finite numbers may overflow
     if span == 0:
-        return levels // 2
+        return 1  # a constant is a flat line at the bottom, beside its label
     return 1 + round((value / 2 - low / 2) / span * (levels - 1))

@@ -32,6 +32,8 @@ from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy
 from assay.train.loop import Stages, train
 from assay.train.machine import set_up, settled
+from assay.train.model_card import model_card
+from assay.train.opening import few_heldout, opening_facts, with_rate
 from assay.train.pack import with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
@@ -49,22 +51,25 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
     config = settled(configuration.with_absolute_paths(config))
     require_packages(config.log)
     set_up(config)
-    task = open_task(config)
     with Interrupt() as interrupt, Display(config.run.steps) as display:
         try:
+            display.doing(f"loading the task {config.task.name} and the model {config.model.path}")
+            task = open_task(config)
             policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+            config = with_rate(config, policy)
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
-            heldout_prompts(task, policy, config)
+            heldout = len(heldout_prompts(task, policy, config))
             config = budgeted(config, policy)
             reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
         except Interrupted as stop:
-            display.say(f"stopped by {stop} before training began; there is nothing to save")
+            display.end(f"stopped by {stop} before training began; there is nothing to save")
             return stop.exit_code
         except PromptRefused as error:  # refused before anything is written
             raise ConfigError(str(error)) from error
         with closing(reward):
             text = configuration.to_toml(config, meanings=False)
             directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
+            _introduce(config, directory, policy, task, heldout, display)
             with _only_writer(directory.path):
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
@@ -95,12 +100,17 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
                     display.say(sentence)
                     directory.append_event("reward changed", reason=sentence)
             try:
+                display.doing(f"loading the model {config.model.path}")
                 policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+                heldout = len(heldout_prompts(task, policy, config))
                 reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
             except Interrupted as stop:
-                display.say(f"stopped by {stop} before training went on; the run is as it was")
+                display.end(f"stopped by {stop} before training went on; the run is as it was")
                 return stop.exit_code
+            except PromptRefused as error:
+                raise ConfigError(str(error)) from error
             with closing(reward):
+                _introduce(config, directory, policy, task, heldout, display)
                 if steps is not None:
                     try:
                         durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
@@ -174,14 +184,16 @@ def _carry_out(
         with closing(sinks):
             stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
         if stopped is None and config.checkpoint.final:
-            export_weights(policy, directory.path / FINAL, merge=False, source=config.model.path, replace=True)
+            card = model_card(directory.path, config, step=config.run.steps, merge=False)
+            target = directory.path / FINAL
+            export_weights(policy, target, merge=False, source=config.model.path, card=card, replace=True)
     except failures as failure:
         with suppress(RunError):  # a full disk may be what ended the run
             directory.append_event("failed", reason=str(failure))
         raise RunFailed(str(failure)) from failure
     if stopped is not None:
         directory.append_event("stopped", signal=str(stopped))
-        display.say(f"stopped by {stopped} and saved; go on with: assay train --resume {directory.path}")
+        display.end(f"stopped by {stopped} and saved; go on with: assay train --resume {directory.path}")
         return stopped.exit_code
     seconds = time.perf_counter() - began
     watched = {"doctor_seconds": watch.seconds} if watch else {}
@@ -208,6 +220,15 @@ def _train_and_evaluate(
         saver.save()
         raise
     return None
+
+
+def _introduce(
+    config: Config, directory: RunDirectory, policy: CausalPolicy, task: Task, heldout: int, display: Display
+) -> None:
+    """Says what is about to be trained on what, and with which numbers that the user may not have chosen."""
+    display.facts(opening_facts(config, directory.path, policy, task, heldout))
+    if warning := few_heldout(config, task, heldout):
+        display.say(warning)
 
 
 def _sink_failed(sentence: str, directory: RunDirectory, display: Display) -> None:

@@ -1,4 +1,5 @@
-"""Copies of the metrics for other tools: rows of metrics.jsonl and evaluations.jsonl -> TensorBoard, W&B, trackio.
+"""Copies for other tools: rows of metrics.jsonl and evaluations.jsonl, and tables of completions -> TensorBoard, W&B,
+trackio.
 
 The record is the run directory; a sink is a convenience. So a sink that breaks in the middle of a run is told of once
 and left, and the run goes on; and no sink ever moves a global random state, which would change the training. A package
@@ -25,8 +26,10 @@ import torch
 from assay import durable
 from assay.config import ConfigError
 from assay.config.sections import LogConfig
+from assay.train.completions import CompletionTable, cells_of, markdown_of
 
 _PACKAGES = ("tensorboard", "wandb", "trackio")  # each is a setting of [log], a package, and an extra of Assay
+_TABLE = "train/completions"  # what the tables of completions are called
 _ID_FILE = "log-id.json"  # what the run is called at W&B and trackio, so that a resumed run goes on there
 
 
@@ -34,6 +37,7 @@ class Sink(Protocol):
     name: str
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def write_table(self, table: CompletionTable) -> None: ...
     def close(self) -> None: ...
 
 
@@ -82,6 +86,9 @@ class Sinks:
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """A row of evaluations.jsonl."""
         self._each(lambda sink: sink.write(row["step"], numbers_of(row, "heldout")))
+
+    def completions(self, table: CompletionTable) -> None:
+        self._each(lambda sink: sink.write_table(table))
 
     def close(self) -> None:
         self._each(lambda sink: sink.close())
@@ -155,6 +162,14 @@ class TensorBoard:
         values = [self._summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
         self._add(self._event(step=step, summary=self._summary(value=values)))
 
+    def write_table(self, table: CompletionTable) -> None:
+        from tensorboard.compat.proto import tensor_pb2, types_pb2
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        text = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[markdown_of(table).encode()])
+        value = self._summary.Value(tag=_TABLE, tensor=text, metadata=create_summary_metadata(_TABLE, ""))
+        self._add(self._event(step=table.step, summary=self._summary(value=[value])))
+
     def close(self) -> None:
         self._records.close()
 
@@ -165,7 +180,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run. Nothing but the numbers and the settings is handed over; WANDB_MODE=offline keeps it on this machine.
+    """A W&B run. It is given the numbers, the settings and the tables of completions, and nothing else;
+    WANDB_MODE=offline keeps it on this machine.
 
     A step that is written a second time, after a resume, is ignored by W&B: it has the same numbers."""
 
@@ -174,6 +190,7 @@ class WeightsAndBiases:
     def __init__(self, project: str, run_directory: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         import wandb
 
+        self._table = wandb.Table
         nothing_else = wandb.Settings(
             console="off",
             silent=True,
@@ -207,6 +224,10 @@ class WeightsAndBiases:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
 
+    def write_table(self, table: CompletionTable) -> None:
+        columns, rows = cells_of(table)
+        self._run.log({_TABLE: self._table(columns=columns, data=rows)}, step=table.step)
+
     def close(self) -> None:
         self._run.finish()
 
@@ -221,6 +242,7 @@ class Trackio:
     def __init__(self, project: str, run_directory: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         import trackio
 
+        self._table = trackio.Table
         self._finish: Callable[[], None] = trackio.finish  # the run's own would be called, and heard, again at exit
         try:
             with _no_chatter():
@@ -243,6 +265,10 @@ class Trackio:
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
+
+    def write_table(self, table: CompletionTable) -> None:
+        columns, rows = cells_of(table)
+        self._run.log({_TABLE: self._table(columns=columns, data=rows)}, step=table.step)
 
     def close(self) -> None:
         with _no_chatter():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.record.metrics import component_means
 from assay.train.plot import number
 
 Row = Mapping[str, Any]
 
 FEW = 5  # steps averaged at either end of a run
 MOST = 0.9  # a share of the last steps above which nearly nothing was learned from
+MOST_COMPONENTS = 8  # of the reward that are listed
 MANY = 0.25  # a share of truncated completions above which the limit, not the policy, writes the answers
 
 
@@ -24,9 +26,15 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     rewards = " -> ".join(number(_mean(part, "reward_mean")) for part in (head, tail))
     steps = "steps" if few > 1 else "step"
     facts = {"reward": f"{rewards}   (first and last {few} {steps})"}
-    if evaluations:
-        ends = [evaluations[0], *evaluations[1:][-1:]]
-        facts["held-out"] = _from_to(ends, {"greedy": "reward_greedy", "sampled": "reward_sampled"})
+    components = list(dict.fromkeys(name for row in rows for name in component_means(row)))[:MOST_COMPONENTS]
+    ends = [*evaluations[:1], *evaluations[1:][-1:]]
+    for name in components:
+        facts[f"  {name}"] = " -> ".join(number(_mean(part, f"reward_{name}_mean")) for part in (head, tail))
+        if ends:
+            both = {"greedy": f"reward_{name}_greedy", "sampled": f"reward_{name}_sampled"}
+            facts[f"  {name}"] += f"; held-out {_from_to(ends, both)}"
+    if ends:
+        facts["held-out"] = f"{_scores(ends)} ({_prompts(ends[-1])})"
         # on a scale where every answer passes, or none, the share that does says nothing
         if {row.get("pass_at_k") for row in ends} - {None, 0.0, 1.0}:
             passes = {"greedy": "pass_greedy", "pass@1": "pass_at_1", f"pass@{ends[-1]['k']}": "pass_at_k"}
@@ -41,8 +49,29 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     return facts
 
 
-def _from_to(ends: Sequence[Row], keys: Mapping[str, str]) -> str:
-    return ", ".join(f"{label} {' -> '.join(number(row.get(key)) for row in ends)}" for label, key in keys.items())
+def heldout_fact(row: Row) -> dict[str, str]:
+    """One held-out evaluation in a line."""
+    when = f"after step {row['step']}" if row["step"] else "before training"
+    return {"held-out": f"{_scores([row])} {when} ({_prompts(row)})"}
+
+
+def _scores(rows: Sequence[Row]) -> str:
+    return _from_to(rows, {"greedy": "reward_greedy", "sampled": "reward_sampled"})
+
+
+def _prompts(row: Row) -> str:
+    has_error = row.get("reward_greedy_std_error") is not None or row.get("reward_sampled_std_error") is not None
+    return f"n = {row['prompts']}" + (", +- std error" if has_error else "")
+
+
+def _from_to(rows: Sequence[Row], keys: Mapping[str, str]) -> str:
+    """The numbers from the first row to the last; the last with its standard error where there is one."""
+    shown = []
+    for label, key in keys.items():
+        error = rows[-1].get(f"{key}_std_error")
+        numbers = " -> ".join(number(row.get(key)) for row in rows)
+        shown.append(f"{label} {numbers}" + ("" if error is None else f" +- {number(error)}"))
+    return ", ".join(shown)
 
 
 def _notes(rows: Sequence[Row], tail: Sequence[Row]) -> dict[str, str]:

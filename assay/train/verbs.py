@@ -25,6 +25,7 @@ from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.choose import choose
 from assay.train.clock import StageClock
+from assay.train.completions import table_of, table_steps
 from assay.train.credit import credit
 from assay.train.display import Display, describe_scores
 from assay.train.evaluate import evaluate
@@ -37,6 +38,7 @@ from assay.train.place import Gathered, Place, Work
 from assay.train.randomness import derived_seed
 from assay.train.score import reward_weights, score
 from assay.train.sinks import Sinks
+from assay.train.summary import heldout_fact
 from assay.train.watch import Watch
 from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
 
@@ -209,6 +211,10 @@ class Verbs:
         self._look_at_the_cpu()
         self._look_for_a_signal(row)
         self.display.finish_step(row, timings)
+        if step.step in table_steps(self.config.log.completions, self.config.run.steps):
+            table = table_of(step)
+            self.display.completions(table)
+            self.sinks.completions(table)
         if self.config.evaluate.every and step.step % self.config.evaluate.every == 0:
             self.evaluate(step.step)
 
@@ -217,6 +223,7 @@ class Verbs:
         done = {row["step"] for row in read_evaluations(self.directory.path).rows}
         if not self.config.evaluate.prompts or step in done:
             return
+        self.display.doing(f"evaluating up to {self.config.evaluate.prompts} held-out prompts")
         evaluation = evaluate(
             self.policy,
             self.task,
@@ -229,6 +236,7 @@ class Verbs:
         write_answers(self.directory.path, step, evaluation.answers)
         self.directory.append_evaluation(evaluation.row)
         self.sinks.evaluation(evaluation.row)
+        self.display.facts(heldout_fact(evaluation.row))
 
     def _check(self, row: Row) -> None:
         """Says once, aloud, if the arithmetic is off: sampler against trainer, or new against old before any update.

@@ -43,18 +43,18 @@ def test_a_log_has_at_most_sixty_step_lines_with_the_first_and_the_last(steps: i
     display = Display(steps, before, console=log_console())
     for step in range(before + 1, steps + 1):
         run_step(display, step)
-    told = [line.split("  ")[0] for line in written(display.console).splitlines() if "tok/s" in line]
-    assert told[0] == f"step {before + 1}/{steps}"
-    assert told[-1] == f"step {steps}/{steps}"
-    assert 30 <= len(told) <= 60
-    assert len(written(display.console).splitlines()) == len(told) + 1
+    shown = [line.split()[0] for line in written(display.console).splitlines() if "eta=" in line]
+    assert shown[0] == f"step={before + 1}/{steps}"
+    assert shown[-1] == f"step={steps}/{steps}"
+    assert 30 <= len(shown) <= 60
+    assert len(written(display.console).splitlines()) == len(shown) + 1
 
 
 def test_a_short_run_has_a_line_for_every_step() -> None:
     display = Display(58, console=log_console())
     for step in range(1, 59):
         run_step(display, step)
-    assert written(display.console).count("tok/s") == 58
+    assert written(display.console).count("eta=") == 58
 
 
 def test_the_eta_is_the_pace_of_the_steps_times_those_left() -> None:
@@ -66,8 +66,8 @@ def test_the_eta_is_the_pace_of_the_steps_times_those_left() -> None:
         display.begin(step)
         clock.now += 10.0
         display.finish_step({}, {})
-        etas.append(re.findall(r"ETA (.*?)(?:  |$)", written(display.console))[-1])
-    assert etas == ["40.0 s", "30.0 s", "20.0 s", "10.0 s", "-"]
+        etas.append(re.findall(r"eta=(\S+)", written(display.console))[-1])
+    assert etas == ["40.0s", "30.0s", "20.0s", "10.0s", "-"]
 
 
 def test_a_long_operation_gives_a_log_ever_rarer_signs_of_life() -> None:
@@ -106,16 +106,23 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_summary_tells_the_whole_run() -> None:
+def test_the_summary_covers_the_whole_run() -> None:
     console = log_console()
     display = Display(20, console=console)
     for step in range(1, 21):
         run_step(display, step)
     before = len(written(console))
     evaluations = [
-        {"step": 0, "reward_greedy": 0.04, "reward_sampled": 0.03},
+        {"step": 0, "prompts": 32, "reward_greedy": 0.04, "reward_sampled": 0.03},
         {"step": 10, "reward_greedy": 0.5, "reward_sampled": 0.4},
-        {"step": 20, "reward_greedy": 0.79, "reward_sampled": 0.7},
+        {
+            "step": 20,
+            "prompts": 32,
+            "reward_greedy": 0.79,
+            "reward_sampled": 0.7,
+            "reward_greedy_std_error": 0.07,
+            "reward_sampled_std_error": 0.05,
+        },
     ]
     table = rows(20)
     table[3]["updates_skipped"] = 2
@@ -125,14 +132,14 @@ def test_the_summary_tells_the_whole_run() -> None:
     assert lines[1:6] == [
         "finished: 20 of 20 steps, 1m12s, 12,346 tokens/s",
         "reward        3.000 -> 18.000   (first and last 5 steps)",
-        "held-out      greedy 0.040 -> 0.790, sampled 0.030 -> 0.700",
+        "held-out      greedy 0.040 -> 0.790 +- 0.070, sampled 0.030 -> 0.700 +- 0.050 (n = 32, +- std error)",
         "zero-variance 18.0% of the groups   (last 5 steps)",
         "skipped       3 of the updates: not finite, never applied",
     ]
     assert lines[6:13] == plot([row["reward_mean"] for row in table], 78, 6, first=1)
     assert lines[-3:] == [
         "run           runs/my sort",
-        "look          jq -c '[.step, .reward_mean]' 'runs/my sort/metrics.jsonl'",
+        "read          assay show 'runs/my sort'",
         "go on         assay train --resume 'runs/my sort' --set run.steps=40",
     ]
 
@@ -141,11 +148,12 @@ def test_the_summary_of_a_run_that_stopped_early_says_so() -> None:
     console = log_console()
     display = Display(80, steps_before=1, console=console)
     run_step(display, 2)
-    display.summary(Path("runs/sort"), rows(2), [{"reward_greedy": 0.04, "reward_sampled": None}], 1.0)
+    evaluation = {"prompts": 1, "reward_greedy": 0.04, "reward_sampled": None}
+    display.summary(Path("runs/sort"), rows(2), [evaluation], 1.0)
     text = written(console)
     assert "stopped: 2 of 80 steps, 1 of them before, 1.00 s" in text
     assert "reward        1.000 -> 2.000   (first and last 1 step)" in text
-    assert "held-out      greedy 0.040, sampled -\n" in text
+    assert "held-out      greedy 0.040, sampled - (n = 1)\n" in text
     assert "skipped" not in text
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -91,7 +92,9 @@ def test_a_row_is_worked_out_by_hand():
         "prompts": 3,
         "samples": 4,
         "reward_greedy": pytest.approx(1 / 2),
+        "reward_greedy_std_error": pytest.approx(math.sqrt(0.5) / math.sqrt(2)),  # of 1 and 0
         "reward_sampled": pytest.approx((1.75 + 0.0 + 4.0) / 11),
+        "reward_sampled_std_error": pytest.approx(statistics.stdev([1.75 / 4, 0.0, 1.0]) / math.sqrt(3)),
         "unscored_greedy": 1,
         "unscored_sampled": 1,
         "pass_greedy": pytest.approx(1 / 3),
@@ -101,6 +104,8 @@ def test_a_row_is_worked_out_by_hand():
         "k": 4,
         "truncated_share": pytest.approx(1 / 12),
         "length_mean": pytest.approx((6 + 2 + 3 + 4 + 10 + 10) / 12),
+        "reward_own_greedy": pytest.approx(1 / 2),
+        "reward_own_sampled": pytest.approx((1.75 + 0.0 + 4.0) / 11),
     }
 
 
@@ -118,11 +123,11 @@ def test_without_a_single_score_there_is_no_mean_reward_and_nothing_has_passed()
     assert (row["pass_greedy"], row["pass_at_1"], row["pass_at_k"]) == (0.0, 0.0, 0.0)
 
 
-def test_the_summary_tells_pass_at_k_from_the_first_evaluation_to_the_last():
-    common = {"k": 4, "reward_greedy": 0.5, "reward_sampled": 0.25, "pass_greedy": 0.5, "pass_at_1": 0.25}
+def test_the_summary_shows_pass_at_k_from_the_first_evaluation_to_the_last():
+    common = {"k": 4, "prompts": 9, "reward_greedy": 0.5, "reward_sampled": 0.25, "pass_greedy": 0.5, "pass_at_1": 0.25}
     rows = [{**common, "step": step, "pass_at_k": value} for step, value in ((0, 0.375), (5, 0.1), (9, 0.875))]
     facts = summary_facts([], rows)
-    assert facts["held-out"] == "greedy 0.500 -> 0.500, sampled 0.250 -> 0.250"
+    assert facts["held-out"] == "greedy 0.500 -> 0.500, sampled 0.250 -> 0.250 (n = 9)"
     assert facts["passed"] == "greedy 0.500 -> 0.500, pass@1 0.250 -> 0.250, pass@4 0.375 -> 0.875"
 
 

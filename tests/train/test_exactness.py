@@ -60,6 +60,7 @@ def settings(**overrides):
         "evaluate.prompts": 0,
         "rollout.prompts": 4,
         "rollout.group_size": 4,
+        "rollout.max_tokens": 10,
         "model.warm_steps": 2,
     }
     return load(None, [f"{name}={value}" for name, value in {**small, **overrides}.items()])

@@ -125,19 +125,14 @@ def test_an_adapter_alone_is_saved_the_peft_way_and_names_its_base_model(tmp_pat
     assert torch.equal(logits(again), logits(policy.model))
 
 
-def test_the_adapter_of_a_model_made_here_names_the_directory_it_was_made_in(tmp_path):
-    policy = shaken(load_policy(config_of(lora_rank=2), quiet))
-    export_weights(policy, tmp_path / "adapter", merge=False, source="embedded")
-    again = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
-    assert torch.equal(logits(again), logits(policy.model))
-
-
-def test_the_adapter_of_a_model_on_the_hub_names_the_hub_and_no_directory_of_this_machine(tmp_path):
+@pytest.mark.parametrize("source", ["owner/name", "smollm2", "embedded", "/models/mine.gguf"])
+def test_an_adapter_names_its_base_as_the_user_did_and_no_cache_of_this_machine(tmp_path, source):
     policy = load_policy(config_of(lora_rank=2), quiet)
     before = policy.adapter.peft_config["default"].base_model_name_or_path
-    export_weights(policy, tmp_path / "adapter", merge=False, source="owner/name")
+    export_weights(policy, tmp_path / "adapter", merge=False, source=source)
     settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    assert settings["base_model_name_or_path"] == "owner/name"
+    assert settings["base_model_name_or_path"] == source
+    assert not [file.name for file in (tmp_path / "adapter").iterdir() if b"assay" in file.read_bytes()]
     assert policy.adapter.peft_config["default"].base_model_name_or_path == before
 
 
@@ -146,6 +141,21 @@ def test_an_existing_target_is_refused_and_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="out exists already"):
         export_weights(load_policy(config_of(), quiet), tmp_path / "out", merge=False, source="embedded")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_target_that_appears_while_the_weights_are_written_is_left_alone(tmp_path, monkeypatch):
+    policy = load_policy(config_of(), quiet)
+    save = policy.codec.tokenizer.save_pretrained
+
+    def meanwhile(directory):
+        save(directory)
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/mine.txt").write_text("mine")
+
+    monkeypatch.setattr(policy.codec.tokenizer, "save_pretrained", meanwhile)
+    with pytest.raises(ConfigError, match="out exists already"):
+        export_weights(policy, tmp_path / "out", merge=False, source="embedded")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"out", "out/mine.txt"}
 
 
 def test_replacing_puts_the_new_weights_in_the_place_of_the_old(tmp_path):

@@ -22,11 +22,11 @@ def test_values_that_do_not_exist_leave_a_gap() -> None:
     assert plot([None, float("nan")], width=40, height=2) == plot([], width=40, height=2) == []
 
 
-def test_one_value_and_equal_values_stand_at_half_height_with_one_label() -> None:
-    assert plot([0.5], width=40, height=2, first=7) == ["      \u2502", "0.500 \u2524\u2588", "      \u25147"]
+def test_one_value_and_equal_values_are_a_flat_line_at_the_bottom_with_one_label() -> None:
+    assert plot([0.5], width=40, height=2, first=7) == ["      \u2502", "0.500 \u2524\u2581", "      \u25147"]
     assert plot([0.5] * 3, width=40, height=2) == [
         "      \u2502",
-        "0.500 \u2524\u2588\u2588\u2588",
+        "0.500 \u2524\u2581\u2581\u2581",
         "      \u25140\u25002",
     ]
 

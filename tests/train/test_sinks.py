@@ -1,5 +1,6 @@
 """Copies of the metrics, read back from the real TensorBoard, W&B (offline) and trackio."""
 
+import json
 import random
 import sqlite3
 import subprocess
@@ -10,9 +11,18 @@ import pytest
 import torch
 
 from assay.config import ConfigError, LogConfig
+from assay.train.completions import CompletionTable
 from assay.train.sinks import Sinks, numbers_of, open_sinks, require_packages
 
 SETTINGS = {"run": {"name": "sort", "seed": 1}, "reward": {"functions": ("exact",)}}
+
+
+ROWS = [
+    {"prompt_text": "2 | 2 =", "text": text, "rewards": {"a": reward, "b": 0.5}, "reward": reward + 0.5, "error": ""}
+    | {"advantage": reward, "token_advantages": None}
+    for text, reward in (("four\n<b>", 1.0), ("five", 0.0))
+]
+TABLE = CompletionTable(2, 9, (ROWS,), ("a", "b"))
 
 
 def opened(config, directory, *, after_step=-1, failures=None):
@@ -51,6 +61,25 @@ def test_tensorboard_holds_every_row_under_the_step_of_the_run(tmp_path):
     }
 
 
+def test_tensorboard_shows_a_table_of_completions_as_text(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sinks = opened(LogConfig(tensorboard=True), tmp_path)
+    sinks.completions(TABLE)
+    sinks.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Tensors("train/completions")
+    assert event.step == 2
+    assert event.tensor_proto.string_val[0].decode().splitlines() == [
+        "| prompt | completion | a | b | reward | advantage |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 2 &#124; 2 = | four\u21b5&lt;b&gt; | 1.000 | 0.500 | 1.500 | 1.000 |",
+        "| 2 &#124; 2 = | five | 0.000 | 0.500 | 0.500 | 0.000 |",
+    ]
+    assert events.SummaryMetadata("train/completions").plugin_data.plugin_name == "text"
+
+
 def test_a_row_can_be_read_while_the_run_goes_on(tmp_path):
     sinks = opened(LogConfig(tensorboard=True), tmp_path)
     sinks.step({"step": 1, "loss": 0.5})
@@ -87,6 +116,7 @@ def test_wandb_works_offline_and_keeps_its_id_over_a_resume(tmp_path, monkeypatc
         before = generators()
         sinks = opened(LogConfig(wandb="practice"), tmp_path, after_step=step - 1)
         sinks.step({"step": step, "reward_mean": 0.5})
+        sinks.completions(TABLE)
         sinks.close()
         assert generators() == before
     files = sorted(path.name for path in tmp_path.rglob("run-*.wandb"))
@@ -95,6 +125,10 @@ def test_wandb_works_offline_and_keeps_its_id_over_a_resume(tmp_path, monkeypatc
     data = b"".join(path.read_bytes() for path in tmp_path.rglob("run-*.wandb"))
     assert b"train/reward_mean" in data
     assert b"functions" in data
+    assert b"train/completions" in data
+    tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")]
+    assert tables[0]["columns"] == ["prompt", "completion", "a", "b", "reward", "advantage"]
+    assert tables[0]["data"][0] == ["2 | 2 =", "four\n<b>", 1.0, 0.5, 1.5, 1.0]
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert kinds == {".json", ".log", ".wandb"}  # our id, its own log and the run: no code, no list of packages
     assert b"my-secret-host" not in data
@@ -110,13 +144,26 @@ def test_trackio_writes_to_its_local_database_and_says_nothing_on_stdout(tmp_pat
         sinks = opened(LogConfig(trackio="practice"), tmp_path, after_step=step - 1)
         sinks.step({"step": step, "reward_mean": 0.5 * step})
         sinks.close()
+    sinks = opened(LogConfig(trackio="practice"), tmp_path, after_step=2)
+    sinks.completions(TABLE)
+    sinks.close()
     assert generators() == before
     with sqlite3.connect(tmp_path / "tracked" / "practice.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
-    assert [(step, metrics) for _, step, metrics in rows] == [
+    assert [(step, metrics) for _, step, metrics in rows[:2]] == [
         (1, b'{"train/reward_mean":0.5}'),
         (2, b'{"train/reward_mean":1.0}'),
     ]
+    table = json.loads(rows[2][2])["train/completions"]
+    assert (rows[2][1], table["_type"]) == (2, "trackio.table")
+    assert table["_value"][1] == {
+        "prompt": "2 | 2 =",
+        "completion": "five",
+        "a": 0.0,
+        "b": 0.5,
+        "reward": 0.5,
+        "advantage": 0.0,
+    }
     assert rows[0][0] == rows[1][0]
     assert rows[0][0].startswith("sort-")
     assert capfd.readouterr().out == ""

@@ -1,0 +1,77 @@
+"""What "auto" stands for: defaults that depend on the model and on the length of the run.
+
+The embedded model has 84 thousand parameters, answers in ten tokens and learns at a rate of 7e-4. At that rate a single
+update destroys a real language model, and ten tokens cut off nearly all of its answers. So these settings have two
+defaults: the one in sections.py is for the embedded model, the one here for every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+AUTO = "auto"
+EMBEDDED = "embedded"
+
+# 64 answers of up to 256 tokens and one update: a step of about a minute for 135 million parameters on two CPU cores
+LANGUAGE_MODEL: dict[str, dict[str, int]] = {
+    "rollout": {"prompts": 8, "max_tokens": 256},
+    "optimizer": {"epochs": 1},
+    "evaluate": {"prompts": 32},
+}
+LORA_RATE = 1e-4  # adapters start at 0 and are few: they take about ten times the rate of full weights and more
+# DeepSeekMath, DAPO and TRL's default train with 1e-6; SmolLM2-135M still learns steadily at 1e-5
+SMALL_MODEL_RATE, LARGE_MODEL_RATE = 5e-6, 1e-6
+LARGE_MODEL = 1_000_000_000  # parameters
+LONGEST_WARMUP = 10  # updates; a shorter run warms up for a tenth of its updates
+
+AUTOMATIC = frozenset(
+    {"optimizer.learning_rate", "optimizer.warmup"}
+    | {f"{section}.{key}" for section, defaults in LANGUAGE_MODEL.items() for key in defaults}
+)
+
+
+def unstated_settings(settings: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """The automatic settings that are missing or "auto"."""
+    return frozenset(
+        name
+        for name in AUTOMATIC
+        for section, _, key in [name.partition(".")]
+        if settings.get(section, {}).get(key, AUTO) == AUTO
+    )
+
+
+def with_model_defaults(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The settings with every "auto" replaced that the [model] section decides.
+
+    Missing keys keep the defaults of sections.py. The rate of full weights stays "auto": it depends on their number.
+    """
+    filled = {section: dict(table) for section, table in settings.items()}
+    model = filled.get("model", {})
+    for name in unstated_settings(settings):
+        section, _, key = name.partition(".")
+        filled.setdefault(section, {}).pop(key, None)
+    if model.get("path", EMBEDDED) == EMBEDDED:
+        return filled
+    for section, defaults in LANGUAGE_MODEL.items():
+        filled[section] = {**defaults, **filled[section]}
+    filled["optimizer"].setdefault("learning_rate", LORA_RATE if model.get("lora_rank") else AUTO)
+    return filled
+
+
+def automatic_warmup(updates: int) -> int:
+    """Updates of warm-up in a run of `updates`: a tenth, so that every run reaches its rate.
+
+    >>> automatic_warmup(240), automatic_warmup(60), automatic_warmup(4)
+    (10, 6, 0)
+    """
+    return min(LONGEST_WARMUP, updates // 10)
+
+
+def automatic_rate(parameters: int) -> float:
+    """The learning rate for all weights of a language model of this size.
+
+    >>> automatic_rate(135_000_000), automatic_rate(7_000_000_000)
+    (5e-06, 1e-06)
+    """
+    return SMALL_MODEL_RATE if parameters < LARGE_MODEL else LARGE_MODEL_RATE

@@ -1,0 +1,113 @@
+"""Text and numbers as a person reads them. Model output and user text may hold escape sequences, and rich hands them to
+the terminal as they are: everything foreign passes through `printable` or `fit` first."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from rich.cells import cell_len
+
+LONGEST_TEXT = 400  # characters of one foreign text in a sentence: a megabyte of model output is not an event
+_LINE_BREAKS = "\n\r\u2028\u2029"
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp")
+
+
+def printable(text: str) -> str:
+    """One line without control, bidirectional and other invisible characters; line breaks and tabs become spaces.
+
+    >>> printable("a\\x1b[2Jb\\nc")
+    'a[2Jb c'
+    """
+    spaced = (" " if character in "\n\r\t\u2028\u2029" else character for character in text)
+    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+
+
+def short(text: str) -> str:
+    """A foreign text inside a sentence."""
+    return printable(text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}...")
+
+
+def escape(text: str, *, ascii_only: bool = False) -> str:
+    """One line in which every character can be seen: a line break is an arrow (or \\n), other invisible ones escapes.
+
+    >>> escape("a\\x1b[2Jb\\nc", ascii_only=True)
+    'a\\\\x1b[2Jb\\\\nc'
+    """
+    shown = []
+    for character in text.replace("\r\n", "\n"):
+        if character in _LINE_BREAKS and not ascii_only:
+            shown.append("\u21b5")
+        elif unicodedata.category(character) in _UNPRINTABLE or (ascii_only and not character.isascii()):
+            shown.append(character.encode("unicode_escape").decode("ascii"))
+        else:
+            shown.append(character)
+    return "".join(shown)
+
+
+def fit(text: str, cells: int, *, ascii_only: bool = False) -> str:
+    """The escaped text in at most `cells` terminal cells. What is too long loses its middle: a prompt asks at its end,
+    and an answer ends with the result.
+
+    >>> fit("What is the sum of 12 and 30?", 16, ascii_only=True)
+    'What...2 and 30?'
+    """
+    near = 2 * cells  # characters that can be shown at either end; a character may be an escape, or have no width
+    is_long = len(text) > 2 * near
+    head = escape(text[:near] if is_long else text, ascii_only=ascii_only)
+    tail = escape(text[-near:], ascii_only=ascii_only) if is_long else head
+    if not is_long and cell_len(head) <= cells:
+        return head
+    mark = "..." if ascii_only else "\u2026"
+    room = max(0, cells - len(mark))
+    return f"{_first_cells(head, room // 3).rstrip()}{mark}{_last_cells(tail, room - room // 3).lstrip()}"[:near]
+
+
+def _first_cells(text: str, cells: int) -> str:
+    used = 0
+    for index, character in enumerate(text):
+        used += cell_len(character)
+        if used > cells:
+            return text[:index]
+    return text
+
+
+def _last_cells(text: str, cells: int) -> str:
+    return _first_cells(text[::-1], cells)[::-1]
+
+
+def human_bytes(count: int) -> str:
+    """Memory in decimal units.
+
+    >>> human_bytes(312_400_000), human_bytes(12_340_000_000)
+    ('312 MB', '12.3 GB')
+    """
+    return f"{count / 1e6:.0f} MB" if count < 999.5e6 else f"{count / 1e9:.1f} GB"
+
+
+def human_count(count: int) -> str:
+    """A number of parameters.
+
+    >>> human_count(84_096), human_count(134_515_008), human_count(7_615_616_512)
+    ('84,096', '134.5 million', '7.6 billion')
+    """
+    if count < 1_000_000:
+        return f"{count:,}"
+    return f"{count / 1e6:.1f} million" if count < 999_950_000 else f"{count / 1e9:.1f} billion"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """A duration in at most six characters, for anything below a hundred hours.
+
+    >>> [human_seconds(seconds) for seconds in (0.004, 0.41, 12.34, 187, 3720, None)]
+    ['4 ms', '0.41 s', '12.3 s', '3m07s', '1h02m', '-']
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
