@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.record.verify import verify
+
 TINY = {
     "run.steps": 3,
     "evaluate.prompts": 4,
@@ -151,6 +153,7 @@ def assert_same_bits(run: Path, straight: Path) -> None:
     # what the doctor finds is told by time: a resumed run is examined at other updates
     names = [{path.name for path in one.iterdir()} - {"findings.jsonl"} for one in (run, straight)]
     assert names[0] == names[1]
+    assert list(map(str, verify(run).problems)) == []
 
 
 # ---------------------------------------------------------------- the server

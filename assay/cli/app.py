@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+TRUST = typer.Option("--trust", help="Runs code that the config of a run names although you did not start the run.")
+
 
 def _print_version(asked: bool) -> None:
     if asked:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay import config as configuration
-from assay.cli.app import app, fail
+from assay.cli.app import TRUST, app, fail
 
 
 class Format(StrEnum):
@@ -58,6 +59,7 @@ def doctor(
         bool, typer.Option("--recompute", help="Asks the models in a run's checkpoints again; takes a while.")
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Says what is wrong with a run, a script or a log, with the evidence and the fix, and what was found healthy."""
     from assay.doctor import command
@@ -68,9 +70,11 @@ def doctor(
 
     codes = {"chosen": chosen or [], "ignored": ignored or []}
     try:
+        again = None
         if recompute:
             from assay.train.recheck import recheck
-        again = recheck if recompute else None
+
+            again = partial(recheck, trust=trust)
         code = command.run(
             paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
         )
@@ -146,3 +150,36 @@ def watch(
     except (UnknownCode, command.WatchError) as error:
         fail(str(error), 2)
     raise typer.Exit(code)
+
+
+@app.command(epilog="Examples: assay verify runs/sort  |  assay verify runs/sort --json")
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.")] = False,
+) -> None:
+    """Reads every byte of a run that has a checksum, and names what is damaged. Ends with 1 on problems."""
+    import sys
+
+    from assay.record import RunError
+    from assay.record import verify as verification
+    from assay.train.display import printable
+
+    live = sys.stderr.isatty()
+
+    def show(name: str) -> None:
+        if live:
+            typer.echo(f"\r\x1b[K{printable(f'reading {name}')}"[:100], err=True, nl=False)
+
+    try:
+        found = verification.verify(run, on_file=show)
+    except RunError as error:
+        fail(str(error), 2)
+    finally:
+        if live:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+    if as_json:
+        typer.echo(verification.as_json(run, found))
+    else:
+        for line in verification.as_text(run, found):
+            typer.echo(printable(line))
+    raise typer.Exit(1 if found.problems else 0)

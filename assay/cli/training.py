@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay import config as configuration
-from assay.cli.app import app, fail, say
+from assay.cli.app import TRUST, app, fail, say
 
 if TYPE_CHECKING:
     from assay.train.watch import Watcher
@@ -32,6 +32,7 @@ def train(
     doctor: Annotated[
         str, typer.Option(metavar="off|warn|strict", help="Watches the run; strict stops it on a proven fatal fault.")
     ] = "warn",
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Trains a policy with GRPO, offline, and leaves a run directory."""
     from assay.record import RunError
@@ -43,8 +44,10 @@ def train(
         if resume is not None:
             if print_config:
                 raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
-            code = _resume(resume, config, out, overrides or [], doctor)
+            code = _resume(resume, config, out, overrides or [], doctor, trust=trust)
         else:
+            if trust:
+                raise configuration.ConfigError("--trust goes with --resume; a config that you name runs as it is")
             settings = configuration.load(config, overrides or [])
             if print_config:
                 typer.echo(configuration.to_toml(settings, meanings=True))
@@ -77,6 +80,7 @@ def evaluate(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides task, reward, judge, rollout, evaluate."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints the row as JSON.")] = False,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluates a run's policy on held-out problems: mean reward, pass@1 and pass@k. Writes nothing to the run."""
     import json
@@ -95,6 +99,7 @@ def evaluate(
             checkpoint=checkpoint,
             progress=ProgressLine(sys.stderr),
             report=say,
+            trust=trust,
         )
     except (configuration.ConfigError, RunError) as error:
         fail(str(error), 2)
@@ -111,6 +116,7 @@ def export(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="NAME", help="A checkpoint of the run; by default the newest.")
     ] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Writes a run's policy as a Hugging Face directory; a LoRA run without --merge as a PEFT adapter."""
     import sys
@@ -121,7 +127,7 @@ def export(
 
     try:
         ticker = ProgressLine(sys.stderr).ticker("warm start")
-        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say)
+        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
     except (configuration.ConfigError, RunError) as error:
         fail(str(error), 2)
     typer.echo(str(out))
@@ -200,7 +206,9 @@ def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int
     return run.start(settings, path, _watcher(doctor, path))
 
 
-def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: list[str], doctor: str) -> int:
+def _resume(
+    run_path: Path, config: Path | None, out: Path | None, overrides: list[str], doctor: str, *, trust: bool
+) -> int:
     if config is not None or out is not None:
         raise configuration.ConfigError("--resume takes config and directory from the run; leave CONFIG and --out away")
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
@@ -209,7 +217,7 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
     from assay.train import run
 
     steps = configuration.load(None, overrides).run.steps if overrides else None
-    return run.resume(run_path, steps, _watcher(doctor, run_path))
+    return run.resume(run_path, steps, _watcher(doctor, run_path), trust=trust)
 
 
 def _watcher(doctor: str, path: Path) -> Watcher | None:

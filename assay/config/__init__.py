@@ -167,7 +167,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
         for section, table in document.items():
             if not isinstance(table, dict):
@@ -255,7 +255,7 @@ def _read_value(text: str) -> Any:
     """A TOML value; anything that is not one is taken as a bare string, so that quotes are optional."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from assay.config import Config, ConfigError, nearest
-from assay.rewards.call import NAMES, is_file
+from assay.rewards.call import NAMES
 from assay.rewards.combined import Combined
 from assay.rewards.pool import Function, Pool
 from assay.types import Prompt, Rollout, Score
@@ -107,7 +107,12 @@ def _worker_function(name: str, function: str, config: Config, task: Task) -> Fu
         )
     if not colon or not name.isidentifier() or not place:
         raise ConfigError(f"reward.functions = {function!r} is not of the form file.py:function")
-    if is_file(place) and not Path(place).is_file():
+    if not place.endswith(".py"):
+        raise ConfigError(
+            f"reward.functions = {function!r} names a module, and a reward function must stand in a file: give "
+            f"path/to/file.py:{name}"
+        )
+    if not Path(place).is_file():
         raise ConfigError(f"reward.functions = {function!r}: there is no file {place}")
     return Function(name, function)
 

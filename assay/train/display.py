@@ -224,8 +224,11 @@ class Display:
         """One line that stays, above the live area."""
         self._print(_short(text))
 
-    def summary(self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float) -> None:
-        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first."""
+    def summary(
+        self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float, *, trusted: str = ""
+    ) -> None:
+        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first. `trusted`
+        is what stands behind the command that goes on."""
         self._stop(keep=False)
         done = self._steps_before + self._finished
         speed = f", {self._tokens / self._step_seconds:,.0f} tokens/s" if self._step_seconds else ""
@@ -246,7 +249,7 @@ class Display:
             {
                 "run": str(run),
                 "look": f"jq -c '[.step, .reward_mean]' {shlex.quote(str(run / 'metrics.jsonl'))}",
-                "go on": f"assay train --resume {shlex.quote(str(run))}"
+                "go on": f"assay train --resume {shlex.quote(str(run))}{trusted}"
                 + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
             }
         )
