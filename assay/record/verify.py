@@ -127,10 +127,14 @@ def check_history(run: Path, step: int, report: Callable[[str], None]) -> None:
         try:
             damage = _first_damage(durable.read_file(run / name), ledger.lines[name], step)
         except FileNotFoundError:
+            if name == FINDINGS_FILE:
+                continue
             raise RunError(f"{run / name} is missing; {_COPY}") from None
         except OSError as error:
             raise RunError(f"{run / name} cannot be read: {error.strerror or error}; {_COPY}") from error
-        if damage:
+        if damage and name == FINDINGS_FILE:  # what the doctor said is not what the run goes on from
+            report(f"{run / name} {damage}; what was found before may be reported again")
+        elif damage:
             raise RunError(f"{run / name} {damage}; {_ACCEPT}")
     if gap := _gap(run, step):
         report(f"{run / METRICS_FILE} {gap}; the run goes on without it")

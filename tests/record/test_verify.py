@@ -126,7 +126,18 @@ def test_a_missing_last_line_is_named(run):
     assert problems(run) == ["metrics.jsonl line 3 is missing; restore it from a copy of the run"]
 
 
-@pytest.mark.parametrize("name", ["timings.jsonl", "evaluations.jsonl", "events.jsonl", "findings.jsonl"])
+def test_damaged_findings_are_said_and_do_not_end_a_run(run):
+    change_line(run / "findings.jsonl", 1, lambda line: [line.replace(b'"', b"'", 1)])
+    said = []
+    check_history(run, 3, said.append)
+    assert [sentence.partition(";")[0] for sentence in said] == [
+        f"{run}/findings.jsonl line 1 is not as it was written"
+    ]
+    (run / "findings.jsonl").unlink()
+    check_history(run, 3, pytest.fail)
+
+
+@pytest.mark.parametrize("name", ["timings.jsonl", "evaluations.jsonl", "events.jsonl"])
 def test_a_damaged_line_of_any_history_is_refused(run, name):
     check_history(run, 3, pytest.fail)
     change_line(run / name, 1, lambda line: [line.replace(b'"', b"'", 1)])
