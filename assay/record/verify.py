@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from assay import durable
 from assay.record import (
@@ -194,7 +192,8 @@ def _verify_lines(run: Path, name: str, ledger: Ledger, found: Verification) -> 
         at += len(line) + 1
     if rest and not damage:
         found.add(name, f"line {len(whole) + 1} was cut off while it was written", _TORN)
-    if name == METRICS_FILE and not damage and (gap := _gap(run, None)):
+    is_ours = (run / "config.toml").exists()  # another trainer may record every tenth step
+    if name == METRICS_FILE and is_ours and not damage and (gap := _gap(run, None)):
         found.add(name, gap)
 
 
@@ -216,8 +215,6 @@ def _first_damage(data: bytes, lines: Sequence[Line], up_to: int | None = None) 
 
 def _gap(run: Path, step: int | None) -> str:
     """What steps metrics.jsonl lacks, of those up to `step`; "" where it cannot be told."""
-    if not (run / "config.toml").exists():  # another trainer's, which may record every tenth step
-        return ""
     try:
         rows = [json.loads(line) for line in durable.read_file(run / METRICS_FILE).split(b"\n")[:-1]]
         steps = [row["step"] for row in rows if step is None or row["step"] <= step]
@@ -267,14 +264,17 @@ def _is_unpublished(run: Path, name: str) -> bool:
 
 
 def _is_finished(run: Path) -> bool:
-    try:
-        rows: list[Mapping[str, Any]] = [
-            json.loads(line) for line in durable.read_file(run / EVENTS_FILE).split(b"\n")[:-1]
-        ]
-        ends = [row.get("kind") for row in rows if row.get("kind") in ("start", "resume", "finished")]
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
+    ends = [kind for kind in _events(run) if kind in ("start", "resume", "finished")]
     return bool(ends) and ends[-1] == "finished"
+
+
+def _events(run: Path) -> list[str]:
+    """Their kinds, in order; none where they cannot be read."""
+    try:
+        rows = [json.loads(line) for line in durable.read_file(run / EVENTS_FILE).split(b"\n")[:-1]]
+        return [str(row["kind"]) for row in rows]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
 
 
 def _verify_checkpoints(run: Path, found: Verification, on_file: Callable[[str], None], *, full: bool) -> set[str]:
@@ -296,6 +296,8 @@ def _verify_checkpoints(run: Path, found: Verification, on_file: Callable[[str],
         found.files += len(files) + 1
         found.bytes += sum(facts["bytes"] for facts in files.values())
     found.checkpoints = len(whole)
+    if not whole and not damaged and "checkpoint" in _events(run):
+        found.add(CHECKPOINTS, "holds no checkpoint, so the run cannot be resumed")
     fix = f"{_COPY}; until then {whole[-1]} is the newest that can be used" if whole else f"{_COPY}, or start a new run"
     for name, what in damaged:
         found.add(name, f"is damaged: {what}", fix)
@@ -309,6 +311,6 @@ def files_in(directory: Path) -> list[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(folder, name)
-            if not name.startswith(".") and not stat.S_ISLNK(path.lstat().st_mode):
+            if not name.startswith(".") and not path.is_symlink():
                 names.append(str(path.relative_to(directory)))
     return names

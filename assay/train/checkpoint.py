@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -31,6 +32,9 @@ from assay.record import manifest
 from assay.record.manifest import REPLACED, STATE, Damage, checkpoints, number_of
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # of the name of a tensor file
+
+
+Kinds = Mapping[str, type | UnionType]
 
 
 class CheckpointError(Exception):
@@ -70,20 +74,20 @@ def save(
     return root / name
 
 
-def load(root: Path, name: str) -> Checkpoint:
-    """One checkpoint by name, verified."""
+def load(root: Path, name: str, kinds: Kinds | None = None) -> Checkpoint:
+    """One checkpoint by name, verified. `kinds` says what its state must hold, as name -> type."""
     try:
-        return _load(root / name)
+        return _load(root / name, kinds or {})
     except Damage as damage:
         raise CheckpointError(f"checkpoint {name} is damaged: {damage}; choose another one") from damage
 
 
-def load_latest(root: Path, report: Callable[[str], None]) -> Checkpoint:
+def load_latest(root: Path, report: Callable[[str], None], kinds: Kinds | None = None) -> Checkpoint:
     """The newest whole checkpoint. Calls `report` with one sentence for each damaged one that is passed over."""
     problems = []
     for path in reversed(checkpoints(root)):
         try:
-            checkpoint = _load(path)
+            checkpoint = _load(path, kinds or {})
         except Damage as damage:
             problems.append(f"checkpoint {path.name} is damaged: {damage}")
             continue
@@ -192,13 +196,16 @@ def _survivor(root: Path) -> str:
 # ---------------------------------------------------------------- reading
 
 
-def _load(path: Path) -> Checkpoint:
+def _load(path: Path, kinds: Kinds) -> Checkpoint:
     """Verifies every byte, then reads. Raises Damage."""
     files = manifest.verified_files(path)
     try:
         state = manifest.read_json(path / STATE)
         if not isinstance(state, dict):
             raise Damage(f"{STATE} does not hold an object")
+        for name, kind in kinds.items():
+            if not isinstance(state.get(name), kind):
+                raise Damage(f"{STATE} has no {name!r} as a run writes it")
         tensors = {name.removesuffix(".safetensors"): _read_tensors(path / name) for name in files if name != STATE}
     except OSError as error:
         raise Damage(f"{Path(error.filename or path).name} cannot be read: {error.strerror or error}") from error

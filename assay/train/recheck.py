@@ -40,7 +40,7 @@ from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
 from assay.train.machine import set_up, settled
 from assay.train.pack import with_confirmed_sharing
 from assay.train.saved_policy import policy_of
-from assay.train.saver import refuse_other_settings
+from assay.train.saver import KINDS, refuse_other_settings
 from assay.train.seen_inputs import SeenInputs
 from assay.types import Prompt, Rollout, Sample, StopReason
 
@@ -101,7 +101,7 @@ def _checkpoints(root: Path, name: str | None, damaged: list[str]) -> Iterator[C
         raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names)}")
     for one in names if name is None else [name]:
         try:
-            yield checkpoint.load(root, one)
+            yield checkpoint.load(root, one, KINDS)
         except CheckpointError as error:
             damaged.append(str(error).removesuffix("; choose another one"))
 

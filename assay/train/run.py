@@ -48,7 +48,7 @@ from assay.train.machine import set_up, settled
 from assay.train.pack import with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
-from assay.train.saver import Saver, refuse_other_settings
+from assay.train.saver import KINDS, Saver, refuse_other_settings
 from assay.train.score import RewardFailed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
@@ -288,7 +288,7 @@ def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -
     if not checkpoints(root) and not read_metrics(directory.path).rows:
         return None
     try:
-        return checkpoint.load_latest(root, report)
+        return checkpoint.load_latest(root, report, KINDS)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
 

@@ -21,6 +21,7 @@ from assay.record.verify import FINAL
 from assay.train import checkpoint
 from assay.train.machine import set_up, settled
 
+_KINDS = {"place": dict, "frozen": str}  # of a checkpoint's state
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 
 
@@ -102,10 +103,10 @@ def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str
 def _checkpoint(root: Path, name: str | None, report: Callable[[str], None]) -> checkpoint.Checkpoint:
     try:
         if name is None:
-            return checkpoint.load_latest(root, report)
+            return checkpoint.load_latest(root, report, _KINDS)
         if name not in (names := [path.name for path in manifest.checkpoints(root)]):
             raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names) or 'none'}")
-        return checkpoint.load(root, name)
+        return checkpoint.load(root, name, _KINDS)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
 

@@ -25,7 +25,7 @@ def append(path):
     run = RunDirectory(path)
     run.append_step(record)
     run.append_evaluation({"step": 3})
-    run.append_event("checkpoint")
+    run.append_event("stopped")
 
 kill_at_every_boundary(base, root, append if work == "append" else lambda path: RunDirectory(path).rewind(1))
 """

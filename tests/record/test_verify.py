@@ -32,6 +32,7 @@ def run(tmp_path):
     (checkpoint / "state.json").write_text("{}\n")
     (checkpoint / "weights.safetensors").write_bytes(bytes(range(100)))
     write_manifest(checkpoint, checkpoint.name)
+    made.append_event("checkpoint", name=checkpoint.name)
     (made.path / "final").mkdir()
     (made.path / "final/model.safetensors").write_bytes(b"weights")
     checksums.note_files(made.path, {"final/model.safetensors": checksums.facts_of(b"weights")})
@@ -48,7 +49,7 @@ def test_a_run_as_it_was_written_has_no_problem_and_nothing_is_left_uncovered(ru
     assert (found.problems, found.uncovered_files, found.uncovered_lines) == ([], [], 0)
     # config, environment, mark, 3 rollouts, 2 evaluations, examined, dump, final; and 3 files of the checkpoint
     assert (found.files, found.checkpoints) == (11 + 3, 1)
-    assert found.lines == 3 + 3 + 2 + 2 + 1  # metrics, timings, evaluations, events, findings
+    assert found.lines == 3 + 3 + 2 + 3 + 1  # metrics, timings, evaluations, events, findings
 
 
 def files_of(run):
@@ -156,7 +157,7 @@ def test_a_run_whose_checksums_are_deleted_goes_on_and_a_missing_step_is_said(ru
         "metrics.jsonl line 2 holds step 3, where step 2 was written"
     ]
     assert len(found.uncovered_files) == 11
-    assert found.uncovered_lines == 2 + 3 + 2 + 2 + 1
+    assert found.uncovered_lines == 2 + 3 + 2 + 3 + 1
 
 
 def test_damaged_checksums_are_named_themselves_and_blame_no_other_file(run):
@@ -193,6 +194,21 @@ def test_what_a_user_puts_into_a_run_is_not_covered_and_not_damage(run):
     found = verify(run)
     assert found.problems == []
     assert found.uncovered_files == ["notes.txt", "checkpoints/best/weights.safetensors"]
+
+
+def test_a_checkpoint_that_is_pruned_meanwhile_is_not_damage(run):
+    shutil.copytree(run / "checkpoints/update-00000002", run / "checkpoints/update-00000001")
+
+    def prune(name):
+        if name == "checkpoints/update-00000001":
+            shutil.rmtree(run / name)
+
+    assert verify(run, on_file=prune).problems == []
+
+
+def test_a_run_without_any_checkpoint_cannot_be_resumed_and_that_is_a_problem(run):
+    shutil.rmtree(run / "checkpoints/update-00000002")
+    assert [problem.partition(",")[0] for problem in problems(run)] == ["checkpoints holds no checkpoint"]
 
 
 def test_files_that_a_rewind_removes_are_not_missed(run):
@@ -249,9 +265,9 @@ def test_text_and_json_say_the_same(run):
     found = verify(run)
     problem, closing = as_text(run, found)
     assert problem.startswith("final/model.safetensors does not match its checksum; make it again")
-    assert closing.startswith(f"{run}: 1 problem; verified 13 files (0.0 MB), 11 lines and 1 whole checkpoint; ")
+    assert closing.startswith(f"{run}: 1 problem; verified 13 files (0.0 MB), 12 lines and 1 whole checkpoint; ")
     assert closing.endswith("not covered by checksums: 1 file (notes.txt), 0 lines")
     document = json.loads(as_json(run, found))
     assert [entry["file"] for entry in document["problems"]] == ["final/model.safetensors"]
-    assert document["verified"] == {"files": 13, "bytes": found.bytes, "lines": 11, "checkpoints": 1}
+    assert document["verified"] == {"files": 13, "bytes": found.bytes, "lines": 12, "checkpoints": 1}
     assert document["not_covered"] == {"files": ["notes.txt"], "lines": 0}

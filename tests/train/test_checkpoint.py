@@ -273,6 +273,19 @@ def test_json_that_is_nested_too_deeply_is_damage_and_the_older_checkpoint_is_us
     assert f"update-000040 is damaged: {file} is not JSON: maximum recursion depth" in reports[0]
 
 
+@pytest.mark.parametrize("state", ["{}", "[]", "3", '{"update": "40"}', '{"update": null}'])
+def test_a_state_that_is_not_what_was_saved_is_damage_although_its_checksum_is_right(tmp_path, state):
+    save_number(tmp_path, 20)
+    path = save_number(tmp_path, 40)
+    (path / "state.json").write_text(state)
+    (path / "manifest.json").unlink()
+    write_manifest(path, path.name)
+    reports: list[str] = []
+    assert_whole(load_latest(tmp_path, reports.append, {"update": int}), 20)
+    assert len(reports) == 1
+    assert "update-000040 is damaged: state.json " in reports[0]
+
+
 def test_pipes_and_sockets_in_a_checkpoint_are_damage_and_nobody_waits_for_them(tmp_path):
     save_number(tmp_path, 20)
     for number, file in enumerate(FILES, start=40):
