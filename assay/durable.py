@@ -29,7 +29,7 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)  # a leftover may be a link or a pipe: never write through it
-        write_file(aside, data, os.O_EXCL)
+        write_file(aside, data)
         os.rename(aside, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -38,8 +38,8 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def write_file(path: Path, data: bytes, flags: int = os.O_TRUNC) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
+def write_file(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         _write_all(descriptor, data)
         os.fsync(descriptor)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from run_fixtures import assert_same_bits, contents, rows, settings
+from run_fixtures import Trap, assert_same_bits, contents, rows, settings
 
 LONGER = ("--set", "run.steps=3")
 
@@ -118,6 +119,18 @@ def test_a_final_that_is_not_the_runs_own_is_kept_under_another_name(assay_comma
 def test_a_final_of_the_runs_own_gives_way_to_the_new_weights(assay_command, finished, run):
     resume(assay_command, run)
     assert_same_bits(run, finished / "3")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_killed_while_it_publishes_final_knows_that_it_is_its_own(assay_command, finished, run_path, when):
+    arguments = settings(run__steps=3, evaluate__prompts=0)
+    counted = assay_command.run("train", *arguments, "--out", run_path.parent / "counted", count=["os:rename"])
+    last = Trap("os:rename", counted.passed["os:rename"], "KILL", when)
+    assert assay_command.run("train", *arguments, "--out", run_path, traps=[last]).code == -signal.SIGKILL
+    assert (run_path / "final").exists() == (when == "after")
+    assert assay_command.run("verify", run_path).code == 0
+    assert assay_command.run("train", "--resume", run_path).code == 0
+    assert_same_bits(run_path, finished / "3")
 
 
 # ---------------------------------------------------------------- disks and files of another kind

@@ -222,6 +222,19 @@ def test_files_that_a_rewind_removes_are_not_missed(run):
     assert problems(run) != []
 
 
+def test_what_a_kill_cut_off_is_named_and_the_next_rewind_removes_it(run):
+    for name in ("metrics.jsonl", "events.jsonl", "findings.jsonl"):
+        with (run / name).open("ab") as file:
+            file.write(b'{"step": 4, "co')
+    assert [problem.partition(";")[0] for problem in problems(run)] == [
+        "metrics.jsonl line 4 was cut off while it was written",
+        "events.jsonl line 4 was cut off while it was written",
+        "findings.jsonl line 2 was cut off while it was written",
+    ]
+    RunDirectory.open(run).rewind(3)
+    assert problems(run) == []
+
+
 def test_a_file_that_is_replaced_may_hold_the_old_or_the_new_content(run):
     old = (run / "config.toml").read_bytes()
     RunDirectory.open(run).replace_file("config.toml", b"[run]\nsteps = 9\n")
