@@ -214,7 +214,7 @@ def _first_damage(data: bytes, lines: Sequence[Line], up_to: int | None = None) 
 
 
 def _gap(run: Path, step: int | None) -> str:
-    """What steps metrics.jsonl lacks, of those up to `step`; "" where it cannot be told."""
+    """What steps metrics.jsonl lacks, of those up to `step`; "" where that is unknown."""
     try:
         rows = [json.loads(line) for line in durable.read_file(run / METRICS_FILE).split(b"\n")[:-1]]
         steps = [row["step"] for row in rows if step is None or row["step"] <= step]
