@@ -91,6 +91,8 @@ def new_run(path: Path, steps: int = 0) -> RunDirectory:
     return run
 
 
-def contents(path: Path, *, leave_out: tuple[str, ...] = ("events.jsonl", "run.json")) -> dict[str, bytes]:
+def contents(
+    path: Path, *, leave_out: tuple[str, ...] = ("events.jsonl", "run.json", "checksums.jsonl")
+) -> dict[str, bytes]:
     files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.name not in leave_out)
     return {str(file.relative_to(path)): file.read_bytes() for file in files}

@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.record.verify import verify
+
 TINY = {
     "run.steps": 3,
     "evaluate.prompts": 4,
@@ -69,6 +71,11 @@ class Ended:
     def sentences(self) -> list[str]:
         """What the command said to its user about an end that was not wanted."""
         return [line for line in self.stderr.splitlines() if line.startswith("assay: ")]
+
+
+def without_progress(text: str) -> list[str]:
+    """The lines of a command's output but for those that say what it is doing ("importing torch ...")."""
+    return [line for line in text.splitlines() if not line.endswith(" ...")]
 
 
 class Commands:
@@ -151,6 +158,7 @@ def assert_same_bits(run: Path, straight: Path) -> None:
     # what the doctor finds is told by time: a resumed run is examined at other updates
     names = [{path.name for path in one.iterdir()} - {"findings.jsonl"} for one in (run, straight)]
     assert names[0] == names[1]
+    assert list(map(str, verify(run).problems)) == []
 
 
 # ---------------------------------------------------------------- the server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from run_fixtures import rows, settings
+from run_fixtures import rows, settings, without_progress
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -24,10 +24,6 @@ def assert_refused(ended, code, *words):
     assert ended.stderr.splitlines()[-1] == ended.sentences[0]
     missing = [word for word in words if word not in ended.sentences[0]]
     assert missing == [], ended.sentences[0]
-
-
-def without_progress(text):
-    return [line for line in text.splitlines() if not line.endswith(" ...")]
 
 
 def refuse_settings(assay_command, run_path, changes, *words):

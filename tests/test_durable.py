@@ -178,3 +178,36 @@ def test_what_may_not_be_read_is_not_told_to_be_written_elsewhere():
     assert durable.reason(refused) == "Permission denied; choose a directory you may write to"
     assert durable.reason_unread(refused) == "Permission denied; make it readable for this user"
     assert durable.reason_unread(OSError(errno.EIO, "Input/output error")) == "Input/output error"
+
+
+def test_a_leftover_that_is_a_link_or_a_pipe_is_never_written_through(folder):
+    path, mine = folder / "file", folder / "mine"
+    mine.write_text("mine")
+    (folder / ".tmp-file").symlink_to(mine)
+    durable.replace_file(path, b"new")
+    os.mkfifo(folder / ".tmp-file")
+    durable.replace_file(path, b"newer")
+    assert (path.read_bytes(), mine.read_text()) == (b"newer", "mine")
+    assert sorted(os.listdir(folder)) == ["file", "mine"]
+
+
+def test_a_line_is_not_appended_through_a_link_or_to_a_pipe(folder):
+    mine = folder / "mine"
+    mine.write_text("mine\n")
+    (folder / "link").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        durable.append_line(folder / "link", b"x\n")
+    assert durable.reason(caught.value).startswith("it is a link")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OSError, match="it is a pipe, a socket or a device"):
+        durable.append_line(folder / "pipe", b"x\n")
+    assert mine.read_text() == "mine\n"
+
+
+def test_only_leftovers_of_our_own_names_are_removed(folder):
+    ours = [f".tmp-{'0a' * 16}", f".tmp-trash-{'1b' * 16}", ".tmp-step-000001.parquet"]
+    users = [".tmp-notes", ".tmp-step-1.parquet", ".tmp-", ".DS_Store", "step-000001.parquet"]
+    for name in (*ours, *users):
+        (folder / name).write_text("x")
+    durable.remove_asides(folder, rf"{durable.ASIDE_DIRECTORY}|step-[0-9]{{6,}}\.parquet")
+    assert sorted(os.listdir(folder)) == sorted(users)

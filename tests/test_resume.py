@@ -20,7 +20,7 @@ import pytest
 from run_fixtures import Trap, assert_same_bits, contents, rows, settings
 
 UPDATE = "assay.train.learner:Learner.update"
-FILES_OF_A_NEW_RUN = 9  # writes and syncs before a run directory is one
+FILES_OF_A_NEW_RUN = 10  # writes and syncs before a run directory is one
 
 # (place, when, how many kills): where a run spends its time, and every way it touches the disk
 PLACES = [

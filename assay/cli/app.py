@@ -48,6 +48,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+TRUST = typer.Option("--trust", help="Runs code that the config of a run names although you did not start the run.")
+
 
 def verb(name: str, group: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function the command `assay NAME`, listed under `group`; its help ends with its examples."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay import config as configuration
-from assay.cli.app import CHECKS, DIAGNOSE, OUTPUT, refuse, verb
+from assay.cli.app import CHECKS, DIAGNOSE, OUTPUT, TRUST, refuse, verb
 
 
 class Format(StrEnum):
@@ -72,6 +73,7 @@ def doctor(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.", rich_help_panel=OUTPUT)
     ] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Says what is wrong with a run, a script or a log.
 
@@ -85,9 +87,11 @@ def doctor(
 
     codes = {"chosen": chosen or [], "ignored": ignored or []}
     try:
+        again = None
         if recompute:
             from assay.train.recheck import recheck
-        again = recheck if recompute else None
+
+            again = partial(recheck, trust=trust)
         code = command.run(
             paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
         )
@@ -99,7 +103,7 @@ def doctor(
 @verb("explain", DIAGNOSE)
 def explain(
     code: Annotated[str | None, typer.Argument(metavar="CODE", help="A code or a name; without one, all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Explains an illness: its check, its harm and its fix.
 
@@ -181,3 +185,39 @@ def watch(
     except (UnknownCode, command.WatchError) as error:
         refuse(error)
     raise typer.Exit(code)
+
+
+@verb("verify", DIAGNOSE)
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.", rich_help_panel=OUTPUT)] = False,
+) -> None:
+    """Checks that a run is as it was written.
+
+    Reads every byte that has a checksum and names what is damaged. Ends with 1 on problems.
+    """
+    import sys
+
+    from assay.record import RunError
+    from assay.record import verify as verification
+    from assay.train.words import printable
+
+    live = sys.stderr.isatty()
+
+    def show(name: str) -> None:
+        if live:
+            typer.echo(f"\r\x1b[K{printable(f'reading {name}')}"[:100], err=True, nl=False)
+
+    try:
+        found = verification.verify(run, on_file=show)
+    except RunError as error:
+        refuse(error)
+    finally:
+        if live:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+    if as_json:
+        typer.echo(verification.as_json(run, found))
+    else:
+        for line in verification.as_text(run, found):
+            typer.echo(printable(line))
+    raise typer.Exit(1 if found.problems else 0)

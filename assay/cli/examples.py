@@ -21,6 +21,10 @@ EXAMPLES = {
         "assay show runs/sort --step 1 --worst --n 5",
         "assay show runs/sort --prompt train-17",
     ),
+    "verify": (
+        "assay verify runs/sort",
+        "assay verify runs/sort --json",
+    ),
     "export": (
         "assay export runs/sort --out sorter",
         "assay export runs/sort --out merged --merge",

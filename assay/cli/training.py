@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay import config as configuration
-from assay.cli.app import AMOUNT, CHECKS, OUTPUT, PREPARE, SETTINGS, TRAIN, fail, refuse, say, verb
+from assay.cli.app import AMOUNT, CHECKS, OUTPUT, PREPARE, SETTINGS, TRAIN, TRUST, fail, refuse, say, verb
 
 if TYPE_CHECKING:
     from assay.train.watch import Watcher
@@ -53,6 +53,7 @@ def train(
             rich_help_panel=CHECKS,
         ),
     ] = "warn",
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Trains a policy with GRPO and leaves a run directory."""
     from assay.record import RunError
@@ -64,8 +65,10 @@ def train(
         if resume is not None:
             if print_config:
                 raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
-            code = _resume(resume, config, out, overrides or [], doctor)
+            code = _resume(resume, config, out, overrides or [], doctor, trust=trust)
         else:
+            if trust:
+                raise configuration.ConfigError("--trust goes with --resume; a config that you name runs as it is")
             if print_config:
                 typer.echo(configuration.template(config, overrides or []))
                 return
@@ -112,6 +115,7 @@ def evaluate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints the row as JSON.", rich_help_panel=OUTPUT)] = False,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluates a run's policy on held-out problems.
 
@@ -139,6 +143,7 @@ def evaluate(
             checkpoint=checkpoint,
             progress=ProgressLine(sys.stderr),
             report=say,
+            trust=trust,
         )
     except (configuration.ConfigError, RunError) as error:
         refuse(error)
@@ -182,6 +187,7 @@ def export(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="NAME", help="A checkpoint of the run; by default the newest.")
     ] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Writes a run's policy as a Hugging Face directory.
 
@@ -200,7 +206,7 @@ def export(
         from assay.train.export import export_run
 
         ticker = ProgressLine(sys.stderr).ticker("warm start")
-        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say)
+        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
     except (configuration.ConfigError, RunError) as error:
         refuse(error)
     typer.echo(str(out))
@@ -312,7 +318,9 @@ def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int
     return run.start(settings, path, _watcher(doctor, path))
 
 
-def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: list[str], doctor: str) -> int:
+def _resume(
+    run_path: Path, config: Path | None, out: Path | None, overrides: list[str], doctor: str, *, trust: bool
+) -> int:
     if config is not None or out is not None:
         raise configuration.ConfigError("--resume takes config and directory from the run; leave CONFIG and --out away")
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
@@ -325,7 +333,7 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
     say("importing torch and transformers ...")
     from assay.train import run
 
-    return run.resume(run_path, steps, _watcher(doctor, run_path))
+    return run.resume(run_path, steps, _watcher(doctor, run_path), trust=trust)
 
 
 def _watcher(doctor: str, path: Path) -> Watcher | None:

@@ -92,7 +92,7 @@ def read_text(text: str, wanted: Any) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
         value = document["value"] if len(document) == 1 else text
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     if get_origin(wanted) is tuple:
         return value if isinstance(value, list) else read_text(text, get_args(wanted)[0])

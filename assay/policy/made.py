@@ -38,7 +38,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 def _checksums(directory: Path) -> dict[str, str]:
     sums = {}
     for file in sorted(directory.iterdir()):
-        if file.name != CHECKSUMS:
+        if file.name != CHECKSUMS and not file.name.startswith("."):  # a desktop's .DS_Store is not the model's
             with file.open("rb") as stream:
                 sums[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
     return sums
@@ -47,7 +47,7 @@ def _checksums(directory: Path) -> dict[str, str]:
 def _is_whole(directory: Path) -> bool:
     try:
         return bool(json.loads((directory / CHECKSUMS).read_text()) == _checksums(directory))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

@@ -8,7 +8,7 @@ from assay.doctor.catalogue import Plant
 from assay.proof.rewards import SEPARATOR
 
 STEPS = 12
-_REWARDS = "reward.functions=assay.proof.rewards"
+_REWARDS = "reward.functions=assay/proof/rewards.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ SHELF: tuple[Healthy, ...] = (
     Healthy(
         "gdpo_two_rewards",
         (
-            'reward.functions=["assay.proof.rewards:right", "assay.proof.rewards:right_length"]',
+            'reward.functions=["assay/proof/rewards.py:right", "assay/proof/rewards.py:right_length"]',
             "advantage.combine=gdpo",
         ),
     ),
     Healthy(
         "weighted_rewards",
-        ('reward.functions=["task", "assay.proof.rewards:right_length"]', "reward.weights=[1.0, 0.2]"),
+        ('reward.functions=["task", "assay/proof/rewards.py:right_length"]', "reward.weights=[1.0, 0.2]"),
     ),
     Healthy(
         "dapo_dynamic_sampling",

@@ -3,12 +3,13 @@
     config.toml  environment.json  run.json     what was run, where, in which version of this schema
     metrics.jsonl  timings.jsonl  evaluations.jsonl  events.jsonl     one line a step, an evaluation, an event
     findings.jsonl                              one line for what the doctor found while the run was made
+    checksums.jsonl                             what each of these files held when it was written (checksums.py)
     rollouts/step-000001.parquet                one row a rollout
     checkpoints/  dumps/  examined/             owned by train
 
-Everything that differs between two equal runs stands in timings.jsonl, events.jsonl, findings.jsonl, environment.json,
-run.json, and in which updates were examined; the bytes of all other files are equal. docs/run-directory.md explains
-each file. Nothing here imports torch.
+Everything that differs between two equal runs stands in timings.jsonl, events.jsonl, findings.jsonl, checksums.jsonl,
+environment.json, run.json, and in which updates were examined; the bytes of all other files are equal.
+docs/run-directory.md explains each file. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import durable
+from assay.record import checksums
 from assay.record.metrics import COMPONENT_METRICS, METRICS, TIMINGS, metrics_row, timings_row
 from assay.record.rollouts import COLUMNS, SCHEMA_VERSION, from_parquet, rollout_rows, to_parquet
 from assay.record.text import encodable, secrets, without_secrets
@@ -57,8 +59,12 @@ __all__ = [
 METRICS_FILE, TIMINGS_FILE = "metrics.jsonl", "timings.jsonl"
 EVALUATIONS_FILE, EVENTS_FILE, FINDINGS_FILE = "evaluations.jsonl", "events.jsonl", "findings.jsonl"
 _BY_STEP = (METRICS_FILE, TIMINGS_FILE, EVALUATIONS_FILE)
+LINES_FILES = (*_BY_STEP, EVENTS_FILE, FINDINGS_FILE)
 _DIRECTORIES = ("rollouts", "checkpoints", "dumps")
 _MARK = "run.json"  # written last: a directory without it was never finished
+_ASIDES = rf"(config\.toml|[a-z-]+\.jsonl?|{durable.ASIDE_DIRECTORY})"  # what a killed writer may leave, behind .tmp-
+UPDATE_FILE = r"step-[0-9]{6,}-update-[0-9]+\.safetensors"  # in examined/ and dumps/
+_ROLLOUTS = r"step-([0-9]{6,})\.parquet"
 
 _PACKAGES = (
     "accelerate",
@@ -96,14 +102,22 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config_toml: str, environment: Mapping[str, Any]) -> RunDirectory:
-        """A new run directory at a path that is missing or empty. A refusal leaves the path as it was."""
+    def create(
+        cls, path: Path, config_toml: str, environment: Mapping[str, Any], marks: Mapping[str, str] | None = None
+    ) -> RunDirectory:
+        """A new run directory at a path that is missing or empty. A refusal leaves the path as it was. `marks` stand in
+        run.json."""
         missing = check_new_run(path, config_toml)
-        contents = {
+        mark = {"schema_version": SCHEMA_VERSION, "created": _now(), **(marks or {})}
+        covered = {
             "config.toml": encodable(config_toml).encode(),
             "environment.json": _json_bytes(environment, indent=2),
+            _MARK: _json_bytes(mark, indent=2),
+        }
+        contents = {
             **dict.fromkeys((*_BY_STEP, EVENTS_FILE), b""),
-            _MARK: _json_bytes({"schema_version": SCHEMA_VERSION, "created": _now()}, indent=2),
+            checksums.FILE: checksums.first_lines(covered),
+            **covered,
         }
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -122,7 +136,7 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         mark = path / _MARK
         try:
-            facts = json.loads(mark.read_text(encoding="utf-8"))
+            facts = json.loads(durable.read_file(mark).decode("utf-8"))
         except FileNotFoundError:
             what = "does not exist" if not path.exists() else f"is not a run directory: it holds no {_MARK}"
             raise RunError(f"{path} {what}; give the directory that 'assay train' wrote") from None
@@ -130,7 +144,7 @@ class RunDirectory:
             raise RunError(f"{path} is a file; give the directory that 'assay train' wrote") from None
         except OSError as error:
             raise RunError(f"{mark} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{mark} is damaged: {error}; restore it from a copy of the run") from error
         version = facts.get("schema_version") if isinstance(facts, dict) else None
         if type(version) is not int or version < 1:
@@ -145,10 +159,10 @@ class RunDirectory:
         """Writes one step; keep = all | extremes | none of its rollouts. The metrics line comes last: a step that has
         one is complete."""
         if keep != "none":
-            target = _rollouts_file(self.path, record.step)
-            data = to_parquet(rollout_rows(record, keep=keep, extremes=extremes))
-            with _writing(target):
-                durable.replace_file(target, data)
+            self.replace_file(
+                f"rollouts/step-{record.step:06d}.parquet",
+                to_parquet(rollout_rows(record, keep=keep, extremes=extremes)),
+            )
         self._append(TIMINGS_FILE, timings_row(record))
         self._append(METRICS_FILE, metrics_row(record))
 
@@ -161,37 +175,54 @@ class RunDirectory:
     def append_event(self, kind: str, **facts: Any) -> None:
         """Something that happened now. Events are history: a resumed run does not rewind them."""
         self._append(EVENTS_FILE, {"time": _now(), "kind": kind, **facts})
+        with writing(self.path / checksums.FILE):
+            checksums.sync(self.path)  # an event ends what was done: a checkpoint, a run
 
     def append_finding(self, row: Mapping[str, Any]) -> None:
         """What the doctor found now. Findings are history too; a run of an older Assay has no file for them yet."""
         path = self.path / FINDINGS_FILE
         if not path.exists():
-            with _writing(path):
+            with writing(path):
                 durable.replace_file(path, b"")
         self._append(FINDINGS_FILE, {"time": _now(), **row})
 
+    def replace_file(self, name: str, data: bytes) -> None:
+        """Writes a whole file of the run, covered by a checksum."""
+        with writing(self.path / name):
+            (self.path / name).parent.mkdir(exist_ok=True)
+            checksums.replace_file(self.path, name, data)
+
     def rewind(self, step: int) -> None:
         """Forgets all steps after this one, and whatever a killed writer left torn. Safe to kill and to repeat."""
-        with _writing(self.path):
-            durable.remove_asides(self.path)
-            durable.remove_asides(self.path / "rollouts")
-        for number, path in _rollout_files(self.path):
-            if number > step:
-                with _writing(path):
-                    path.unlink()
+        with writing(self.path):
+            durable.remove_asides(self.path, _ASIDES)
+            durable.remove_asides(self.path / "rollouts", _ROLLOUTS)
+        kept: dict[str, bytes] = {}
+        changed = []
         for name in (*_BY_STEP, EVENTS_FILE):
-            path = self.path / name
-            lines, torn = _read_lines(path)
-            kept = [line for line, row in lines if name == EVENTS_FILE or row["step"] <= step]
-            if torn or len(kept) < len(lines):
-                with _writing(path):
-                    durable.replace_file(path, b"".join(kept))
+            lines, torn = _read_lines(self.path / name)
+            wanted = [line for line, row in lines if name == EVENTS_FILE or row["step"] <= step]
+            kept[name] = b"".join(wanted)
+            if torn or len(wanted) < len(lines):
+                changed.append(name)
+        with writing(self.path / checksums.FILE):
+            checksums.begin(self.path)
+            checksums.note_rewind(self.path, step, {name: len(kept[name]) for name in _BY_STEP})
+        for number, path in rollout_files(self.path):
+            if number > step:
+                with writing(path):
+                    path.unlink()
+        for name in changed:
+            with writing(self.path / name):
+                durable.replace_file(self.path / name, kept[name])
+        if (self.path / FINDINGS_FILE).exists():
+            with writing(self.path / FINDINGS_FILE):
+                durable.append_line(self.path / FINDINGS_FILE, b"")  # cuts a torn last line off
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        path = self.path / name
-        data = _json_bytes(row)
-        with _writing(path):
-            durable.append_line(path, data)
+        step = row["step"] if name in _BY_STEP else None
+        with writing(self.path / name):
+            checksums.append_line(self.path, name, _json_bytes(row), step)
 
 
 def describe_environment(threads: int) -> dict[str, Any]:
@@ -230,7 +261,7 @@ def read_findings(path: Path) -> Rows:
 
 def read_rollouts(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
     """The recorded rollouts of a run, or of one of its steps, in order: one dict a row, its keys those of COLUMNS."""
-    files = _rollout_files(RunDirectory.open(path).path)
+    files = rollout_files(RunDirectory.open(path).path)
     if step is not None:
         files = [(number, file) for number, file in files if number == step]
         if not files:
@@ -240,7 +271,7 @@ def read_rollouts(path: Path, step: int | None = None) -> Iterator[dict[str, Any
 
 def recorded_steps(path: Path) -> list[int]:
     """The steps whose rollouts a run directory holds, in order."""
-    return [step for step, _ in _rollout_files(path)]
+    return [step for step, _ in rollout_files(path)]
 
 
 def _read_rollout_files(files: list[Path]) -> Iterator[dict[str, Any]]:
@@ -251,13 +282,9 @@ def _read_rollout_files(files: list[Path]) -> Iterator[dict[str, Any]]:
             raise RunError(str(error)) from error
 
 
-def _rollouts_file(path: Path, step: int) -> Path:
-    return path / "rollouts" / f"step-{step:06d}.parquet"
-
-
-def _rollout_files(path: Path) -> list[tuple[int, Path]]:
+def rollout_files(path: Path) -> list[tuple[int, Path]]:
     """By number, not by name: step-1000000 comes after step-999999."""
-    names = ((re.fullmatch(r"step-(\d{6,})\.parquet", file.name), file) for file in (path / "rollouts").glob("*"))
+    names = ((re.fullmatch(_ROLLOUTS, file.name), file) for file in (path / "rollouts").glob("*"))
     return sorted((int(match[1]), file) for match, file in names if match)
 
 
@@ -269,14 +296,14 @@ def _read_rows(path: Path, name: str) -> Rows:
 def _read_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
     """The whole lines with what they hold, and a sentence on a torn last one."""
     try:
-        *whole, rest = path.read_bytes().split(b"\n")
+        *whole, rest = durable.read_file(path).split(b"\n")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}; restore it from a copy of the run") from error
     lines = []
     for number, line in enumerate(whole, start=1):
         try:
             row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{path} line {number} is damaged: {error}; restore it from a copy of the run") from error
         if not isinstance(row, dict) or (path.name in _BY_STEP and type(row.get("step")) is not int):
             raise RunError(f"{path} line {number} is damaged: it is not a row with a step; restore it from a copy")
@@ -308,13 +335,21 @@ def _recordable(value: Any) -> Any:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RunError(
             f"{path} could not be written: {durable.reason(error)}; what was recorded before is intact"
         ) from error
+
+
+def refuse_unwritable_name(path: Path) -> None:
+    """Libraries that write below a path may take text only for its name: said before the training, not after it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"{path} is a name of bytes that are not UTF-8; choose another name") from None
 
 
 def check_new_run(path: Path, config_toml: str) -> list[Path]:
@@ -328,7 +363,8 @@ def check_new_run(path: Path, config_toml: str) -> list[Path]:
             )
     try:
         if path.is_dir():
-            if any(path.iterdir()):
+            hidden_files_aside = (place for place in path.iterdir() if not place.name.startswith(".") or place.is_dir())
+            if any(hidden_files_aside):
                 other = "resume the run in it" if (path / _MARK).exists() else "empty it, it holds no run"
                 raise RunError(f"{path} is not empty; choose another directory with --out, or {other}")
         elif os.path.lexists(path):

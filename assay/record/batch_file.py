@@ -26,6 +26,10 @@ _DTYPES = {
 
 def write_batch(path: Path, batch: Batch) -> None:
     """Writes aside and renames: the file is whole or absent. A disk that refuses is an OSError."""
+    durable.replace_file(path, to_bytes(batch))
+
+
+def to_bytes(batch: Batch) -> bytes:
     from safetensors.numpy import save
 
     header = {
@@ -35,7 +39,8 @@ def write_batch(path: Path, batch: Batch) -> None:
         "texts": {name: list(rows) for name, rows in batch.texts.items()},
     }
     tensors = {name: np.ascontiguousarray(_compact(array)) for name, array in batch.arrays.items()}
-    durable.replace_file(path, save(tensors, metadata={METADATA_KEY: json.dumps(header, allow_nan=False)}))
+    data: bytes = save(tensors, metadata={METADATA_KEY: json.dumps(header, allow_nan=False)})
+    return data
 
 
 def read_batch(path: Path) -> Batch:
@@ -43,13 +48,13 @@ def read_batch(path: Path) -> Batch:
     from safetensors import SafetensorError, deserialize
 
     try:
-        data = path.read_bytes()
+        data = durable.read_file(path)
         tensors = deserialize(data)  # type: ignore[no-untyped-call]
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     except OSError as error:
         raise BatchError(f"{path} could not be read: {durable.reason_unread(error)}") from error
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise BatchError(f"{path} is damaged or no safetensors file: {str(error).splitlines()[0]}") from error
     header = _header(path, metadata.get(METADATA_KEY))
     values: dict[str, Any] = {name: _from_bytes(path, name, tensor) for name, tensor in sorted(tensors)}
@@ -66,7 +71,7 @@ def _header(path: Path, text: str | None) -> Mapping[str, Any]:
         return {}
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BatchError(f"{path}: its metadata {METADATA_KEY!r} is no JSON ({error})") from error
     parts = header if isinstance(header, dict) else {}
     if not isinstance(header, dict) or not all(

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from assay import durable
-from assay.record import RunDirectory, RunError
+from assay.record import RunDirectory, RunError, writing
 from assay.record.text import encodable, without_secrets
 
 _DIRECTORY = "evaluations"
+_FILE = r"step-([0-9]{6,})\.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +33,17 @@ class HeldoutAnswers:
 
 def write_answers(run: Path, step: int, answers: Sequence[HeldoutAnswers]) -> None:
     """Writes the file of one evaluation, whole or not at all; the same evaluation again gives the same bytes."""
-    file = _file(run, step)
     lines = []
     for one in answers:
         row = {**asdict(one), "error": without_secrets(one.error)}  # what a reward raised may quote a key
         lines.append(json.dumps(_encodable(row), allow_nan=False) + "\n")
-    try:
-        file.parent.mkdir(exist_ok=True)
-        durable.replace_file(file, "".join(lines).encode("ascii"))
-    except OSError as error:
-        raise RunError(f"{file} could not be written: {durable.reason(error)}") from error
+    RunDirectory(run).replace_file(f"{_DIRECTORY}/{_name(step)}", "".join(lines).encode("ascii"))
 
 
 def read_answers(run: Path, step: int) -> tuple[HeldoutAnswers, ...]:
-    file = _file(RunDirectory.open(run).path, step)
+    file = RunDirectory.open(run).path / _DIRECTORY / _name(step)
     try:
-        lines = file.read_bytes().splitlines()
+        lines = durable.read_file(file).splitlines()
     except FileNotFoundError:
         raise RunError(f"{run} holds no held-out answers of step {step}; evaluations.jsonl lists the steps") from None
     except OSError as error:
@@ -58,27 +54,27 @@ def read_answers(run: Path, step: int) -> tuple[HeldoutAnswers, ...]:
             row = json.loads(line)
             lists = {name: tuple(row[name]) for name in ("sampled", "sampled_rewards")}
             found.append(HeldoutAnswers(**{**row, **lists}))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(f"{file} line {number} is damaged: {error}; restore it from a copy of the run") from error
     return tuple(found)
 
 
 def forget_answers(run: Path, step: int) -> None:
     """Removes the files of evaluations after this step, and what a killed writer left unfinished."""
-    for number, file in _files(run):
-        if number > step:
-            file.unlink()
-    if (run / _DIRECTORY).is_dir():
-        durable.remove_asides(run / _DIRECTORY)
+    with writing(run / _DIRECTORY):
+        for number, file in _files(run):
+            if number > step:
+                file.unlink()
+        durable.remove_asides(run / _DIRECTORY, _FILE)
 
 
-def _file(run: Path, step: int) -> Path:
-    return run / _DIRECTORY / f"step-{step:06d}.jsonl"
+def _name(step: int) -> str:
+    return f"step-{step:06d}.jsonl"
 
 
 def _files(run: Path) -> Iterator[tuple[int, Path]]:
     for file in sorted((run / _DIRECTORY).glob("*")):
-        if match := re.fullmatch(r"step-(\d{6,})\.jsonl", file.name):
+        if match := re.fullmatch(_FILE, file.name):
             yield int(match[1]), file
 
 

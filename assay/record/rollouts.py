@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay import durable
 from assay.record.text import encodable, without_secrets
 from assay.types import Group, Rollout, StepRecord
 
@@ -101,10 +102,12 @@ def from_parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet
 
     try:
+        durable.require_regular(path)
         with pa.parquet.ParquetFile(path) as file:
             table = file.read()
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is damaged and cannot be read: {str(error).splitlines()[0]}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise ValueError(f"{path} is damaged and cannot be read: {why}") from error
     version = (table.schema.metadata or {}).get(b"assay.schema_version", b"none").decode("ascii", "replace")
     if version != str(SCHEMA_VERSION):
         raise ValueError(f"{path} has schema version {version}, this Assay reads {SCHEMA_VERSION}; use the newer Assay")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from assay.config import Config, ConfigError, nearest
-from assay.rewards.call import NAMES, is_file
+from assay.rewards.call import NAMES
 from assay.rewards.combined import Combined
 from assay.rewards.pool import Function, Pool
 from assay.types import Prompt, Rollout, Score
@@ -118,7 +118,12 @@ def _worker_function(name: str, function: str, config: Config, own_reward: str) 
         )
     if not colon or not name.isidentifier() or not place:
         raise ConfigError(f"reward.functions = {function!r} is not of the form file.py:function")
-    if is_file(place) and not os.path.isfile(place):
+    if not place.endswith(".py"):
+        raise ConfigError(
+            f"reward.functions = {function!r} names a module, and a reward function must stand in a file: give "
+            f"path/to/file.py:{name}"
+        )
+    if not os.path.isfile(place):
         raise ConfigError(f"reward.functions = {function!r}: there is no file {place}")
     return Function(name, function)
 

@@ -15,7 +15,6 @@ import importlib.util
 import inspect
 import json
 import math
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -238,21 +237,14 @@ def bounded(result: Result) -> Result:
 
 
 def load_function(spec: str) -> Callable[..., object]:
-    """The function of "file.py:function" or "package.module:function"."""
+    """The function of "file.py:function", or "assay.module:function" for a reward of this package."""
     place, _, name = spec.rpartition(":")
-    function = getattr(_file_module(place) if is_file(place) else importlib.import_module(place), name, None)
+    if not place.endswith(".py") and not place.startswith("assay."):
+        raise ImportError(f"{place} is not a Python file")
+    function = getattr(_file_module(place) if place.endswith(".py") else importlib.import_module(place), name, None)
     if not callable(function):
         raise ImportError(f"{place} has no function {name!r}")
     return function  # type: ignore[no-any-return]
-
-
-def is_file(place: str) -> bool:
-    """Whether this names a file; if not, it names a module. A name that ends in .py is always a file's.
-
-    >>> is_file("rewards/mine.py"), is_file("mine.rewards")
-    (True, False)
-    """
-    return place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")) or os.path.isfile(place)
 
 
 class _AsItIsNow(importlib.machinery.SourceFileLoader):

@@ -27,7 +27,7 @@ class Function:
     """A reward function by name. `given` holds arguments that are the same in every call."""
 
     name: str  # its components are named after it
-    spec: str  # file.py:function or package.module:function
+    spec: str  # file.py:function, or assay.module:function of this package
     given: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -69,7 +69,8 @@ def files_of(path: Path) -> list[Path]:
         )
     if (path / _SAVED_STATE).exists():
         return _saved_files(path)
-    found = sorted(file for file in path.iterdir() if file.suffix in ENDINGS and file.is_file())
+    visible = (file for file in path.iterdir() if not file.name.startswith("."))  # ._rows.jsonl is a desktop's
+    found = sorted(file for file in visible if file.suffix in ENDINGS and file.is_file())
     if not found:
         raise ConfigError(f"{path}: no dataset of save_to_disk and no file that ends in {', '.join(ENDINGS)} is in it")
     return found

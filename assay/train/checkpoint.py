@@ -12,16 +12,15 @@ Nothing is pickled: reading a checkpoint cannot run code.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -29,12 +28,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay import durable
+from assay.record import manifest
+from assay.record.manifest import REPLACED, STATE, Damage, checkpoints, number_of
 
-FORMAT_VERSION = 1
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # of the name of a tensor file
 
-_MANIFEST, _STATE = "manifest.json", "state.json"
-_REPLACED = ".replaced"  # the old one while a new one of the same name takes its place
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+Kinds = Mapping[str, type | UnionType]
 
 
 class CheckpointError(Exception):
@@ -48,21 +48,19 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
-class _Damage(Exception):
-    """What is wrong with one checkpoint, without its name."""
-
-
 def save(
     root: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
 ) -> Path:
-    """Writes checkpoint `name`, then removes older ones until `keep` are left. Names sort by age: pad their numbers."""
+    """Writes checkpoint `name`, update- and a number, then removes older ones until `keep` are left."""
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least the checkpoint just written must be kept")
-    for part in (name, *tensors):
-        if not _NAME.fullmatch(part):
-            raise ValueError(f"{part!r} is no file name: use letters, digits, '-' and '_'")
+    if not manifest.NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a checkpoint: use update- and a number")
+    for part in tensors:
+        if not _PART.fullmatch(part):
+            raise ValueError(f"{part!r} is not a file name: use letters, digits, '-' and '_'")
     _refuse_unfaithful("state", state)
-    temporary = root / f"{durable.ASIDE}{uuid.uuid4().hex}"
+    temporary = durable.new_aside(root / name)
     try:
         root.mkdir(parents=True, exist_ok=True)
         _write(temporary, name, tensors, state)
@@ -76,37 +74,37 @@ def save(
     return root / name
 
 
-def load(root: Path, name: str) -> Checkpoint:
-    """One checkpoint by name, verified."""
+def load(root: Path, name: str, kinds: Kinds | None = None) -> Checkpoint:
+    """One checkpoint by name, verified. `kinds` says what its state must hold, as name -> type."""
     try:
-        return _load(root / name)
-    except _Damage as damage:
+        return _load(root / name, kinds or {})
+    except Damage as damage:
         raise CheckpointError(f"checkpoint {name} is damaged: {damage}; choose another one") from damage
 
 
-def load_latest(root: Path, report: Callable[[str], None]) -> Checkpoint:
-    """The newest whole checkpoint. Each damaged one that is passed over is told to `report` in a sentence."""
+def load_latest(root: Path, report: Callable[[str], None], kinds: Kinds | None = None) -> Checkpoint:
+    """The newest whole checkpoint. Calls `report` with one sentence for each damaged one that is passed over."""
     problems = []
-    for path in reversed(_checkpoints(root)):
+    for path in reversed(checkpoints(root)):
         try:
-            checkpoint = _load(path)
-        except _Damage as damage:
+            checkpoint = _load(path, kinds or {})
+        except Damage as damage:
             problems.append(f"checkpoint {path.name} is damaged: {damage}")
             continue
         for problem in problems:
             report(f"{problem}; using {path.name} instead")
         return checkpoint
     if problems:
-        raise CheckpointError(f"{root} holds no whole checkpoint: {'; '.join(problems)}; start the run anew")
-    raise CheckpointError(f"{root} holds no checkpoint; start the run anew")
+        raise CheckpointError(f"{root} holds no whole checkpoint: {'; '.join(problems)}; start a new run")
+    raise CheckpointError(f"{root} holds no checkpoint; start a new run")
 
 
 def remove_leftovers(root: Path) -> None:
     """Removes what a killed save left unfinished. Call it before the run writes again, never while it writes."""
-    for path in _checkpoints(root):
-        if path.name.endswith(_REPLACED) and path.with_name(path.name.removesuffix(_REPLACED)).exists():
-            _remove(path)
-    durable.remove_asides(root)
+    for path in checkpoints(root):
+        if path.name.endswith(REPLACED) and path.with_name(path.name.removesuffix(REPLACED)).exists():
+            durable.remove_directory(path)
+    durable.remove_asides(root, durable.ASIDE_DIRECTORY)
 
 
 # ---------------------------------------------------------------- writing
@@ -119,43 +117,36 @@ def _write(directory: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor
         distinct, aliases = _distinct(group)
         save_file(distinct, file, metadata={"aliases": json.dumps(aliases)})
         durable.sync_file(file)
-    durable.write_file(directory / _STATE, _json(state))
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(directory.iterdir())}
-    durable.write_file(directory / _MANIFEST, _json({"format_version": FORMAT_VERSION, "name": name, "files": files}))
+    durable.write_file(directory / STATE, manifest.to_json(state))
+    manifest.write_manifest(directory, name)
     durable.sync_directory(directory)
 
 
 def _publish(temporary: Path, target: Path) -> None:
-    replaced = target.with_name(target.name + _REPLACED)
-    if target.exists():
+    replaced = target.with_name(target.name + REPLACED)
+    if os.path.lexists(target):
         # a directory cannot be renamed over a full one; in between, the old one stays loadable under its other name
-        if replaced.exists():
-            _remove(replaced)
+        if os.path.lexists(replaced):
+            durable.remove_directory(replaced)
         os.rename(target, replaced)
     os.rename(temporary, target)
     durable.sync_directory(target.parent)
 
 
 def _prune(root: Path, name: str, keep: int) -> None:
-    # what sorts after `name` is a damaged checkpoint that a resumed run passed over: it does not count, and it stays
-    # until the run writes it again
-    older = [path for path in _checkpoints(root) if path.name.removesuffix(_REPLACED) < name]
+    # a larger number is a damaged checkpoint that a resumed run passed over: it does not count, and it stays until the
+    # run writes it again
+    older = [path for path in checkpoints(root) if number_of(path) < number_of(root / name)]
     condemned = older[: max(len(older) - (keep - 1), 0)]
-    if (root / (name + _REPLACED)).exists():
-        condemned.append(root / (name + _REPLACED))
+    if os.path.lexists(root / (name + REPLACED)):
+        condemned.append(root / (name + REPLACED))
     for path in condemned:
         try:
-            _remove(path)
+            durable.remove_directory(path)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {name} is written, but the older {path.name} could not be removed: {durable.reason(error)}"
             ) from error
-
-
-def _remove(path: Path) -> None:
-    trash = path.with_name(f"{durable.ASIDE}trash-{uuid.uuid4().hex}")
-    os.rename(path, trash)
-    shutil.rmtree(trash)
 
 
 def _distinct(group: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -197,81 +188,38 @@ def _refuse_unfaithful(place: str, value: Any) -> None:
         )
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, allow_nan=False, indent=1).encode("ascii") + b"\n"
-
-
 def _survivor(root: Path) -> str:
-    checkpoints = _checkpoints(root)
-    return f"{checkpoints[-1].name} is still there" if checkpoints else "there is no older one"
+    left = checkpoints(root)
+    return f"{left[-1].name} is still there" if left else "there is no older one"
 
 
 # ---------------------------------------------------------------- reading
 
 
-def _checkpoints(root: Path) -> list[Path]:
-    """Oldest first; one that is being replaced is older than the one that replaces it."""
-    found = [path for path in root.glob("*") if path.is_dir() and not path.name.startswith(".")]
-    return sorted(found, key=lambda path: (path.name.removesuffix(_REPLACED), not path.name.endswith(_REPLACED)))
-
-
-def _load(path: Path) -> Checkpoint:
-    """Verifies every byte, then reads. Raises _Damage."""
+def _load(path: Path, kinds: Kinds) -> Checkpoint:
+    """Verifies every byte, then reads. Raises Damage."""
+    files = manifest.verified_files(path)
     try:
-        files = _listed_files((path / _MANIFEST).read_bytes(), path.name.removesuffix(_REPLACED))
-        for name, facts in files.items():
-            _verify(path / name, facts)
-        for file in sorted(path.iterdir()):
-            if file.name != _MANIFEST and file.name not in files:
-                raise _Damage(f"{file.name} is not in its manifest")
-        if _STATE not in files:
-            raise _Damage(f"its manifest does not list {_STATE}")
-        state = json.loads((path / _STATE).read_bytes())
-        tensors = {name.removesuffix(".safetensors"): _read_tensors(path / name) for name in files if name != _STATE}
-    except FileNotFoundError as error:
-        raise _Damage(f"{Path(error.filename or path).name} is missing") from error
+        state = manifest.read_json(path / STATE)
+        if not isinstance(state, dict):
+            raise Damage(f"{STATE} does not hold an object")
+        for name, kind in kinds.items():
+            if not isinstance(state.get(name), kind):
+                raise Damage(f"{STATE} has no {name!r} as a run writes it")
+        tensors = {name.removesuffix(".safetensors"): _read_tensors(path / name) for name in files if name != STATE}
     except OSError as error:
-        raise _Damage(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
+        raise Damage(f"{Path(error.filename or path).name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise _Damage(f"a tensor file cannot be read: {error}") from error
-    except ValueError as error:
-        raise _Damage(f"{_MANIFEST} is not JSON: {error}") from error
+        raise Damage(f"a tensor file cannot be read: {error}") from error
     return Checkpoint(path, tensors, state)
-
-
-def _listed_files(data: bytes, name: str) -> dict[str, dict[str, Any]]:
-    manifest = json.loads(data)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise _Damage(f"{_MANIFEST} lists no files")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        version = manifest.get("format_version")
-        raise _Damage(f"{_MANIFEST} has format version {version!r}, this Assay reads {FORMAT_VERSION}")
-    if manifest.get("name") != name:
-        raise _Damage(f"{_MANIFEST} belongs to checkpoint {manifest.get('name')!r}")
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    for file, facts in files.items():
-        if Path(file).name != file or not isinstance(facts, dict) or set(facts) != {"bytes", "sha256"}:
-            raise _Damage(f"{_MANIFEST} has a malformed entry {file!r}")
-    if data != _json(manifest):
-        raise _Damage(f"{_MANIFEST} is not as it was written")
-    return files
-
-
-def _verify(file: Path, facts: Mapping[str, Any]) -> None:
-    size = file.stat().st_size
-    if size != facts["bytes"]:
-        raise _Damage(f"{file.name} has {size} of {facts['bytes']} bytes")
-    if _digest(file) != facts["sha256"]:
-        raise _Damage(f"{file.name} does not match its checksum")
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
     with safe_open(file, framework="pt") as stored:
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118, not a mapping
-        aliases: dict[str, str] = json.loads(stored.metadata()["aliases"])
-    return tensors | {alias: tensors[name] for alias, name in aliases.items()}
+        metadata = stored.metadata() or {}
+    try:
+        aliases: dict[str, str] = json.loads(metadata["aliases"])
+        return tensors | {alias: tensors[name] for alias, name in aliases.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damage(f"{file.name} does not say which names share a tensor") from error

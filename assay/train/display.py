@@ -209,8 +209,11 @@ class Display:
         self._stop(keep=self._step is not None)
         self._print(short(text))
 
-    def summary(self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float) -> None:
-        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first."""
+    def summary(
+        self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float, *, trusted: str = ""
+    ) -> None:
+        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first. `trusted`
+        is what stands behind the command that goes on."""
         self._stop(keep=False)
         done = self._steps_before + self._finished
         speed = f", {self._tokens / self._step_seconds:,.0f} tokens/s" if self._step_seconds else ""
@@ -230,7 +233,7 @@ class Display:
         commands = {
             "run": str(run),
             "read": f"assay show {shlex.quote(str(run))}",
-            "go on": f"assay train --resume {shlex.quote(str(run))}"
+            "go on": f"assay train --resume {shlex.quote(str(run))}{trusted}"
             + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
         }
         for label, command in commands.items():  # never wrapped: they are to be copied

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.config import Config, ConfigError, to_toml
 from assay.policy.where import check_model_path
-from assay.record import RunError, check_new_run
+from assay.record import RunError, check_new_run, refuse_unwritable_name
 from assay.rewards import check_functions
 from assay.tasks import check_task
 
@@ -16,6 +16,7 @@ from assay.tasks import check_task
 def refuse_early(config: Config, path: Path) -> None:
     """Raises what is wrong with a new run in `path`."""
     checks: list[Callable[[], object]] = [
+        lambda: refuse_unwritable_name(path),
         lambda: check_new_run(path, to_toml(config, meanings=False)),
         lambda: check_model_path(config.model.path),
         lambda: check_task(config),

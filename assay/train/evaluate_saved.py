@@ -18,6 +18,7 @@ from assay.engine.builtin import BrokenPolicy, NoRoom
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, read_evaluations
+from assay.record.trust import POLICY, REWARDS, load_config, refuse_untrusted
 from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.evaluate import EvaluationRow, evaluate
@@ -81,6 +82,7 @@ def evaluate_saved(
     checkpoint: str | None,
     progress: ProgressLine,
     report: Callable[[str], None],
+    trust: bool = False,
 ) -> Evaluated:
     """Evaluates what `target` holds: a run directory, or with a `config_file` a Hugging Face model directory."""
     for override in overrides:
@@ -94,7 +96,10 @@ def evaluate_saved(
         if not (target / "run.json").exists() and (target / "config.json").exists():
             raise ConfigError(f"{target} is a model directory, not a run; say with --config FILE.toml what to ask it")
         RunDirectory.open(target)
-        config = configuration.load(target / "config.toml", overrides)
+        config = load_config(target, overrides)
+        if not trust:
+            own_words = {override.partition("=")[0].strip() for override in overrides}
+            refuse_untrusted(target, config, (POLICY, REWARDS), own_words)
     else:
         if (target / "run.json").exists() or checkpoint is not None:
             raise ConfigError("--config goes with a model directory; a run has a config and checkpoints of its own")

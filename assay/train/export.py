@@ -5,40 +5,44 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from assay import config as configuration
 from assay import durable
 from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
-from assay.record import RunDirectory, RunError
+from assay.record import RunDirectory, RunError, refuse_unwritable_name
+from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.train.model_card import model_card
 from assay.train.saved_policy import open_saved
 from assay.train.target import refuse_existing
 
 
 def export_weights(
-    policy: CausalPolicy, target: Path, *, merge: bool, source: str | Path, card: str = "", replace: bool = False
+    policy: CausalPolicy,
+    target: Path,
+    *,
+    merge: bool,
+    source: str | Path,
+    card: str = "",
+    on_written: Callable[[Path], None] = lambda directory: None,
 ) -> None:
     """Writes the policy's weights, in its compute dtype, its tokenizer and its model card to `target`, which must not
     exist yet.
 
     With low-rank adapters, `merge` decides: full weights with the adapters added in, or the adapters alone, the PEFT
     way, for the base model that the user named as `source`. The policy itself stays as it is, bit for bit; merging
-    holds a second copy of the weights for a moment. `replace` puts the new directory in the place of an older one.
+    holds a second copy of the weights for a moment. Calls `on_written` with the directory before it gets its name.
     """
-    if not replace:
-        refuse_existing(target)
+    refuse_existing(target)
     mask = os.umask(0)
     os.umask(mask)
     readable = 0o666 & ~mask
-    aside = target.with_name(f"{durable.ASIDE}{uuid.uuid4().hex}")
+    aside = durable.new_aside(target)
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
         aside.mkdir()
@@ -56,9 +60,10 @@ def export_weights(
             file.chmod(readable)  # safetensors writes for the owner alone
             durable.sync_file(file)
         durable.sync_directory(aside)
-        if not replace:
-            refuse_existing(target)  # somebody else may have made it meanwhile
-        _publish(aside, target)
+        on_written(aside)
+        refuse_existing(target)  # somebody else may have made it meanwhile
+        os.rename(aside, target)
+        durable.sync_directory(target.parent)
     except ConfigError:
         raise
     except (OSError, ValueError, SafetensorError) as error:
@@ -76,8 +81,10 @@ def export_run(
     name: str | None,
     on_warm_step: Callable[[int, int], None],
     report: Callable[[str], None],
+    trust: bool = False,
 ) -> None:
     """`assay export`: the policy of a run, as checkpoint `name` or the newest one has it. Reads the run only."""
+    refuse_unwritable_name(target)
     refuse_existing(target)  # before minutes are spent on loading
     RunDirectory.open(run)
     target = _settled(target)
@@ -85,7 +92,9 @@ def export_run(
         raise ConfigError(
             f"{target} lies inside the run {run}, which an export only reads; give a directory outside it"
         )
-    config = configuration.load(run / "config.toml")
+    config = load_config(run)
+    if not trust:
+        refuse_untrusted(run, config, (POLICY,))
     saved = open_saved(run, config, name, on_warm_step, report)
     card = model_card(run, config, step=saved.step, merge=merge)
     export_weights(saved.policy, target, merge=merge, source=config.model.path, card=card)
@@ -99,31 +108,20 @@ def _settled(target: Path) -> Path:
 
 
 def _save_adapter(policy: CausalPolicy, directory: Path, source: str | Path) -> None:
-    named = policy.adapter.peft_config
-    before = {name: settings.base_model_name_or_path for name, settings in named.items()}
-    try:
-        for settings in named.values():
+    for name, settings in policy.adapter.peft_config.items():
+        before = dict(vars(settings))
+        try:
             settings.base_model_name_or_path = str(source)
-        # no embedding was resized; to find that out by itself, PEFT would ask the hub
-        policy.adapter.save_pretrained(directory, save_embedding_layers=False)
-    finally:
-        for name, settings in named.items():
-            settings.base_model_name_or_path = before[name]
+            for key, value in before.items():
+                if isinstance(value, set):  # PEFT would write it in another order in every process
+                    setattr(settings, key, sorted(value))
+            # no embedding was resized; to find that out by itself, PEFT would ask the hub
+            policy.adapter.save_pretrained(directory, selected_adapters=[name], save_embedding_layers=False)
+        finally:
+            vars(settings).update(before)
 
 
 def _tokenizer(policy: CausalPolicy) -> Any:
     if not isinstance(policy.codec, TokenizerCodec):
         raise TypeError(f"a policy with a {type(policy.codec).__name__} has no Hugging Face tokenizer to save")
     return policy.codec.tokenizer
-
-
-def _publish(aside: Path, target: Path) -> None:
-    old = None
-    if os.path.lexists(target):
-        # a directory cannot be renamed over a full one
-        old = target.with_name(f"{durable.ASIDE}{uuid.uuid4().hex}")
-        os.rename(target, old)
-    os.rename(aside, target)
-    durable.sync_directory(target.parent)
-    if old is not None:
-        shutil.rmtree(old)

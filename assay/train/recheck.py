@@ -22,14 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay import config as configuration
 from assay.config import Config
 from assay.policy.causal import CausalPolicy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
+from assay.record.manifest import REPLACED, checkpoints
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_of
+from assay.record.trust import POLICY, load_config, refuse_untrusted
+from assay.record.verify import FINAL
 from assay.train import checkpoint
 from assay.train.checkpoint import Checkpoint, CheckpointError
 from assay.train.evaluate_saved import ProgressLine
@@ -37,8 +39,8 @@ from assay.train.examine import asked_plainly, logprobs_by_row, packed
 from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
 from assay.train.machine import set_up, settled
 from assay.train.pack import with_confirmed_sharing
-from assay.train.saved_policy import FINAL, policy_of
-from assay.train.saver import refuse_other_settings
+from assay.train.saved_policy import policy_of
+from assay.train.saver import KINDS, refuse_other_settings
 from assay.train.seen_inputs import SeenInputs
 from assay.types import Prompt, Rollout, Sample, StopReason
 
@@ -54,14 +56,16 @@ class _Unfit(Exception):
     """Why a checkpoint says nothing about any recorded rollout, without its name."""
 
 
-def recheck(run: Path, report: Report, name: str | None = None) -> list[Batch]:
+def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool = False) -> list[Batch]:
     """By checkpoint `name`, or by the newest ones that can be used; RunError or ConfigError where there is none.
 
     `report` hears a sentence about whatever is left out."""
     if run.is_file():
         raise RunError(f"{run} is a file and holds no model to ask again; give a run directory, or leave --recompute")
     RunDirectory.open(run)
-    config = configuration.load(run / "config.toml")
+    config = load_config(run)
+    if not trust:
+        refuse_untrusted(run, config, (POLICY,))
     progress = ProgressLine(sys.stderr)
     batches: list[Batch] = []
     damaged: list[str] = []
@@ -88,7 +92,7 @@ def recheck(run: Path, report: Report, name: str | None = None) -> list[Batch]:
 
 def _checkpoints(root: Path, name: str | None, damaged: list[str]) -> Iterator[Checkpoint]:
     """The whole ones, newest first; of each other one a sentence goes to `damaged`."""
-    names = sorted((path.name for path in root.glob("[!.]*") if path.is_dir() and "." not in path.name), reverse=True)
+    names = [path.name for path in reversed(checkpoints(root)) if not path.name.endswith(REPLACED)]
     if name == FINAL:
         raise RunError(f"{FINAL} holds the weights after the last step, which sampled no recorded rollout")
     if not names:
@@ -97,7 +101,7 @@ def _checkpoints(root: Path, name: str | None, damaged: list[str]) -> Iterator[C
         raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names)}")
     for one in names if name is None else [name]:
         try:
-            yield checkpoint.load(root, one)
+            yield checkpoint.load(root, one, KINDS)
         except CheckpointError as error:
             damaged.append(str(error).removesuffix("; choose another one"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,8 +17,20 @@ from assay.engine.builtin import BrokenPolicy, NoRoom
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
-from assay.record import RunDirectory, RunError, describe_environment, read_evaluations, read_metrics
+from assay.record import (
+    UPDATE_FILE,
+    RunDirectory,
+    RunError,
+    describe_environment,
+    read_evaluations,
+    read_metrics,
+    refuse_unwritable_name,
+    writing,
+)
 from assay.record.evaluations import forget_answers
+from assay.record.manifest import checkpoints
+from assay.record.trust import LOGS, POLICY, REWARDS, is_signed, load_config, refuse_untrusted, signed
+from assay.record.verify import FINAL, check_history
 from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
 from assay.train import checkpoint
@@ -28,6 +40,7 @@ from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
 from assay.train.export import export_weights
 from assay.train.failure import RunFailed
+from assay.train.final import clear_final, note_final
 from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy
 from assay.train.loop import Stages, train
@@ -37,8 +50,7 @@ from assay.train.opening import few_heldout, opening_facts, with_rate
 from assay.train.pack import with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
-from assay.train.saved_policy import FINAL
-from assay.train.saver import Saver, refuse_other_settings
+from assay.train.saver import KINDS, Saver, refuse_other_settings
 from assay.train.score import RewardFailed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
@@ -48,6 +60,7 @@ from assay.train.watch import DoctorStop, Watch, Watcher
 
 def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
     """Trains a new run in `path`. Returns the exit code. Without a watcher nothing is examined."""
+    refuse_unwritable_name(path)
     config = settled(configuration.with_absolute_paths(config))
     require_packages(config.log)
     set_up(config)
@@ -68,24 +81,30 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             raise ConfigError(str(error)) from error
         with closing(reward):
             text = configuration.to_toml(config, meanings=False)
-            directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
+            directory = RunDirectory.create(path, text, describe_environment(config.run.threads), signed(config))
             _introduce(config, directory, policy, task, heldout, display)
             with _only_writer(directory.path):
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
 
-def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None) -> int:
-    """Goes on with the run in `path` from its newest good checkpoint, up to `steps` if given."""
+def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None, *, trust: bool = False) -> int:
+    """Goes on with the run in `path` from its newest good checkpoint, up to `steps` if given. `trust` runs the code
+    that a config of somebody else names."""
+    refuse_unwritable_name(path)
     directory = RunDirectory.open(path)
     with _only_writer(directory.path):
         config_file = directory.path / "config.toml"
-        config = configuration.load(config_file)
+        config = load_config(directory.path)
+        if not trust:
+            refuse_untrusted(directory.path, config, (POLICY, REWARDS, LOGS))
         damages: list[str] = []
         saved = _newest_checkpoint(directory, damages.append)
         done = 0
         if saved is not None:
             refuse_other_settings(config, saved, config_file)
             done = saved.state["place"]["step"]
+        unverified: list[str] = []
+        check_history(directory.path, -1 if saved is None else done, unverified.append)
         if steps is not None:
             _check_new_steps(steps, config, saved)
             config = replace(config, run=replace(config.run, steps=steps))
@@ -95,6 +114,9 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
             for sentence in damages:
                 display.say(sentence)
                 directory.append_event("damaged checkpoint", reason=sentence)
+            for sentence in unverified:
+                display.say(sentence)
+                directory.append_event("damaged record", reason=sentence)
             if saved is not None:
                 for sentence in changes(saved.state["sources"], sources_of(config, task), config):
                     display.say(sentence)
@@ -112,10 +134,7 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
             with closing(reward):
                 _introduce(config, directory, policy, task, heldout, display)
                 if steps is not None:
-                    try:
-                        durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
-                    except OSError as error:
-                        raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
+                    directory.replace_file(config_file.name, configuration.to_toml(config, meanings=False).encode())
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, saved, watcher)
 
 
@@ -157,8 +176,7 @@ def _carry_out(
         place, work = saver.restore(saved, verbs.credit, verbs.cut)
         directory.rewind(place.step)
         forget_answers(directory.path, place.step)
-        with suppress(FileNotFoundError):  # the weights of an earlier end; this run goes further
-            shutil.rmtree(directory.path / FINAL)
+        clear_final(directory.path, display.say)  # the weights of an earlier end; this run goes further
         directory.append_event("resume", checkpoint=saved.path.name, step=place.step, update=place.update)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
@@ -184,21 +202,30 @@ def _carry_out(
         with closing(sinks):
             stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
         if stopped is None and config.checkpoint.final:
-            card = model_card(directory.path, config, step=config.run.steps, merge=False)
-            target = directory.path / FINAL
-            export_weights(policy, target, merge=False, source=config.model.path, card=card, replace=True)
+            clear_final(directory.path, display.say)  # somebody may have put something there meanwhile
+            export_weights(
+                policy,
+                directory.path / FINAL,
+                merge=False,
+                source=config.model.path,
+                card=model_card(directory.path, config, step=config.run.steps, merge=False),
+                on_written=lambda written: note_final(directory.path, written),
+            )
     except failures as failure:
         with suppress(RunError):  # a full disk may be what ended the run
             directory.append_event("failed", reason=str(failure))
         raise RunFailed(str(failure)) from failure
+    trusted = "" if is_signed(directory.path, config) else " --trust"
     if stopped is not None:
         directory.append_event("stopped", signal=str(stopped))
-        display.end(f"stopped by {stopped} and saved; go on with: assay train --resume {directory.path}")
+        command = f"assay train --resume {shlex.quote(str(directory.path))}{trusted}"
+        display.end(f"stopped by {stopped} and saved; go on with: {command}")
         return stopped.exit_code
     seconds = time.perf_counter() - began
     watched = {"doctor_seconds": watch.seconds} if watch else {}
     directory.append_event("finished", seconds=seconds, **watched)
-    display.summary(directory.path, read_metrics(directory.path).rows, read_evaluations(directory.path).rows, seconds)
+    steps, evaluations = read_metrics(directory.path).rows, read_evaluations(directory.path).rows
+    display.summary(directory.path, steps, evaluations, seconds, trusted=trusted)
     watch.finished()
     return 0
 
@@ -247,12 +274,14 @@ def _ticker(display: Display, interrupt: Interrupt, what: str) -> Callable[[int,
 def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -> checkpoint.Checkpoint | None:
     """None for a run that was killed before its first checkpoint: it did nothing that is not simply done again."""
     root = directory.path / "checkpoints"
-    checkpoint.remove_leftovers(root)
-    durable.remove_asides(directory.path / "dumps")
-    if not any(root.glob("*")) and not read_metrics(directory.path).rows:
+    with writing(directory.path):
+        checkpoint.remove_leftovers(root)
+        durable.remove_asides(directory.path / "dumps", UPDATE_FILE)
+    steps = read_metrics(directory.path).rows  # damage is reported before anything is loaded
+    if not checkpoints(root) and not steps:
         return None
     try:
-        return checkpoint.load_latest(root, report)
+        return checkpoint.load_latest(root, report, KINDS)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
 
@@ -274,9 +303,18 @@ def _check_new_steps(steps: int, config: Config, saved: checkpoint.Checkpoint | 
 @contextmanager
 def _only_writer(path: Path) -> Iterator[None]:
     """Locks the run against a second process; the kernel takes the lock back however this one ends."""
-    with (path / "run.json").open("r+b") as mark:
+    try:
+        mark = (path / "run.json").open("r+b")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}), and training writes to it; copy the run to a place you may "
+            "write to and resume it there"
+        ) from error
+    with mark:
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{path} is being trained by another process; wait for it or stop it first") from None
+        except OSError as error:
+            raise RunError(f"{path / 'run.json'} cannot be locked: {durable.reason(error)}") from error
         yield

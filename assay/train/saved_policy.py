@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from assay.config import Config, ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
-from assay.record import RunError
+from assay.record import RunError, manifest
+from assay.record.verify import FINAL
 from assay.train import checkpoint
 from assay.train.machine import set_up, settled
 
-FINAL = "final"  # the directory of a finished run that holds its weights
+_KINDS = {"place": dict, "frozen": str}  # of a checkpoint's state
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 
 
@@ -102,10 +103,10 @@ def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str
 def _checkpoint(root: Path, name: str | None, report: Callable[[str], None]) -> checkpoint.Checkpoint:
     try:
         if name is None:
-            return checkpoint.load_latest(root, report)
-        if name not in (names := sorted(path.name for path in root.glob("[!.]*"))):
+            return checkpoint.load_latest(root, report, _KINDS)
+        if name not in (names := [path.name for path in manifest.checkpoints(root)]):
             raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names) or 'none'}")
-        return checkpoint.load(root, name)
+        return checkpoint.load(root, name, _KINDS)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
 
@@ -115,6 +116,9 @@ def _final_policy(
 ) -> CausalPolicy:
     if not directory.is_dir():
         raise RunError(f"{directory} does not exist: the run is not finished, or checkpoint.final is false")
+    for file in directory.iterdir():
+        if not (file.is_file() or file.is_dir()):  # whoever reads a pipe waits for ever
+            raise RunError(f"{file} is not a regular file; remove it, or make final again with: assay export")
     if not (directory / ADAPTER_CONFIG).is_file():
         whole = replace(config.model, path=str(directory), lora_rank=0)
         return load_policy(replace(config, model=whole), on_warm_step, report)

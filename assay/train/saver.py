@@ -25,6 +25,11 @@ from assay.train.randomness import restore_global_generators, save_global_genera
 from assay.train.saved_policy import check_frozen, fingerprint_of_frozen, put_weights
 from assay.types import Group, Minibatch, Sample
 
+# what the state of a checkpoint holds
+KINDS: checkpoint.Kinds = {
+    "config": dict, "place": dict, "generators": dict, "frozen": str, "sources": dict, "work": dict | None,
+}  # fmt: skip
+
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """All weights; of a model that is frozen but for its adapters, what is trained alone."""

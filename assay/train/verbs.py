@@ -13,8 +13,6 @@ import torch
 from safetensors.torch import save
 
 from assay.config import Config
-from assay.durable import reason as reason_of
-from assay.durable import replace_file
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused, PromptTooLong
@@ -29,7 +27,6 @@ from assay.train.completions import table_of, table_steps
 from assay.train.credit import credit
 from assay.train.display import Display, describe_scores
 from assay.train.evaluate import evaluate
-from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt
 from assay.train.learner import Learned, Learner
 from assay.train.machine import starvation
@@ -281,11 +278,7 @@ class Verbs:
             for key, value in {**fields_of(batch), **fields_of(fixed)}.items()
             if isinstance(value, torch.Tensor)
         }
-        file = self.directory.path / "dumps" / name
-        try:
-            replace_file(file, save(tensors, metadata={"reason": reason}))
-        except OSError as error:
-            raise RunFailed(f"{file} could not be written: {reason_of(error)}") from error
+        self.directory.replace_file(f"dumps/{name}", save(tensors, metadata={"reason": reason}))
         self.directory.append_event("skipped update", step=place.step + 1, update=place.update + 1, reason=reason)
         self.display.say(f"step {place.step + 1}, update {place.update + 1} skipped: {reason}; see dumps/{name}")
 

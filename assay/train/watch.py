@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 
 from assay import durable
 from assay.config import Config
-from assay.record import RunDirectory, RunError
+from assay.record import UPDATE_FILE, RunDirectory, RunError, checksums
 from assay.record.batch import Batch
-from assay.record.batch_file import write_batch
+from assay.record.batch_file import to_bytes
 from assay.record.metrics import Row
 from assay.train.examine import FAULTS, Examination, not_examined
 from assay.train.failure import RunFailed
@@ -137,11 +137,12 @@ class Watch:
             self.say(sentence)
 
     def _write(self, batch: Batch, place: Place) -> None:
-        file = self.directory.path / "examined" / f"step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
+        name = f"examined/step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
+        file = self.directory.path / name
         try:
             file.parent.mkdir(exist_ok=True)
-            durable.remove_asides(file.parent)
-            write_batch(file, batch)
+            durable.remove_asides(file.parent, UPDATE_FILE)
+            checksums.replace_file(self.directory.path, name, to_bytes(batch))
         except (*FAULTS, SafetensorError) as error:  # if the disk is full, what the run itself writes next says so
             reason = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self.say(f"{file} could not be written: {reason}; the run goes on without it")

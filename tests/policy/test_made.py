@@ -36,6 +36,14 @@ def test_a_directory_is_made_once_and_holds_what_was_made(cache):
     assert made_once("another", maker(calls)) != first
 
 
+def test_a_hidden_file_of_a_desktop_is_not_damage(cache):
+    calls = []
+    directory = made_once("thing", maker(calls))
+    (directory / ".DS_Store").write_bytes(b"x")
+    assert made_once("thing", maker(calls)) == directory
+    assert len(calls) == 1
+
+
 def flip(directory):
     file = directory / "model"
     data = bytearray(file.read_bytes())
@@ -51,8 +59,9 @@ def flip(directory):
         lambda directory: (directory / "stranger").write_text("x"),
         lambda directory: (directory / CHECKSUMS).unlink(),
         lambda directory: (directory / CHECKSUMS).write_text("{"),
+        lambda directory: (directory / CHECKSUMS).write_text("[" * 100_000),
     ],
-    ids=["one bit", "a file less", "a file more", "no checksums", "damaged checksums"],
+    ids=["one bit", "a file less", "a file more", "no checksums", "damaged checksums", "deep checksums"],
 )
 def test_a_damaged_directory_is_made_anew(cache, damage):
     calls = []

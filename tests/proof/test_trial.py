@@ -95,7 +95,7 @@ def test_the_trainer_really_runs_with_the_plant_and_edits_come_after_it(run_path
 
 
 def test_a_run_that_fails_is_a_result(run_path):
-    plant = Plant(settings=("rollout.zero_variance=refill", "reward.functions=assay.proof.rewards:impossible"))
+    plant = Plant(settings=("rollout.zero_variance=refill", "reward.functions=assay/proof/rewards.py:impossible"))
     run_trial(plant, seed=1, directory=run_path)
     assert "failed: dynamic sampling" in failure_of(run_path)
     assert steps_recorded(run_path) == 0

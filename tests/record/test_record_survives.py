@@ -7,6 +7,7 @@ from child_process import run_child
 from fake_records import contents, fake_record, new_run
 
 from assay.record import RunDirectory, read_events, read_metrics, read_rollouts, read_timings
+from assay.record.verify import verify
 
 KILL_AT_EVERY_BOUNDARY = """
 import sys
@@ -24,7 +25,7 @@ def append(path):
     run = RunDirectory(path)
     run.append_step(record)
     run.append_evaluation({"step": 3})
-    run.append_event("checkpoint")
+    run.append_event("stopped")
 
 kill_at_every_boundary(base, root, append if work == "append" else lambda path: RunDirectory(path).rewind(1))
 """
@@ -35,6 +36,12 @@ def killed_runs(tmp_path: Path, base: RunDirectory, work: str) -> list[RunDirect
     root.mkdir()
     run_child(KILL_AT_EVERY_BOUNDARY, base.path, root, work)
     return [RunDirectory.open(path) for path in sorted(root.iterdir())]
+
+
+def assert_only_torn(run: RunDirectory) -> None:
+    """A kill is not damage: what it cut off is all that may be reported."""
+    problems = map(str, verify(run.path).problems)
+    assert [problem for problem in problems if "was cut off while" not in problem] == []
 
 
 def test_a_kill_anywhere_in_an_append_leaves_whole_rows_and_a_run_that_can_go_on(tmp_path):
@@ -54,11 +61,13 @@ def test_a_kill_anywhere_in_an_append_leaves_whole_rows_and_a_run_that_can_go_on
             assert len(read_timings(run.path).rows) == 3
         assert {row["step"] for row in read_rollouts(run.path)} in ({1, 2}, {1, 2, 3})
         torn += bool(metrics.torn) + bool(read_timings(run.path).torn) + bool(read_events(run.path).torn)
+        assert_only_torn(run)
         run.rewind(2)
         assert contents(run.path) == before
         run.append_step(fake_record(3))
         run.append_evaluation({"step": 3})
         assert contents(run.path) == contents(uninterrupted.path)
+        assert verify(run.path).problems == []
     assert torn == 3  # each of the three lines was caught half-written once
     assert len(runs) > 20
     assert complete > 8
@@ -72,8 +81,10 @@ def test_a_kill_anywhere_in_a_rewind_is_mended_by_rewinding_again(tmp_path):
     assert len(runs) > 15
     assert sum(contents(run.path) != wanted for run in runs) > 10
     for run in runs:
+        assert_only_torn(run)
         run.rewind(1)
         assert contents(run.path) == wanted
+        assert verify(run.path).problems == []
 
 
 KILL_AT_RANDOM_MOMENTS = """
@@ -109,6 +120,7 @@ def test_a_run_killed_again_and_again_records_what_an_undisturbed_run_records(tm
     assert [row["step"] for row in read_metrics(run.path).rows] == list(range(1, steps + 1))
     run.rewind(steps)
     assert contents(run.path) == contents(new_run(tmp_path / "undisturbed", steps=steps).path)
+    assert verify(run.path).problems == []
 
 
 APPEND_ON_A_FULL_DISK = """

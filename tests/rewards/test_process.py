@@ -11,6 +11,7 @@ import pytest
 from rewards.asking import asked, body, score_all
 
 from assay.config import ConfigError
+from assay.rewards.call import load_function
 from assay.types import Rollout, StopReason
 
 
@@ -192,11 +193,16 @@ def test_a_file_that_cannot_be_used_leaves_no_process(rewards, tmp_path):
     assert caught.tb is not None  # what it holds must not be what ends the process
 
 
-def test_a_module_is_found_by_its_dotted_name(rewards):
-    (score,) = score_all(rewards(functions=["assay.rewards.builtin:exact"]), asked(" 13 "))
-    assert dict(score.components) == {"exact": 1.0}
-    with pytest.raises(ConfigError, match=r"reward.functions = 'no.such:score': .* No module named 'no'"):
-        rewards(functions=["no.such:score"])
+@pytest.mark.parametrize("spec", ["os:system", "assay.rewards.builtin:exact", "no.such:score", "rewards:score"])
+def test_a_module_is_refused_because_a_reward_function_stands_in_a_file(rewards, spec):
+    with pytest.raises(ConfigError, match=rf"'{spec}' names a module, and a reward function must stand in a file"):
+        rewards(functions=[spec])
+
+
+def test_a_worker_imports_no_module_but_our_own():
+    with pytest.raises(ImportError, match="os is not a Python file"):
+        load_function("os:system")
+    assert load_function("assay.rewards.builtin:exact")
 
 
 def test_a_ctrl_c_does_not_end_a_call(rewards):

@@ -49,6 +49,7 @@ def test_a_directory_is_read_file_by_file_in_the_order_of_names(tmp_path):
     for name, row in (("2.jsonl", ROWS[1]), ("1.parquet", ROWS[0])):
         write(tmp_path / name, [row])
     (tmp_path / "README.md").write_text("not rows")
+    (tmp_path / "._2.jsonl").write_bytes(b"what a desktop keeps about 2.jsonl")
     assert values(tmp_path) == ROWS
     before = fingerprint_of(tmp_path)
     (tmp_path / "README.md").write_text("still not rows")

@@ -1,12 +1,15 @@
 """A checkpoint is whole or absent, a damaged one is refused by name, and what comes back is what went in."""
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from numbered_checkpoints import assert_whole, names, never_reported, save_number
 
+from assay.record.manifest import write_manifest
 from assay.train.checkpoint import CheckpointError, load_latest, remove_leftovers, save
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
@@ -93,11 +96,13 @@ def test_state_that_json_would_change_is_refused_by_name_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("name", ["", "../update", "a/b", ".hidden", "update-1.replaced"])
-def test_names_that_are_no_plain_file_name_are_refused(tmp_path, name):
-    with pytest.raises(ValueError, match="is no file name"):
+def test_names_that_are_not_plain_file_names_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="is not the name of a checkpoint"):
         save(tmp_path, name, {}, {}, keep=1)
-    with pytest.raises(ValueError, match="is no file name"):
+    with pytest.raises(ValueError, match="is not a file name"):
         save(tmp_path, "update-000001", {name: {}}, {}, keep=1)
+    with pytest.raises(ValueError, match="is not the name of a checkpoint"):
+        save(tmp_path, "best", {}, {}, keep=1)
 
 
 # ---------------------------------------------------------------- which are kept
@@ -130,12 +135,50 @@ def test_a_damaged_newer_checkpoint_never_costs_the_one_just_written(tmp_path):
 
 def test_leftovers_are_removed_and_checkpoints_are_not(tmp_path):
     save_number(tmp_path, 1)
-    (tmp_path / ".tmp-0123").mkdir()
-    (tmp_path / ".tmp-0123" / "model.safetensors").write_bytes(b"half")
-    (tmp_path / ".tmp-trash-4567").mkdir()
+    ours, trash = f".tmp-{'0123abcd' * 4}", f".tmp-trash-{'4567' * 8}"
+    (tmp_path / ours).mkdir()
+    (tmp_path / ours / "model.safetensors").write_bytes(b"half")
+    (tmp_path / trash).mkdir()
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["update-000001"]
     assert_whole(load_latest(tmp_path, never_reported), 1)
+
+
+# names beside checkpoints that a user may choose; some sort before update-, some after it, some nearly look like ours
+USERS_NAMES = (
+    ".tmp-notes", "backup-mine", "best", "update-", "update-000001-copy", "update-best", "update-000001.bak", "zebra",
+    "update-\u0661",
+)  # fmt: skip
+
+
+def test_what_a_user_keeps_beside_the_checkpoints_is_neither_removed_nor_counted_nor_loaded(tmp_path):
+    for name in USERS_NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    for number in range(1, 5):
+        save_number(tmp_path, number, keep=2)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted([*USERS_NAMES, "update-000003", "update-000004"])
+    assert all((tmp_path / name / "notes.txt").read_text() == "mine" for name in USERS_NAMES)
+    assert_whole(load_latest(tmp_path, never_reported), 4)
+
+
+def test_a_number_of_more_digits_is_newer(tmp_path):
+    for number in (99, 100, 101):
+        save(tmp_path, f"update-{number}", {}, {"update": number}, keep=2)
+    assert names(tmp_path) == ["update-100", "update-101"]
+    assert load_latest(tmp_path, never_reported).state == {"update": 101}
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_pruned(tmp_path):
+    root = tmp_path / "checkpoints"
+    save_number(root, 1)
+    (root / "update-000001").rename(tmp_path / "elsewhere")
+    (root / "update-000001").symlink_to(tmp_path / "elsewhere")
+    assert_whole(load_latest(root, never_reported), 1)
+    save_number(root, 2, keep=1)
+    assert names(root) == ["update-000002"]
+    assert (tmp_path / "elsewhere/state.json").exists()
 
 
 # ---------------------------------------------------------------- damage
@@ -199,6 +242,64 @@ def test_an_extra_file_is_refused_by_name(tmp_path):
     assert reports == [
         "checkpoint update-000040 is damaged: stranger.safetensors is not in its manifest; using update-000020 instead"
     ]
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "._state.json", ".nfs000000012345", ".directory"])
+def test_hidden_files_of_desktops_and_network_disks_are_not_damage(tmp_path, name):
+    path = save_number(tmp_path, 20)
+    (path / name).write_bytes(b"not ours")
+    (tmp_path / name).write_bytes(b"not ours")
+    assert_whole(load_latest(tmp_path, never_reported), 20)
+    save_number(tmp_path, 40)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [name, "update-000020", "update-000040"]
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "state.json"])
+def test_json_that_is_nested_too_deeply_is_damage_and_the_older_checkpoint_is_used(tmp_path, file):
+    """Its checksum is right: somebody wrote it so."""
+    save_number(tmp_path, 20)
+    path = save_number(tmp_path, 40)
+    (path / file).write_text(DEEP)
+    if file == "state.json":
+        (path / "manifest.json").unlink()
+        write_manifest(path, path.name)
+    reports: list[str] = []
+    assert_whole(load_latest(tmp_path, reports.append), 20)
+    assert len(reports) == 1
+    assert f"update-000040 is damaged: {file} is not JSON: maximum recursion depth" in reports[0]
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", "3", '{"update": "40"}', '{"update": null}'])
+def test_a_state_that_is_not_what_was_saved_is_damage_although_its_checksum_is_right(tmp_path, state):
+    save_number(tmp_path, 20)
+    path = save_number(tmp_path, 40)
+    (path / "state.json").write_text(state)
+    (path / "manifest.json").unlink()
+    write_manifest(path, path.name)
+    reports: list[str] = []
+    assert_whole(load_latest(tmp_path, reports.append, {"update": int}), 20)
+    assert len(reports) == 1
+    assert "update-000040 is damaged: state.json " in reports[0]
+
+
+def test_pipes_and_sockets_in_a_checkpoint_are_damage_and_nobody_waits_for_them(tmp_path):
+    save_number(tmp_path, 20)
+    for number, file in enumerate(FILES, start=40):
+        path = save_number(tmp_path, number, keep=9)
+        (path / file).unlink()
+        os.mkfifo(path / file)
+    path = save_number(tmp_path, 50, keep=9)
+    (path / "state.json").unlink()
+    with socket.socket(socket.AF_UNIX) as open_socket:
+        open_socket.bind(str(path / "state.json"))
+        reports: list[str] = []
+        assert_whole(load_latest(tmp_path, reports.append), 20)
+    assert len(reports) == len(FILES) + 1
+    assert all("it is a pipe, a socket or a device, not a regular file" in report for report in reports)
 
 
 @pytest.mark.parametrize(

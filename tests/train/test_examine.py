@@ -221,10 +221,10 @@ def test_a_question_that_breaks_is_told_and_the_run_goes_on(tmp_path, monkeypatc
 
 
 def test_an_examined_file_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
-    def full(path, batch):
+    def full(batch):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("assay.train.watch.write_batch", full)
+    monkeypatch.setattr("assay.train.watch.to_bytes", full)
     kept = Kept()
     assert run.start(config_of(), tmp_path / "run", kept) == 0
     assert (len(kept.batches), kept.steps) == (2, [1, 2, 3])

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,20 @@ def test_an_adapter_alone_is_saved_the_peft_way_and_names_its_base_model(tmp_pat
     assert torch.equal(logits(again), logits(policy.model))
 
 
+def test_an_adapter_config_is_the_same_in_every_process(tmp_path):
+    """PEFT keeps the names of modules in a set, whose order is another one in every process."""
+    policy = shaken(load_policy(config_of(lora_rank=2), quiet))
+    before = policy.adapter.peft_config["default"].target_modules
+    export_weights(policy, tmp_path / "adapter", merge=False, source="embedded")
+    text = (tmp_path / "adapter/adapter_config.json").read_text()
+    settings = json.loads(text)
+    assert len(before) > 6
+    assert settings["target_modules"] == sorted(before)
+    assert text == json.dumps(settings, indent=2, sort_keys=True)
+    assert policy.adapter.peft_config["default"].target_modules is before
+    assert isinstance(before, set)
+
+
 @pytest.mark.parametrize("source", ["owner/name", "smollm2", "embedded", "/models/mine.gguf"])
 def test_an_adapter_names_its_base_as_the_user_did_and_no_cache_of_this_machine(tmp_path, source):
     policy = load_policy(config_of(lora_rank=2), quiet)
@@ -156,16 +171,6 @@ def test_a_target_that_appears_while_the_weights_are_written_is_left_alone(tmp_p
     with pytest.raises(ConfigError, match="out exists already"):
         export_weights(policy, tmp_path / "out", merge=False, source="embedded")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"out", "out/mine.txt"}
-
-
-def test_replacing_puts_the_new_weights_in_the_place_of_the_old(tmp_path):
-    policy = load_policy(config_of(), quiet)
-    export_weights(policy, tmp_path / "out", merge=False, source="embedded")
-    (tmp_path / "out/stale.txt").write_text("old")
-    export_weights(shaken(policy), tmp_path / "out", merge=False, source="embedded", replace=True)
-    assert torch.equal(logits(loaded(tmp_path / "out")), logits(policy.model))
-    assert not (tmp_path / "out/stale.txt").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -244,7 +249,8 @@ def test_the_checkpoint_of_a_lora_run_holds_the_adapter_alone_and_is_enough(tmp_
     again = open_saved(run, config, None, quiet, pytest.fail).policy
     assert_same_state(state_of(again), state_of(policy))
     for merge in (True, False):
-        export_weights(policy, run / "final", merge=merge, source="embedded", replace=True)
+        shutil.rmtree(run / "final", ignore_errors=True)
+        export_weights(policy, run / "final", merge=merge, source="embedded")
         final = open_saved(run, config, "final", quiet, pytest.fail)
         torch.testing.assert_close(logits(final.policy.model), logits(policy.model), rtol=0, atol=1e-5)
         assert (final.policy.adapter is None) == merge

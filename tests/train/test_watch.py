@@ -17,7 +17,7 @@ from assay.verdict import Confidence, Severity, finding
 # an entropy bonus, two minibatches of two micro-batches, and numbers drawn from the global generators
 SICK = settings(evaluate__prompts=0, loss__entropy_coef=0.01)
 PLAIN_LOGITS = "assay.train.examine:plain_logits"
-WRITE = "assay.train.watch:write_batch"
+WRITE = "assay.train.watch:Watch._write"
 LOOK = "assay.doctor.live:diagnose"
 
 
@@ -113,7 +113,7 @@ def test_rollouts_that_make_no_batch_are_told_of_once(run_path, off, monkeypatch
 
 
 def test_a_file_that_cannot_even_be_made_is_told_and_the_run_has_the_same_bits(run_path, off, monkeypatch, capsys):
-    monkeypatch.setattr(watch, "write_batch", broken(ValueError("Out of range float values")))
+    monkeypatch.setattr(watch, "to_bytes", broken(ValueError("Out of range float values")))
     assert watched(run_path)[0] == 0
     assert contents(run_path) == contents(off)
     assert "could not be written: ValueError: Out of range" in capsys.readouterr().err

@@ -12,6 +12,7 @@ _BEGINS, _ENDS = ("start", "resume"), ("failed", "stopped", "finished")
 _ON_THE_WAY = {
     "skipped update": "an update was skipped",
     "damaged checkpoint": "a checkpoint is damaged",
+    "damaged record": "a part of the record could not be verified when the run was resumed",
     "not examined": "an update was not examined",
     "doctor failed": "the doctor broke while the run was made",
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from assay import config as configuration
+from assay import durable
 from assay.config import Config, ConfigError
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import sentences_of, was_watched
@@ -34,6 +34,8 @@ from assay.record.batch_file import read_batch
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_of
+from assay.record.trust import load_config
+from assay.record.verify import Problem, verify
 from assay.verdict import shown
 
 EXAMINED = 8  # newest examined updates that are read
@@ -59,6 +61,8 @@ def read_run(path: Path) -> Evidence:
         raise RunError(f"{path} is not a run directory: it holds no run.json and nothing that can be read; {_GIVE}")
     records_rollouts = not is_attached and (config is None or config.record.rollouts != "none")
     _look_for_gaps(path, records_rollouts, rows, notes)
+    if not is_attached:
+        _look_for_damage(path, notes)
     notes = [*sentences_of(rows[EVENTS_FILE]), *notes]  # why a run ended is what its reader wants first
     curves = Curves(
         rows[METRICS_FILE], rows[TIMINGS_FILE], rows[EVALUATIONS_FILE], rows[EVENTS_FILE], _with_eos(settings, batches)
@@ -75,7 +79,7 @@ def run_settings(path: Path, notes: list[str]) -> dict[str, Any]:
 def _is_attached(path: Path) -> bool:
     """Whether another trainer ran, with the doctor attached to it: it leaves neither a config nor rollouts."""
     try:
-        mark = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        mark = json.loads(durable.read_file(path / "run.json").decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(mark, dict) and mark.get("trainer") == "trl"
@@ -84,7 +88,7 @@ def _is_attached(path: Path) -> bool:
 def _config(path: Path, notes: list[str]) -> Config | None:
     """A run's own config holds every section; one that lacks some was cut off, and its defaults would be invented."""
     try:
-        config = configuration.load(path / "config.toml")
+        config = load_config(path)
         there = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except (ConfigError, OSError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error)
@@ -131,6 +135,32 @@ def _look_for_gaps(
         )
 
 
+def _look_for_damage(path: Path, notes: list[str]) -> None:
+    """A note for each damaged file that no note names yet, and one for all further ones of a directory. Sizes and lines
+    are compared, which is cheap; `assay verify` reads every byte."""
+    try:
+        problems = verify(path, full=False).problems
+    except RunError:
+        return  # not a run, or one without its mark, of which there is a note
+    by_directory: dict[str, list[Problem]] = {}
+    for problem in problems:
+        gap = problem.file.startswith("rollouts/") and problem.what == "is missing"  # noted as such
+        if not gap and not any(_is_about(note, problem) for note in notes):
+            by_directory.setdefault(problem.file.rpartition("/")[0] or problem.file, []).append(problem)
+    for directory, same in by_directory.items():
+        notes.append(str(same[0]) + (f" (and {len(same) - 1} more in {directory}/)" if len(same) > 1 else ""))
+    if by_directory:
+        notes.append(f"files were compared by their sizes; assay verify {path} reads every byte")
+
+
+def _is_about(note: str, problem: Problem) -> bool:
+    """Whether a note names the problem already: its line, or that lines of its file are missing or out of order."""
+    file, line = re.escape(problem.file), re.match(r"line \d+", problem.what)
+    if line is None:
+        return re.search(rf"\b{file}\b", note) is not None
+    return re.search(rf"\b{file},? {line[0]}\b|^{file} (lacks|holds|does not hold)\b", note) is not None
+
+
 def spread(numbers: list[int], count: int) -> list[int]:
     """The first, the last, and as many evenly between as make up `count`.
 
@@ -163,7 +193,7 @@ def _look_at_the_mark(path: Path, notes: list[str]) -> None:
 def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     """The lines that can be read; a note for each kind of line that cannot, and for a last one without its end."""
     try:
-        *whole, rest = file.read_bytes().split(b"\n")
+        *whole, rest = durable.read_file(file).split(b"\n")
     except OSError as error:
         notes.append(f"{file.name} cannot be read: {reason(error)}")
         return ()
