@@ -286,12 +286,12 @@ def _resume(run_path: Path, config: Path | None, out: Path | None, overrides: li
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
     if others:
         raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
+    steps = configuration.load(None, overrides).run.steps if overrides else None
     from assay.record import RunDirectory
 
     RunDirectory.open(run_path)  # a path that holds no run is refused before torch is imported
     from assay.train import run
 
-    steps = configuration.load(None, overrides).run.steps if overrides else None
     return run.resume(run_path, steps, _watcher(doctor, run_path))
 
 
