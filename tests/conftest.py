@@ -67,8 +67,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def run_root():
     """Where runs are made: in memory where that is possible. A killed process, unlike a power cut, cannot tell the
-    difference, and syncing to a disk is most of what a tiny run does."""
+    difference, and syncing to a disk is most of what a tiny run does. Its `cache` is that of the whole test session."""
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as root:
+        Path(root, "cache").symlink_to(os.environ["XDG_CACHE_HOME"])
         yield Path(root)
 
 

@@ -34,3 +34,22 @@ def test_a_test_run_leaves_the_home_that_it_is_given_as_it_was(tmp_path):
     assert "1 passed" in ended.stdout
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".cache", "kept"]
     assert (tmp_path / ".cache/kept").read_text() == "kept"
+
+
+def test_ci_runs_with_an_empty_home_that_is_gone_afterwards(tmp_path):
+    """`make` is replaced by a program that prints what it sees."""
+    make = tmp_path / "make"
+    make.write_text(
+        '#!/bin/sh\necho "$2"; echo "$HOME"; echo "$XDG_CACHE_HOME"; ls -A "$HOME"; echo "${HF_HOME-unset}"\n'
+    )
+    make.chmod(0o755)
+    mine = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHON": sys.executable}
+    ended = subprocess.run([ROOT / ".ci/run"], env=os.environ | mine, capture_output=True, text=True, check=True)
+    check, home, cache, hugging_face, test, *again = ended.stdout.splitlines()  # nothing stands in the home
+    assert (check, test) == ("check", "test")
+    assert again == [home, cache, hugging_face]
+    assert home != str(tmp_path)
+    assert cache.startswith(f"{home}/")
+    assert hugging_face == "unset"
+    assert not Path(home).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["make"]

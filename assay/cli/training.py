@@ -326,9 +326,9 @@ def _resume(
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
     if others:
         raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
+    steps = configuration.load(None, overrides).run.steps if overrides else None
     from assay.record import RunDirectory
 
-    steps = configuration.load(None, overrides).run.steps if overrides else None
     RunDirectory.open(run_path)
     say("importing torch and transformers ...")
     from assay.train import run

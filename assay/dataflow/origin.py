@@ -45,6 +45,7 @@ class Origins:
         self.graph = graph
         self.kinds = kinds
         self._gradient: dict[int, bool | None] = {}
+        self._forwards: dict[int, list[Value]] = {}
         self._frozen = self._find_frozen()
 
     # gradients
@@ -147,6 +148,11 @@ class Origins:
 
     def forwards(self, value: Value) -> list[Value]:
         """The calls of networks whose output the value is made of; what the ids or a mask came from is not followed."""
+        if id(value) not in self._forwards:
+            self._forwards[id(value)] = self._find_forwards(value)
+        return list(self._forwards[id(value)])
+
+    def _find_forwards(self, value: Value) -> list[Value]:
         found: list[Value] = []
         seen = {id(value)}
         waiting = deque([value])

@@ -6,10 +6,12 @@ import io
 import re
 import sys
 import tokenize
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
 from assay.dataflow.kinds import Kinds
 from assay.dataflow.origin import Origins
@@ -27,6 +29,9 @@ _DEEP = 20_000  # Python's own frames: a program calls its functions within ours
 _INSTALLED = ("site-packages", "dist-packages")
 # after another comment too, as of a linter; a bracket that is never closed must not silence every code
 _IGNORE = re.compile(r"(?:^|\s)#\s*assay:\s*ignore(?![\w-])(?:\s*\[([^\]]*)(?:\]|$))?\s*(.*)", re.IGNORECASE)
+
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Program:
     ignores: tuple[Ignore, ...] = ()
     used_ignores: set[Ignore] = field(default_factory=set)
     silenced: dict[tuple[str, Place], Ignore] = field(default_factory=dict)  # by code and place, and who asked
+    computed: dict[Callable[..., Any], list[Any]] = field(default_factory=dict)  # by the function, see `once`
 
     @property
     def values(self) -> list[Value]:
@@ -111,6 +117,18 @@ class Program:
             seen.add(id(value))
             waiting += value.arguments.values()
         return frozenset(seen)
+
+
+def once(find: Callable[[Program], list[Found]]) -> Callable[[Program], list[Found]]:
+    """A function of a program alone that many checks call: it is computed once per program."""
+
+    @wraps(find)
+    def found(program: Program) -> list[Found]:
+        if find not in program.computed:
+            program.computed[find] = find(program)
+        return list(program.computed[find])
+
+    return found
 
 
 def read_program(path: Path) -> Program:

@@ -22,25 +22,25 @@ SCHEMAS = {
 }
 
 
-def reports(folder):
-    for illness, evidence in of_all(folder):
-        yield Report.of(f"runs/{illness.name}", evidence, diagnose(evidence))
-    yield Report.of("empty", Evidence(notes=("a torn line",)), diagnose(Evidence()))
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    evidence_of = of_all(tmp_path_factory.mktemp("sick"))
+    made = [Report.of(f"runs/{illness.name}", evidence, diagnose(evidence)) for illness, evidence in evidence_of]
+    made.append(Report.of("empty", Evidence(notes=("a torn line",)), diagnose(Evidence())))
     crashed = Word(catalogue()[0], Verdict(State.CRASHED, "ValueError: no"))
-    yield Report("crashed", Diagnosis((crashed,)))
+    return [*made, Report("crashed", Diagnosis((crashed,)))]
 
 
 @pytest.mark.parametrize("how", SCHEMAS)
-def test_every_report_is_valid(how, tmp_path):
-    several = list(reports(tmp_path))
-    for one in several:
-        SCHEMAS[how].validate(json.loads(write([one], how)))
-    SCHEMAS[how].validate(json.loads(write(several, how)))
+def test_every_report_is_valid(how, reports):
+    for report_of_one in reports:
+        SCHEMAS[how].validate(json.loads(write([report_of_one], how)))
+    SCHEMAS[how].validate(json.loads(write(reports, how)))
 
 
 @pytest.mark.parametrize("how", SCHEMAS)
-def test_the_schemas_can_fail(how, tmp_path):
-    whole = json.loads(write([next(reports(tmp_path))], how))
+def test_the_schemas_can_fail(how, reports):
+    whole = json.loads(write(reports[:1], how))
     broken = {"json": {**whole, "findings": 3}, "sarif": {**whole, "version": "3"}}[how]
     with pytest.raises(jsonschema.ValidationError):
         SCHEMAS[how].validate(broken)

@@ -10,7 +10,7 @@ from assay.dataflow.kind import is_number
 from assay.dataflow.kinds import PASSES, SCORES, Kind
 from assay.dataflow.origin import is_network_call
 from assay.dataflow.value import UNKNOWN, Value, ancestors
-from assay.source.program import Program
+from assay.source.program import Program, once
 from assay.source.things import Listing
 
 DRAWS = frozenset({"generate", "multinomial", "sample", "rsample", "argmax"})
@@ -35,6 +35,7 @@ class Scoring:
     is_trained: bool
 
 
+@once
 def scorings(program: Program) -> list[Scoring]:
     losses = [backward.input for backward in program.of("backward") if backward.input is not None]
     behind = {id(one) for loss in losses for one in ancestors(loss)}

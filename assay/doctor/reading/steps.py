@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from assay.dataflow.origin import network, same_network
 from assay.dataflow.value import Loop, Value, ancestors
-from assay.source.program import Program
+from assay.source.program import Program, once
 
 _SHELLS = ("wrapped", "prepared", "cast")
 _OPEN = ("parameter", "attribute", "index", "element", "call", "method")  # an object of which nothing is known
@@ -88,6 +88,7 @@ def stepped(step: Value) -> Value | None:
     return None if is_scheduler(step) else optimizer_of(step.input)
 
 
+@once
 def optimizers(program: Program) -> list[Optimizer]:
     """Those of torch that the script makes, and objects that are stepped and cleared."""
     steps = [(one, stepped(one)) for one in program.of("step")]
