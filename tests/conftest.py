@@ -17,9 +17,6 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
-# The key with which runs are signed is made here, never in the home of whoever runs the tests.
-_STATE = tempfile.TemporaryDirectory()
-os.environ["XDG_STATE_HOME"] = _STATE.name
 # Before torch is imported. Test files run side by side; two pools of threads on the same cores slow each other down.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Before triton is imported, which transformers does: without a GPU its kernels are interpreted.
