@@ -1,6 +1,7 @@
 """Shared by the tests that run real commands."""
 
 import fcntl
+import gc
 import os
 import shutil
 import subprocess
@@ -39,18 +40,31 @@ LONGEST_FILES = (
 SLOW_FIXTURES = {"assay_command", "smollm2", "warm_peer", "warm_python"}
 SLOW_FILES = (
     "tests/adapters/", "tests/bench/", "tests/engine/", "tests/kernels/", "tests/proof/", "tests/watch/",
-    "tests/doctor/test_false_alarms.py", "tests/doctor/test_live.py", "tests/doctor/test_report_schemas.py",
-    "tests/doctor/test_script_command.py", "tests/doctor/test_source_checks.py",
+    "tests/doctor/test_catalogue.py", "tests/doctor/test_false_alarms.py", "tests/doctor/test_garbage.py",
+    "tests/doctor/test_live.py", "tests/doctor/test_report_schemas.py", "tests/doctor/test_script_command.py",
+    "tests/doctor/test_source_checks.py", "tests/doctor/illnesses/test_curves.py",
     "tests/doctor/illnesses/test_metamorphic_more.py", "tests/policy/test_checkpointing.py",
     "tests/policy/test_embedded.py", "tests/policy/test_forward.py", "tests/policy/test_lora.py",
     "tests/policy/test_probe.py", "tests/record/test_record_survives.py", "tests/rewards/test_check_bench.py",
-    "tests/rewards/test_judge_model.py", "tests/rewards/test_pool.py", "tests/rewards/test_process.py",
-    "tests/test_bench", "tests/test_default_run.py", "tests/test_grpo_mutants.py", "tests/test_grpo_trl_parity.py",
+    "tests/rewards/test_combined.py", "tests/rewards/test_judge_model.py", "tests/rewards/test_math_answer.py",
+    "tests/rewards/test_pool.py", "tests/rewards/test_process.py", "tests/tasks/test_reasoning_gym.py", "tests/test_bench", "tests/test_default_run.py", "tests/test_grpo_mutants.py", "tests/test_grpo_trl_parity.py",
     "tests/test_long_prompts.py", "tests/test_observe.py", "tests/test_trainer_steps.py",
     "tests/train/test_checkpoint_survives.py", "tests/train/test_evaluate.py", "tests/train/test_examine",
     "tests/train/test_export.py", "tests/train/test_learner.py", "tests/train/test_recheck.py",
     "tests/train/test_settings_matter.py", "tests/train/test_sinks.py", "tests/train/test_verbs.py",
+    "tests/train/test_watch.py",
 )  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path, config):
+    """What `make test-fast` leaves out is not even imported."""
+    name = collection_path.relative_to(config.rootpath).as_posix() if config.option.markexpr == "not slow" else ""
+    return True if name.startswith(SLOW_FILES) else None
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # ten thousand tests and the libraries: nothing that need be looked through again and again
 
 
 def pytest_collection_modifyitems(items):
