@@ -29,7 +29,7 @@ from typing import Any
 from assay import durable
 from assay.record.metrics import COMPONENT_METRICS, METRICS, TIMINGS, metrics_row, timings_row
 from assay.record.rollouts import COLUMNS, SCHEMA_VERSION, from_parquet, rollout_rows, to_parquet
-from assay.record.text import encodable, secrets, without_secrets
+from assay.record.text import encodable, redact, secrets, without_secrets
 from assay.types import StepRecord
 
 __all__ = [
@@ -97,7 +97,7 @@ class RunDirectory:
     def create(cls, path: Path, config_toml: str, environment: Mapping[str, Any]) -> RunDirectory:
         """A new run directory at a path that is missing or empty. A refusal leaves the path as it was."""
         for name, value in secrets().items():
-            if value in config_toml:
+            if redact(config_toml, {name: value}) != config_toml:
                 raise RunError(
                     f"the config holds the value of the environment variable {name}, and secrets are never recorded; "
                     "take it out of the config and let the code that needs it read the variable"

@@ -26,6 +26,7 @@ from datetime import UTC
 from urllib.parse import urlsplit
 
 from assay.config import ConfigError
+from assay.config.secrets import redact
 from assay.config.sections import JudgeConfig
 from assay.types import Prompt, Rollout, Score
 
@@ -193,8 +194,8 @@ class HttpJudge:
         return repr(self._without_key(text)[:QUOTED_CHARACTERS])
 
     def _without_key(self, text: str) -> str:
-        """Servers quote the key they refuse."""
-        return text.replace(self._key, f"[value of {self._settings.key_variable}]") if self._key else text
+        """Servers quote the key they refuse, also in base64 or percent-encoded."""
+        return redact(text, {self._settings.key_variable: self._key} if self._key else {})
 
 
 class _MayPass(Exception):

@@ -1,5 +1,6 @@
 """The HTTP judge against a real server that delays, fails and lies: a mark or a reason, never a 0.0, never a hang."""
 
+import base64
 import email.utils
 import json
 import threading
@@ -368,11 +369,16 @@ def test_the_key_is_in_no_score(serve, monkeypatch, short_waits):
         status(500, (" " * 75 + KEY).encode()),  # the quotation ends inside of it
         says(f"your key is {KEY}"),
         lambda handler, question: handler.wfile.write(f"{KEY}\r\n\r\n".encode()),
+        status(401, base64.b64encode(KEY.encode())),
+        status(401, base64.b64encode(f"Bearer {KEY}".encode())),
+        says(KEY.encode().hex()),
     ]
+    in_base64 = [base64.b64encode(bytes(before) + KEY.encode()).decode()[4:10] for before in range(3)]
+    spellings = (KEY[:4], *in_base64, KEY.encode().hex()[:8])
     for leak in leaks:
         (score,) = judge_of(serve(leak), key_variable="JUDGE_KEY", retries=1).score(asked("a"), ignore)
         assert score.reward is None
-        assert KEY[:4] not in score.error
+        assert not [spelling for spelling in spellings if spelling in score.error]
 
 
 @pytest.mark.parametrize(
