@@ -40,8 +40,11 @@ def say(sentence: str) -> None:
     typer.echo(printable(sentence), err=True)
 
 
-def fail(sentence: str, code: int) -> NoReturn:
+def fail(reason: str | Exception, code: int) -> NoReturn:
+    """Ends the program with a sentence, and below it the notes of an exception: lines that say more."""
     from assay.train.display import printable
 
-    typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
+    typer.echo(f"assay: {printable(str(reason))}", err=True)  # it may quote a user's code or a model's output
+    for line in getattr(reason, "__notes__", ()):
+        typer.echo(f"  {printable(line)}", err=True)
     raise typer.Exit(code)

@@ -51,9 +51,9 @@ def train(
                 return
             code = _start(settings, out, doctor)
     except (configuration.ConfigError, RunError) as error:
-        fail(str(error), 2)
+        fail(error, 2)
     except RunFailed as error:
-        fail(str(error), 1)
+        fail(error, 1)
     raise typer.Exit(code)
 
 
@@ -97,9 +97,9 @@ def evaluate(
             report=say,
         )
     except (configuration.ConfigError, RunError) as error:
-        fail(str(error), 2)
+        fail(error, 2)
     except RunFailed as error:
-        fail(str(error), 1)
+        fail(error, 1)
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
 
 
@@ -123,7 +123,7 @@ def export(
         ticker = ProgressLine(sys.stderr).ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say)
     except (configuration.ConfigError, RunError) as error:
-        fail(str(error), 2)
+        fail(error, 2)
     typer.echo(str(out))
 
 
@@ -163,7 +163,7 @@ def reward_check(
         settings = configuration.load(config, [*(overrides or []), *asked])
         code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
     except configuration.ConfigError as error:
-        fail(str(error), 2)
+        fail(error, 2)
     raise typer.Exit(code)
 
 
@@ -190,7 +190,7 @@ def tasks(
         for line in lines:
             typer.echo(printable(line))  # a file may hold anything
     except configuration.ConfigError as error:
-        fail(str(error), 2)
+        fail(error, 2)
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:

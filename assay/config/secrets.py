@@ -1,7 +1,7 @@
 """Secrets of the environment: an error message may quote one, and must not carry it into a record.
 
-A server or a library may quote a secret in another spelling than its own, so that each is looked for as it is, in
-base64 (alone or inside a longer text), in hexadecimal, percent-encoded, escaped as in JSON, Python or HTML, and reversed.
+A server or a library may quote a secret in another spelling than its own. So each is looked for as it is, in base64
+(alone or inside a longer text), in hexadecimal, percent-encoded, escaped as in JSON, Python or HTML, and reversed.
 """
 
 from __future__ import annotations

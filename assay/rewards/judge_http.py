@@ -60,7 +60,7 @@ class HttpJudge:
         self._marks: dict[bytes, Score] = {}  # by digest of the question: a long run asks many long ones
         self._jitter = random.Random()  # its own: the global stream belongs to the run's seed
 
-    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[Score], None]) -> list[Score]:
+    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
         """Scores in the order of `asked`. When `on_score` or `check_interrupt` raises, what is under way is cut off."""
         places: dict[str, list[int]] = {}
         for index, (prompt, rollout) in enumerate(asked):
@@ -72,7 +72,7 @@ class HttpJudge:
         def tell(question: str, score: Score) -> None:
             for index in places[question]:
                 scores[index] = score
-                on_score(score)
+                on_score(index, score)
 
         unknown = [question for question in places if _digest(question) not in self._marks]
         for question in places:
