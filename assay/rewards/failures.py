@@ -92,11 +92,11 @@ def _frame(frame: traceback.FrameSummary) -> str:
 def _causes(error: BaseException) -> list[BaseException]:
     """What it was raised from, the nearest first; a chain may be a circle."""
     found: list[BaseException] = []
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    while cause is not None and len(found) < _MOST_CAUSES and all(cause is not other for other in found):
+    cause: BaseException | None = error
+    while cause is not None and len(found) <= _MOST_CAUSES and all(cause is not other for other in found):
         found.append(cause)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return found
+        cause = cause.__context__ if cause.__cause__ is None and not cause.__suppress_context__ else cause.__cause__
+    return found[1:]
 
 
 @functools.cache

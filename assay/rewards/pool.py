@@ -117,9 +117,11 @@ class Pool:
                         continue
                     del under_way[worker]
                     results = [reply] * len(job.samples) if "error" in reply else reply["results"]
+                    is_one_call = "error" in reply or worker.functions[job.function]["batched"]
                     for sample, result in zip(job.samples, results, strict=True):
                         if "error" in result:
-                            result |= {"printed": worker.printed.text, "completions": len(job.samples)}
+                            completions = len(job.samples) if is_one_call else 1
+                            result |= {"printed": worker.printed.text, "completions": completions}
                         on_result(sample, job.function, result)
         finally:
             for worker in under_way:  # only if something was raised: a late answer must not meet a later question
@@ -134,7 +136,7 @@ class Pool:
         for _, members in itertools.groupby(range(len(samples)), key=lambda index: samples[index]["id"]):
             group = tuple(members)
             for number, shown in enumerate(self._workers[0].functions):
-                cuts = [group] if shown["batched"] else [(index,) for index in group]
+                cuts = [group] if shown["by_group"] else [(index,) for index in group]
                 yield from (Job(number, cut) for cut in cuts)
 
     def _begin(self, worker: Worker, job: Job, samples: Sequence[Sample]) -> None:

@@ -8,7 +8,7 @@ from assay.config.secrets import without_secrets
 
 SHOWN = 4096  # characters shown of the beginning, and as many of the end
 _KEPT = 2 * SHOWN  # bytes kept of each: a secret that the cut would halve is taken out whole before the cut
-ECHOED = 16_000  # bytes that are reported as they are printed, in the life of a pool
+ECHOED = 50  # lines that are reported as they are printed, in the life of a pool
 _LONGEST_LINE = 2000  # bytes
 
 
@@ -61,10 +61,10 @@ class Echo:
         for line in lines:
             if self._left <= 0:
                 return
-            self._left -= len(line) + 1
+            self._left -= 1
             self._report(f"the reward prints: {_decoded(line[:_LONGEST_LINE])}")
-            if self._left <= 0:
-                self._report(f"the reward has printed {ECHOED:,} bytes; what it prints from here on is not shown")
+            if self._left == 0:
+                self._report(f"the reward has printed {ECHOED} lines; what else it prints is not shown unless it fails")
 
 
 def _decoded(data: bytes | bytearray) -> str:

@@ -28,7 +28,7 @@ from assay.rewards.modules import RewardFinder, load_functions
 
 _LINUX = sys.platform == "linux"
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl
-_LONGEST_CLEANUP = 5.0  # seconds; what cannot be killed by then hangs in the kernel or is another user's, and stays
+_LONGEST_CLEANUP = 3.0  # seconds; what cannot be killed by then hangs in the kernel or is another user's, and stays
 _WAITED_FOR = {signal.SIGTERM, signal.SIGCHLD}
 
 
@@ -152,7 +152,12 @@ def serve() -> None:
         _reply(channel, {"error": f"could not be loaded: {reason}", "function": len(functions), **describe(error)})
         return
     shown = [
-        {"batched": one.is_batched or one.is_async, "unknown": one.unknown, "place": place_of(one.function)}
+        {
+            "by_group": one.is_batched or one.is_async,
+            "batched": one.is_batched,
+            "unknown": one.unknown,
+            "place": place_of(one.function),
+        }
         for one in functions
     ]
     _reply(channel, {"functions": shown})
@@ -167,7 +172,7 @@ def serve() -> None:
 def _reply(channel: TextIO, answer: dict[str, Any]) -> None:
     """What was printed is written out first, so that the trainer has it when it gets the answer."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a function may have closed it, or put anything in its place
+        with contextlib.suppress(BaseException):  # a function may have closed it, or put anything in its place
             stream.flush()
     print(json.dumps(answer), file=channel)
 
