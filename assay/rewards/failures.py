@@ -18,6 +18,7 @@ from typing import Any
 from assay.config import ConfigError
 from assay.config.secrets import without_secrets
 from assay.rewards.limits import memory_limit
+from assay.rewards.modules import is_file
 from assay.types import Failure, Prompt, Rollout, Score
 
 REASON_LENGTH = 500
@@ -166,9 +167,12 @@ def failure_block(facts: Mapping[str, Any]) -> list[str]:
 def load_error(spec: str, reply: Mapping[str, Any], printed: str) -> ConfigError:
     """A function that cannot be loaded; the notes of the error are lines that say more."""
     trace = reply.get("trace", {})
-    place = f" (at {trace['place']})" if trace.get("place") else ""
-    error = ConfigError(f"reward.functions = {spec!r}: {reply['error']}{place}")
-    for line in (*_traceback(trace.get("frames", ())), *_printed(printed)):
+    where = f" (at {trace['place']})" if trace.get("place") else ""
+    error = ConfigError(f"reward.functions = {spec!r}: {reply['error']}{where}")
+    place, _, name = spec.rpartition(":")
+    file = Path(*place.split(".")).with_suffix(".py")
+    meant = [f"to use the file here, give {file}:{name}"] if not is_file(place) and file.is_file() else []
+    for line in (*_traceback(trace.get("frames", ())), *_printed(printed), *meant):
         error.add_note(escaped(line))
     return error
 

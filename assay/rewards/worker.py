@@ -37,6 +37,7 @@ def main() -> None:
     _on_death_of_parent(signal.SIGTERM)
     if _LINUX:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal that is ignored cannot be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     try:
         worker = os.fork()
@@ -46,6 +47,7 @@ def main() -> None:
     if worker == 0:
         os.setsid()
         _on_death_of_parent(signal.SIGKILL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         serve()
     else:
@@ -65,7 +67,6 @@ def _supervise(worker: int) -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):  # the pipes are the worker's: the trainer must see when it closes them
         os.dup2(nothing, standard)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal that is ignored cannot be waited for
     status = None
     while status is None:
         if signal.sigwait(_WAITED_FOR) == signal.SIGTERM:
@@ -86,7 +87,7 @@ def _supervise(worker: int) -> NoReturn:
 
 def _kill_all(worker: int) -> None:
     """Kills all that descends from this process. What loses its parent becomes a child of this process (Linux)."""
-    if not _LINUX:
+    if not Path("/proc/self/stat").exists():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)
         return

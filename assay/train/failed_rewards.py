@@ -57,9 +57,10 @@ class FailedRewards:
                 self._has_worked = True
                 return
             failed += 1
-            if not self._failed_prompts and not self._has_worked:
-                self._report(f"the first completion could not be scored: {score.error}")
-            self._failed_prompts.add(pairs[index][0].id)
+            if not self._has_worked:
+                if not self._failed_prompts:
+                    self._report(f"the first completion could not be scored: {score.error}")
+                self._failed_prompts.add(pairs[index][0].id)
             counts = f"{failed} of {known} completions"
             if failed > allowed:
                 why = f", and reward.max_failed = {share:g} allows {int(allowed)} of these {len(pairs)}"

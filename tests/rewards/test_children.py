@@ -119,3 +119,16 @@ def test_a_child_that_holds_the_standard_streams_keeps_nobody_waiting(rewards):
         os.close(write)
     assert os.read(read, 1) == b""  # nobody else holds our standard error: a shell's pipe would end here
     os.close(read)
+
+
+def test_a_trainer_that_ignores_the_end_of_children_waits_for_no_worker_for_ever(tmp_path):
+    (tmp_path / "reward.py").write_text("import os\nos._exit(4)\n")
+    spec = f"{tmp_path / 'reward.py'}:score"
+    code = (
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # as a daemon may have left it
+        "from assay.config import ConfigError\nfrom assay.rewards.pool import Function, Pool\n"
+        f"try: Pool([Function('score', {spec!r})], workers=1, timeout=60, separator='x')\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "could not be loaded: its process" in shown.stdout, shown.stderr

@@ -6,6 +6,7 @@ import sys
 import pytest
 from rewards.asking import asked, body, score_all
 
+from assay.config import ConfigError
 from assay.rewards.modules import files_of, load_functions, module_name
 
 
@@ -82,3 +83,14 @@ def test_the_directory_of_a_file_is_the_last_place_to_look(tmp_path):
     file.write_text("def score(): pass\n")
     list(load_functions([f"{file}:score"]))
     assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_module_of_the_working_directory_is_not_imported_and_its_file_is_offered(rewards, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/style.py").write_text("def score(completion): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"reward\.functions = 'mine\.style:score': .* No module named 'mine'"
+    ) as caught:
+        rewards(functions=["mine.style:score"])
+    assert "to use the file here, give mine/style.py:score" in caught.value.__notes__

@@ -54,6 +54,13 @@ def test_no_part_of_a_secret_is_left_at_the_cut(monkeypatch, before, lots):
     assert "cdef" not in flood
 
 
+def test_a_long_secret_that_is_printed_over_and_over_leaves_no_part_of_it(monkeypatch):
+    key = "".join(f"{number:03d}-" for number in range(750))
+    monkeypatch.setenv("SOME_API_KEY", key)
+    text = printed(*[key.encode() + b"\n"] * 100).text
+    assert not [part for part in key.split("-") if part and f"{part}-" in text]
+
+
 def test_the_first_lines_are_reported_as_they_come(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", KEY)
     said = []
