@@ -24,7 +24,7 @@ from assay.rewards.printed import Printed
 
 START_SECONDS = 120.0  # a reward file may import a large library
 _STOP_SECONDS = 5.0  # the supervisor may take so long to kill what the worker has started
-_END_SECONDS = 2.0  # between the last word of a process and its end
+_END_SECONDS = 5.0  # between the last word of a process and its end
 _MOST_READ = 1 << 20  # bytes of what is printed that are read at a time: a reward that prints for ever has a deadline
 
 
