@@ -102,6 +102,17 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Where a reward function failed, for a reader. Texts of a model or of a user's code may stand in all of it."""
+
+    place: str = ""  # file:line of the user's code: where it raised, else where the function begins; "" = not known
+    exception: str = ""  # "ValueError: no digits"; "" = it raised nothing
+    frames: tuple[str, ...] = ()  # the calls of the user's code up to there, the last one last
+    printed: str = ""  # the beginning and the end of what the call printed
+    completions: int = 1  # in the call that failed
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """What a reward made of one rollout: a number and its components, or no number and the reason.
 
@@ -115,6 +126,7 @@ class Score:
     components: Mapping[str, float]
     error: str
     steps: tuple[tuple[int, float], ...] = ()  # process rewards: (completion tokens up to its end, reward) of each step
+    failure: Failure | None = None  # of an error, where it came from, if that is known; it is not recorded
 
     @classmethod
     def of(
@@ -128,8 +140,8 @@ class Score:
         return cls(total, components, "", steps)
 
     @classmethod
-    def failed(cls, error: str) -> Score:
-        return cls(None, {}, error)
+    def failed(cls, error: str, failure: Failure | None = None) -> Score:
+        return cls(None, {}, error, failure=failure)
 
 
 def weight_of(component: str, weights: Mapping[str, float]) -> float:

@@ -38,7 +38,7 @@ def replaying(document, monkeypatch, tmp_path):
     for run in document["runs"]:
         (tmp_path / f"{run['contender']}.json").write_text(json.dumps(run))
     script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\ncp "{tmp_path}/$3.json" "$6/measured.json"\n')
+    script.write_text(f'#!/bin/sh\ncp "{tmp_path}/$4.json" "$7/measured.json"\n')
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     return tmp_path

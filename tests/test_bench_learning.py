@@ -264,7 +264,7 @@ def test_finished_runs_come_back_from_the_file_and_other_settings_do_not_take_th
 
 @pytest.fixture
 def worker(monkeypatch, tmp_path):
-    """Makes every contender this shell script; $4 is its directory."""
+    """Makes every contender this shell script; $5 is its directory."""
 
     def make(script):
         file = tmp_path / "python"
@@ -299,7 +299,7 @@ def test_a_run_that_fails_ends_the_comparison_with_its_last_words(worker, capsys
 
 @needs_trl
 def test_what_a_worker_refuses_is_refused(worker):
-    worker('printf "other tokens" > "$4/refused.txt"; exit 2')
+    worker('printf "other tokens" > "$5/refused.txt"; exit 2')
     with pytest.raises(ConfigError, match="other tokens"):
         learning(Config(), 1, 1, None, None)
 

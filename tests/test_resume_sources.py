@@ -3,10 +3,13 @@
 import json
 
 import pytest
-from run_fixtures import contents, settings
+from run_fixtures import settings
 from tiny import tiny_policy
 
+from assay.config import from_mapping
 from assay.policy.embedded import tokenizer
+from assay.record import RunError
+from assay.train.sources import changes
 
 SCORE = "def score(completion, answer):\n    return float(completion == answer) + {bonus}\n"
 
@@ -18,13 +21,13 @@ def begun(assay_command, run_path):
     rows = [{"question": f"{number}>", "answer": str(number)} for number in range(30)]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "reward.py").write_text(SCORE.format(bonus=0.0))
-    changes = {
+    chosen = {
         "task__name": place / "rows.jsonl",
         "task__options": "{chat = false, heldout = 0.5}",
         "reward__functions": f"{place / 'reward.py'}:score",
         "run__steps": 2,
     }
-    arguments = settings(**changes)
+    arguments = settings(**chosen)
     for option in ("min_digits", "max_digits"):  # those of the task that is not asked here
         first = next(index for index, part in enumerate(arguments) if part.startswith(f"task.options.{option}="))
         del arguments[first - 1 : first + 1]
@@ -54,14 +57,21 @@ def test_a_changed_reward_is_used_and_said_aloud(begun, run_path):
     assert rewards[2] >= 5.0 > max(rewards[:2])
 
 
-def test_changed_rows_are_refused_and_nothing_is_touched(begun, run_path):
-    before = contents(run_path)
+def test_changed_rows_are_used_and_said_aloud(begun, run_path):
     with (run_path.parent / "rows.jsonl").open("a") as file:
         file.write(json.dumps({"question": "31>", "answer": "31"}) + "\n")
     ended = begun()
-    assert ended.code == 2
-    assert "holds other rows than when the run began" in ended.sentences[0]
-    assert contents(run_path) == before
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("rows.jsonl has changed since the last checkpoint") == 1
+    assert events(run_path).count("data changed") == 1
+
+
+def test_problems_of_another_version_of_a_library_are_refused():
+    config = from_mapping({"task": {"name": "reasoning_gym/chain_sum"}})
+    before, now = {"problems": "reasoning-gym 1.0"}, {"problems": "reasoning-gym 2.0"}
+    with pytest.raises(RunError, match=r"other problems than when the run began \(reasoning-gym 1\.0, now"):
+        changes(before, now, config)
+    assert changes(before, before, config) == []
 
 
 def test_a_run_that_goes_on_has_no_final_weights_until_it_ends(begun, run_path):

@@ -19,13 +19,16 @@ SETTINGS = settings(optimizer__epochs=3)
 
 # scores like the task itself; where the environment says so, one call first sends its trainer a signal and then dawdles
 REWARD = """
-import os, signal, time
+import os, pathlib, signal, time
 calls = 0
+def trainer():  # the parent of the supervisor, which is the parent of this process
+    status = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[1])
 def score(prompt, completion, answer):
     global calls
     calls += 1
     if calls == int(os.environ.get("SIGNAL_AT_CALL", "0")):
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(trainer(), signal.SIGTERM)
         time.sleep(0.3)
     return float(completion == answer)
 """

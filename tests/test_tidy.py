@@ -14,10 +14,11 @@ SOURCES = [
     path for path in sorted((ROOT / "assay").rglob("*.py")) if "proof/scripts" not in path.as_posix()
 ]  # scripts of the corpus are written as the public writes
 
-# what each part may import of the others; everything may import types, config, grpo, durable and verdict
+# what each part may import of the others; everything may import types, config, grpo, durable, interpreter and verdict
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "durable": set(),
+    "interpreter": set(),
     "verdict": set(),
     "grpo": set(),
     "config": set(),
@@ -41,10 +42,10 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"trainer", "observation"},
     "__main__": {"cli"},
 }
-COMMON = {"types", "config", "grpo", "durable", "verdict"}
+COMMON = {"types", "config", "grpo", "durable", "verdict", "interpreter"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
 # assay/watch/guard.py the boundary between our faults and a script that is watched
-BOUNDARIES = {"call.py", "guard.py", "process.py", "sinks.py", "turn.py"}
+BOUNDARIES = {"call.py", "failures.py", "guard.py", "process.py", "sinks.py", "turn.py", "worker.py"}
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",
     "assay.verdict", "assay.doctor.catalogue", "assay.doctor.diagnosis", "assay.doctor.command",

@@ -170,7 +170,10 @@ def _run(how, *arguments):
     import runpy
     import types
 
-    if how == "-m":
+    if how == "-P":
+        sys.argv[:] = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+    elif how == "-m":
         module, *sys.argv[1:] = arguments
         sys.path.insert(0, os.getcwd())
         runpy.run_module(module, run_name="__main__", alter_sys=True)

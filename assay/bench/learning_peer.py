@@ -45,7 +45,7 @@ class TaskReward:
         prompts = [self.prompts[index] for index in number]
         self.trained += prompts[::group]
         asked = [(prompt, self.rollout(prompt, ids)) for prompt, ids in zip(prompts, completion_ids, strict=True)]
-        return [self._number(score) for score in self.reward.score(asked, lambda score: None)]
+        return [self._number(score) for score in self.reward.score(asked, lambda index, score: None)]
 
     def rollout(self, prompt: Prompt, ids: Sequence[int]) -> Rollout:
         """What our engine would have made of these tokens; TRL hands no log-probs over."""

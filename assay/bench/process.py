@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from assay.interpreter import python_command, python_environment
 from assay.train.interrupt import Interrupt
 from assay.train.words import printable
 
@@ -71,10 +71,10 @@ class Stop(Interrupt):
 def run_worker(
     arguments: Sequence[str], directory: Path, threads: int, on_step: OnStep, stop: Stop | None = None
 ) -> bool:
-    """python -m arguments... to its end; whether it ended well. It prints "step" after each step."""
+    """Runs a module of ours with its arguments; whether it ended well. It prints "step" after each step."""
     # torch reads it when it is imported: the pools that set_num_threads does not reach are then as small as the others
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", *arguments]
+    environment = {**python_environment(), "OMP_NUM_THREADS": str(threads)}
+    command = python_command(*arguments)
     with (
         (directory / "log.txt").open("wb") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,

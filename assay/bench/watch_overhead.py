@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import assay
+from assay.interpreter import python_command
 
 ROUNDS = 3
 _SCRIPTS = Path(assay.__file__).parent / "proof" / "scripts"
@@ -86,7 +87,7 @@ def measure(case: Case, rounds: int) -> str:
         script = Path(folder) / "script.py"
         script.write_text(case.text())
         plainly = [sys.executable, str(script), *case.arguments]
-        beside = [sys.executable, "-m", "assay", "watch", str(script), *case.arguments]
+        beside = python_command("assay", "watch", str(script), *case.arguments)
         runs = [(seconds(plainly), seconds(beside)) for _ in range(rounds)]
     plain, watched = best([one for one, _ in runs]), best([two for _, two in runs])
     parts = {"observed": slice(1, case.written), "after": slice(case.written + 1, None)}

@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 the run failed or there are findings, 2 bad usage or input
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -77,19 +77,24 @@ def say(sentence: str) -> None:
     typer.echo(printable(sentence), err=True)
 
 
-def fail(sentence: str, code: int) -> NoReturn:
-    _complain(sentence)
+def fail(reason: str | Exception, code: int) -> NoReturn:
+    """Ends the program with a sentence, and below it the notes of an exception: lines that say more."""
+    _complain(str(reason), getattr(reason, "__notes__", ()))
     raise typer.Exit(code)
 
 
 def refuse(error: Exception) -> NoReturn:
     """Bad input: prints every sentence of the error on a line of its own and ends with exit code 2."""
-    for sentence in getattr(error, "sentences", (str(error),)):
+    *others, last = getattr(error, "sentences", (str(error),))
+    for sentence in others:
         _complain(sentence)
+    _complain(last, getattr(error, "__notes__", ()))
     raise typer.Exit(2)
 
 
-def _complain(sentence: str) -> None:
+def _complain(sentence: str, notes: Iterable[str] = ()) -> None:
     from assay.train.words import printable
 
     typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
+    for line in notes:
+        typer.echo(f"  {printable(line)}", err=True)

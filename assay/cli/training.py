@@ -76,7 +76,7 @@ def train(
     except (configuration.ConfigError, RunError) as error:
         refuse(error)
     except RunFailed as error:
-        fail(str(error), 1)
+        fail(error, 1)
     raise typer.Exit(code)
 
 
@@ -148,7 +148,7 @@ def evaluate(
     except (configuration.ConfigError, RunError) as error:
         refuse(error)
     except RunFailed as error:
-        fail(str(error), 1)
+        fail(error, 1)
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
 
 

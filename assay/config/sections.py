@@ -84,7 +84,11 @@ class RewardConfig:
     timeout: float = setting(10.0, "seconds that scoring one answer may take", low=0.001)
     workers: int = setting(1, "processes that score answers side by side", low=1)
     min_scored: float = setting(0.75, "a group with a smaller share of scored rollouts is dropped", low=0.0)
-    max_failed: float = setting(0.25, "stop when a larger share of a step's rollouts could not be scored", low=0.0)
+    max_failed: float = setting(
+        0.25,
+        "stop when more than this share of a step's rollouts, and than one prompt's, could not be scored; 0 = none may",
+        low=0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

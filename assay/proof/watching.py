@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from assay.interpreter import python_command, python_environment
+
 # what the scripts import; a library that is not there is left to the script that wants it
 LIBRARIES = (
     "numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch.distributions",
@@ -37,14 +39,14 @@ _LEAVE = os._exit  # a watched script's process has another one
 
 def watch_all(scripts: Sequence[str], *, jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
     """The result of each script, in the order in which they end."""
-    command = [sys.executable, "-m", "assay.proof.watching", str(jobs), str(seconds)]
+    command = python_command("assay.proof.watching", str(jobs), str(seconds))
     quiet = {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    pipe, surroundings = subprocess.PIPE, {**os.environ, **quiet}
+    pipe, surroundings = subprocess.PIPE, {**python_environment(), **quiet}
     with subprocess.Popen(command, text=True, env=surroundings, stdin=pipe, stdout=pipe) as server:
         assert server.stdin is not None
         assert server.stdout is not None

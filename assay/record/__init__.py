@@ -31,7 +31,7 @@ from assay import durable
 from assay.record import checksums
 from assay.record.metrics import COMPONENT_METRICS, METRICS, TIMINGS, metrics_row, timings_row
 from assay.record.rollouts import COLUMNS, SCHEMA_VERSION, from_parquet, rollout_rows, to_parquet
-from assay.record.text import encodable, secrets, without_secrets
+from assay.record.text import encodable, redact, secrets, without_secrets
 from assay.types import StepRecord
 
 __all__ = [
@@ -356,7 +356,7 @@ def check_new_run(path: Path, config_toml: str) -> list[Path]:
     """Refuses a config that holds a secret, and a path at which there is something. Returns the directories that must
     be made for `path` to exist, outermost last."""
     for name, value in secrets().items():
-        if value in config_toml:
+        if redact(config_toml, {name: value}) != config_toml:
             raise RunError(
                 f"the config holds the value of the environment variable {name}, and secrets are never recorded; "
                 "take it out of the config and let the code that needs it read the variable"

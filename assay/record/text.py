@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assay.config.secrets import secrets, without_secrets
+from assay.config.secrets import redact, secrets, without_secrets
 
-__all__ = ["encodable", "secrets", "without_secrets"]
+__all__ = ["encodable", "redact", "secrets", "without_secrets"]
 
 
 def encodable(text: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from assay.tasks import Task
 
 Asked = tuple[Prompt, Rollout]
+OnScore = Callable[[int, Score], None]  # the place among those asked, its score
 
 BUILT_IN = {
     "exact": "assay.rewards.builtin:exact",
@@ -34,8 +35,8 @@ BUILT_IN = {
 class Reward(Protocol):
     """Scores completions, many at a time. One that cannot be scored gets a failed Score, never a number."""
 
-    def score(self, asked: Sequence[Asked], on_score: Callable[[Score], None]) -> list[Score]:
-        """Scores in the order of `asked`. `on_score` hears each as it is known, in any order, and may raise."""
+    def score(self, asked: Sequence[Asked], on_score: OnScore) -> list[Score]:
+        """Scores in the order of `asked`. `on_score` is called with each as it is known, in any order; it may raise."""
 
     def close(self) -> None: ...
 
@@ -54,10 +55,12 @@ def open_rewards(
     task: Task,
     decode: Callable[[Sequence[int]], str],
     check_interrupt: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda sentence: None,
 ) -> Reward:
     """All of reward.functions as one. `decode` turns completion tokens into text: process rewards are placed by it.
 
     `check_interrupt` is called twice a second or more while rewards are waited for, here and in `score`. It may raise.
+    `report` is called with the first lines that functions print.
     """
     asked_for = config.reward.functions or ("task",)
     names = tuple(map(function_name, asked_for))
@@ -72,7 +75,7 @@ def open_rewards(
         for name, function in zip(names, asked_for, strict=True)
         if function != "judge" and not (function == "task" and in_task)
     ]
-    pool = _open_pool(in_workers, config, task, check_interrupt) if in_workers else None
+    pool = _open_pool(in_workers, config, task, check_interrupt, report) if in_workers else None
     try:
         judge = _open_judge(config, check_interrupt) if "judge" in asked_for else None
     except BaseException:
@@ -138,7 +141,13 @@ def _checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def _open_pool(functions: Sequence[Function], config: Config, task: Task, check_interrupt: Callable[[], None]) -> Pool:
+def _open_pool(
+    functions: Sequence[Function],
+    config: Config,
+    task: Task,
+    check_interrupt: Callable[[], None],
+    report: Callable[[str], None],
+) -> Pool:
     reward = config.reward
     pool = Pool(
         functions,
@@ -146,6 +155,7 @@ def _open_pool(functions: Sequence[Function], config: Config, task: Task, check_
         timeout=reward.timeout,
         separator=reward.step_separator,
         check_interrupt=check_interrupt,
+        report=report,
     )
     unknown = list(pool.unknown_parameters())
     fields = list(task.training_problem(0).fields) if unknown else []

@@ -9,21 +9,16 @@ completion. `async def` is awaited; the calls of one group then run side by side
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.machinery
-import importlib.util
 import inspect
 import json
 import math
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from assay.config.secrets import without_secrets
 from assay.grpo import REWARD_LIMIT
+from assay.rewards.failures import WrongUse, describe, reason_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,13 +26,12 @@ if TYPE_CHECKING:
 NAMES = ("prompt", "completion", "answer", "tokens", "id", "truncated", "fields")
 PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer", "ids": "id"}
 POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name are given
-REASON_LENGTH = 500
 REPLY_LENGTH = 1_000_000  # characters a completion; a longer reply would only fill the records
 
 Sample = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
 Result = dict[
     str, Any
-]  # {"components": {name: number}}, with process rewards {"steps": [number]} too; or {"error": ...}
+]  # {"components": {name: number}}, with process rewards {"steps": [number]} too; or {"error": ..., "trace": ...}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class RewardFunction:
             value = self._called({**sample["fields"], **sample})
             return bounded(checked(value, sample["completion"].split(separator)))
         except BaseException as error:  # the boundary to user code: the reason travels as a failed Score
-            return {"error": reason_of(error)}
+            return {"error": reason_of(error), **describe(error)}
 
     async def _side_by_side(self, samples: Sequence[Sample], timeout: float, separator: str) -> list[Result]:
         import asyncio
@@ -91,7 +85,7 @@ class RewardFunction:
                     raise WrongUse(f"took longer than {timeout:g} s")
                 return bounded(checked(task.result(), sample["completion"].split(separator)))
             except BaseException as error:  # the boundary to user code
-                return {"error": reason_of(error)}
+                return {"error": reason_of(error), **describe(error)}
 
         return list(await asyncio.gather(*map(one, samples)))
 
@@ -110,7 +104,7 @@ class RewardFunction:
                 for value, sample in zip(values, samples, strict=True)
             ]
         except BaseException as error:  # the boundary to user code
-            return [{"error": reason_of(error)}] * len(samples)
+            return [{"error": reason_of(error), **describe(error)}] * len(samples)
 
     def _called(self, available: Mapping[str, Any]) -> object:
         args, kwargs = self._arguments(available)
@@ -132,25 +126,6 @@ class RewardFunction:
         wanted = available if self.takes_all else (*self.required, *self.optional)
         names = [name for name in wanted if name in available and name not in self.positional_only]
         return args, {name: available[name] for name in names}
-
-
-class WrongUse(Exception):
-    """What the function did wrong, in the words of the report."""
-
-
-def reason_of(error: BaseException) -> str:
-    """What is recorded of an error. Secrets are taken out before it is cut: half of a key would not be recognised.
-
-    >>> reason_of(ValueError("no digits"))
-    'raised ValueError: no digits'
-    """
-    if isinstance(error, WrongUse):
-        return without_secrets(str(error))[:REASON_LENGTH]
-    try:
-        text = str(error)
-    except Exception:  # a user's exception may fail at anything
-        text = "(its text cannot be made)"
-    return without_secrets(f"raised {type(error).__name__}: {text}")[:REASON_LENGTH]
 
 
 def read_signature(function: Callable[..., object], given: Mapping[str, Any]) -> RewardFunction:
@@ -205,10 +180,11 @@ def checked(value: object, steps: Sequence[str]) -> Result:
 def _numbers(values: Mapping[Any, Any], *, named: bool) -> dict[str, float] | str:
     """The values as finite numbers, or the reason why one is not."""
     numbers: dict[str, float] = {}
-    for name, value in values.items():
-        if str(name) in numbers:
-            return f"returned two numbers that are both named {str(name)[:40]!r}"
-        where = f" as {name!r}" if named else ""
+    for key, value in values.items():
+        name = _component_name(str(key))
+        where = f" as {name[:40]!r}" if named else ""
+        if name in numbers:
+            return f"returned two numbers that are both named {name[:40]!r}"
         number = plain(value)
         if number is None:
             return f"returned None{where}"
@@ -216,17 +192,22 @@ def _numbers(values: Mapping[Any, Any], *, named: bool) -> dict[str, float] | st
             quoted = repr(without_secrets(number)[:40]) if isinstance(number, str) else without_secrets(repr(number))
             return f"returned the text {quoted[:60]}{where}, not a number"
         try:
-            numbers[str(name)] = float(number)
+            numbers[name] = float(number)
         except (TypeError, ValueError):
             return f"returned a {type(number).__name__}{where}, not a number"
         except OverflowError:
             return f"returned a number{where} that no float can hold"
-        if not math.isfinite(numbers[str(name)]):
-            return f"returned {numbers[str(name)]}{where}"
+        if not math.isfinite(numbers[name]):
+            return f"returned {numbers[name]}{where}"
     for total in (*numbers.values(), sum(numbers.values())):
         if not abs(total) <= REWARD_LIMIT:
             return f"returned {total:g}, and a reward beyond {REWARD_LIMIT:g} cannot be normalised"
     return numbers
+
+
+@functools.lru_cache(maxsize=1024)  # the same few names come with every completion
+def _component_name(name: str) -> str:
+    return without_secrets(name)
 
 
 def bounded(result: Result) -> Result:
@@ -234,36 +215,6 @@ def bounded(result: Result) -> Result:
     if length > REPLY_LENGTH:
         return {"error": f"returned components that take {length} characters to write; {REPLY_LENGTH} are allowed"}
     return result
-
-
-def load_function(spec: str) -> Callable[..., object]:
-    """The function of "file.py:function", or "assay.module:function" for a reward of this package."""
-    place, _, name = spec.rpartition(":")
-    if not place.endswith(".py") and not place.startswith("assay."):
-        raise ImportError(f"{place} is not a Python file")
-    function = getattr(_file_module(place) if place.endswith(".py") else importlib.import_module(place), name, None)
-    if not callable(function):
-        raise ImportError(f"{place} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
-
-
-class _AsItIsNow(importlib.machinery.SourceFileLoader):
-    """Reads the file itself: bytecode of a file that was changed within the same second would be taken for its own."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
-        return code
-
-
-def _file_module(path: str) -> ModuleType:
-    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if module_spec is None or module_spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module_spec.loader = loader = _AsItIsNow(module_spec.name, path)
-    module = importlib.util.module_from_spec(module_spec)
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    loader.exec_module(module)
-    return module
 
 
 def _keys(samples: Sequence[Sample]) -> list[str]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from assay.grpo import REWARD_LIMIT
 from assay.rewards.call import Result, Sample
+from assay.rewards.failures import failure_of
 from assay.rewards.pool import Pool
 from assay.rewards.steps import step_ends
 from assay.types import Prompt, Rollout, Score
 
 if TYPE_CHECKING:
-    from assay.rewards import Asked, Reward
+    from assay.rewards import Asked, OnScore, Reward
 
 Parts = dict[str, Score]  # by function
 
@@ -30,11 +31,13 @@ class Combined:
     decode: Callable[[Sequence[int]], str]
     separator: str
 
-    def score(self, asked: Sequence[Asked], on_score: Callable[[Score], None]) -> list[Score]:
+    def score(self, asked: Sequence[Asked], on_score: OnScore) -> list[Score]:
         if self.judge is not None and len(self.names) == 1:
             return [
                 self.combine({"judge": score})
-                for score in self.judge.score(asked, lambda score: on_score(self.combine({"judge": score})))
+                for score in self.judge.score(
+                    asked, lambda index, score: on_score(index, self.combine({"judge": score}))
+                )
             ]
         parts: list[Parts] = [{} for _ in asked]
         if self.judge is not None:
@@ -46,7 +49,7 @@ class Combined:
             parts[index][name] = part
             if len(parts[index]) == len(self.names):
                 scores[index] = self.combine(parts[index])
-                on_score(scores[index])
+                on_score(index, scores[index])
 
         if self.in_task is not None:
             for index in left:
@@ -56,7 +59,7 @@ class Combined:
 
             def on_result(sample: int, function: int, result: Result) -> None:
                 index = left[sample]
-                keep(index, functions[function].name, self._part(asked[index][1], result))
+                keep(index, functions[function].name, self._part(asked[index][1], function, result))
 
             self.pool.score([_sample(*asked[index]) for index in left], on_result)
         return [scores[index] for index in range(len(asked))]
@@ -76,7 +79,7 @@ class Combined:
             if part is None:  # only beside a failure: the rest is not asked for
                 continue
             if part.error:
-                return Score.failed(f"{name}: {part.error}")
+                return Score.failed(f"{name}: {part.error}", part.failure)
             components |= {self._component(name, key): value for key, value in part.components.items()}
             weighted = [(end, self.weights.get(name, 1.0) * reward) for end, reward in part.steps]
             if steps and weighted and [end for end, _ in steps] != [end for end, _ in weighted]:
@@ -94,31 +97,30 @@ class Combined:
             return name
         return key if len(self.names) == 1 and not self.weights else f"{name}/{key}"
 
-    def _judge(
-        self, judge: Reward, asked: Sequence[Asked], parts: list[Parts], on_score: Callable[[Score], None]
-    ) -> None:
-        """A judged completion is not scored yet; a failed one is. Failures are told at once as long as there is nothing
-        else, so that a judge that never works is noticed, and later otherwise: a few failures must not look like all.
-        """
-        held: list[Score] = []
+    def _judge(self, judge: Reward, asked: Sequence[Asked], parts: list[Parts], on_score: OnScore) -> None:
+        """A judged completion is not scored yet; a failed one is. Failures are reported at once as long as there is
+        nothing else, so that a judge that never works is noticed. Otherwise they are reported later: a few failures
+        must not look like all."""
+        held: list[tuple[int, Score]] = []
         works = False
 
-        def on_judged(score: Score) -> None:
+        def on_judged(index: int, score: Score) -> None:
             nonlocal works
             works = works or not score.error
             if score.error and works:
-                held.append(score)
+                held.append((index, score))
             elif score.error:
-                on_score(self.combine({"judge": score}))
+                on_score(index, self.combine({"judge": score}))
 
         for part, score in zip(parts, judge.score(asked, on_judged), strict=True):
             part["judge"] = score
-        for score in held:
-            on_score(self.combine({"judge": score}))
+        for index, score in held:
+            on_score(index, self.combine({"judge": score}))
 
-    def _part(self, rollout: Rollout, result: Result) -> Score:
+    def _part(self, rollout: Rollout, function: int, result: Result) -> Score:
         if "error" in result:
-            return Score.failed(result["error"])
+            assert self.pool is not None
+            return Score.failed(result["error"], failure_of(result, self.pool.place_of(function)))
         if "steps" not in result:
             return Score.of(result["components"])
         ends = step_ends(self.decode, rollout.tokens, rollout.text, self.separator)

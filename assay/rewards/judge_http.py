@@ -26,6 +26,7 @@ from datetime import UTC
 from urllib.parse import urlsplit
 
 from assay.config import ConfigError
+from assay.config.secrets import redact
 from assay.config.sections import JudgeConfig
 from assay.types import Prompt, Rollout, Score
 
@@ -59,7 +60,7 @@ class HttpJudge:
         self._marks: dict[bytes, Score] = {}  # by digest of the question: a long run asks many long ones
         self._jitter = random.Random()  # its own: the global stream belongs to the run's seed
 
-    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[Score], None]) -> list[Score]:
+    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
         """Scores in the order of `asked`. When `on_score` or `check_interrupt` raises, what is under way is cut off."""
         places: dict[str, list[int]] = {}
         for index, (prompt, rollout) in enumerate(asked):
@@ -71,7 +72,7 @@ class HttpJudge:
         def tell(question: str, score: Score) -> None:
             for index in places[question]:
                 scores[index] = score
-                on_score(score)
+                on_score(index, score)
 
         unknown = [question for question in places if _digest(question) not in self._marks]
         for question in places:
@@ -193,8 +194,8 @@ class HttpJudge:
         return repr(self._without_key(text)[:QUOTED_CHARACTERS])
 
     def _without_key(self, text: str) -> str:
-        """Servers quote the key they refuse."""
-        return text.replace(self._key, f"[value of {self._settings.key_variable}]") if self._key else text
+        """Servers quote the key they refuse, also in base64 or percent-encoded."""
+        return redact(text, {self._settings.key_variable: self._key} if self._key else {})
 
 
 class _MayPass(Exception):

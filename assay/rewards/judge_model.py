@@ -74,12 +74,12 @@ class JudgeModel:
         self._reserved = _reserved(self._tokenizer)
         self._examine()
 
-    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[Score], None]) -> list[Score]:
+    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
         scores: dict[int, Score] = {}
 
         def tell(index: int, score: Score) -> None:
             scores[index] = score
-            on_score(score)
+            on_score(index, score)
 
         rows = [self._read(prompt.text, rollout.text) for prompt, rollout in asked]
         fitting = []

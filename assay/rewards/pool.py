@@ -1,11 +1,12 @@
 """Reward functions spread over worker processes: one loop, no threads, a deadline for each request.
 
 A request is one completion, or all completions of one prompt for a function that takes many at a time. A worker that
-hangs or dies fails its own request alone and is started anew.
+hangs or dies fails its own request alone and is started again.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import selectors
 import time
@@ -14,8 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.config import ConfigError
 from assay.rewards.call import Result, Sample
+from assay.rewards.failures import load_error
+from assay.rewards.limits import refuse_too_few_files
+from assay.rewards.printed import Echo
 from assay.rewards.process import Worker
 
 TICK_SECONDS = 0.5  # a signal to stop is heard after so long at most, whatever hangs
@@ -48,13 +51,17 @@ class Pool:
         timeout: float,
         separator: str,
         check_interrupt: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
+        """`report` is called with the first lines that the functions print."""
+        refuse_too_few_files(workers)
         self.functions = tuple(functions)
         self._timeout = timeout
         self._check_interrupt = check_interrupt  # called while waiting; it may raise
         wanted = [{"spec": one.spec, "given": one.given} for one in functions]
         setup = {"functions": wanted, "timeout": timeout, "separator": separator}
-        self._workers = [Worker(setup) for _ in range(workers)]
+        echo = Echo(report)
+        self._workers = [Worker(setup, functools.partial(echo.hear, number)) for number in range(workers)]
         try:
             for worker in self._workers:
                 worker.start()
@@ -69,13 +76,18 @@ class Pool:
             for name in shown["unknown"]:
                 yield function, name
 
+    def place_of(self, function: int) -> str:
+        """The file and line at which a function begins."""
+        place: str = self._workers[0].functions[function]["place"]
+        return place
+
     def score(self, samples: Sequence[Sample], on_result: Callable[[int, int, Result], None]) -> None:
         """Calls on_result(sample, function, result), by number, for each pair, as they come. It may raise, and so may
         check_interrupt: what is under way then ends with it."""
         jobs = deque(self._jobs(samples))
         under_way: dict[Worker, Job] = {}
         failed_starts = dict.fromkeys(self._workers, 0)
-        reason = ""
+        failed_start: Result = {}
         try:
             while jobs or under_way:
                 for worker in self._workers:
@@ -83,7 +95,9 @@ class Pool:
                         under_way[worker] = jobs.popleft()
                         self._begin(worker, under_way[worker], samples)
                 if not under_way:
-                    _fail(jobs.popleft(), reason, on_result)
+                    job = jobs.popleft()
+                    for sample in job.samples:
+                        on_result(sample, job.function, failed_start)
                     continue
                 self._wait(under_way)
                 for worker, job in list(under_way.items()):
@@ -93,7 +107,7 @@ class Pool:
                         continue
                     if was_starting and "error" in reply:
                         failed_starts[worker] += 1
-                        reason = reply["error"]
+                        failed_start = {**reply, "printed": worker.printed.text}
                         if failed_starts[worker] < START_TRIES:
                             worker.start()
                             continue
@@ -102,10 +116,12 @@ class Pool:
                         self._begin(worker, job, samples)
                         continue
                     del under_way[worker]
-                    if "error" in reply:
-                        _fail(job, reply["error"], on_result)
-                        continue
-                    for sample, result in zip(job.samples, reply["results"], strict=True):
+                    results = [reply] * len(job.samples) if "error" in reply else reply["results"]
+                    is_one_call = "error" in reply or worker.functions[job.function]["batched"]
+                    for sample, result in zip(job.samples, results, strict=True):
+                        if "error" in result:
+                            completions = len(job.samples) if is_one_call else 1
+                            result |= {"printed": worker.printed.text, "completions": completions}
                         on_result(sample, job.function, result)
         finally:
             for worker in under_way:  # only if something was raised: a late answer must not meet a later question
@@ -120,7 +136,7 @@ class Pool:
         for _, members in itertools.groupby(range(len(samples)), key=lambda index: samples[index]["id"]):
             group = tuple(members)
             for number, shown in enumerate(self._workers[0].functions):
-                cuts = [group] if shown["batched"] else [(index,) for index in group]
+                cuts = [group] if shown["by_group"] else [(index,) for index in group]
                 yield from (Job(number, cut) for cut in cuts)
 
     def _begin(self, worker: Worker, job: Job, samples: Sequence[Sample]) -> None:
@@ -138,18 +154,13 @@ class Pool:
                 if reply is not None and "error" in reply:
                     specs = [one.spec for one in self.functions]
                     spec = specs[reply["function"]] if "function" in reply else ", ".join(specs)
-                    raise ConfigError(f"reward.functions = {spec!r}: {reply['error']}")
+                    raise load_error(spec, reply, worker.printed.text)
 
     def _wait(self, workers: Iterable[Worker]) -> None:
         """Until one of them has something to say, the first deadline is over, or it is time to look for signals."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # needs no open file of its own
             for worker in workers:
                 worker.watch(selector)
             left = min(worker.deadline for worker in workers) - time.monotonic()
             selector.select(min(max(left, 0.0), TICK_SECONDS))
         self._check_interrupt()
-
-
-def _fail(job: Job, reason: str, on_result: Callable[[int, int, Result], None]) -> None:
-    for sample in job.samples:
-        on_result(sample, job.function, {"error": reason})

@@ -24,8 +24,8 @@ from assay.policy.codec import PromptTooLong
 from assay.record.evaluations import HeldoutAnswers
 from assay.rewards import Reward
 from assay.tasks import Task
+from assay.train.failed_rewards import FailedRewards
 from assay.train.randomness import derived_seed
-from assay.train.score import stop_if_hopeless
 from assay.types import Problem, Prompt, Rollout, Score
 
 EvaluationRow = dict[str, float | int | None]
@@ -88,8 +88,10 @@ def evaluate(
     step: int,
     on_token: Callable[[int, int], None],
     on_scored: Callable[[int, int], None],
+    failures: FailedRewards | None = None,
 ) -> Evaluation:
     """What the policy is worth after `step`. The same problems and the same random numbers at every call."""
+    failures = failures or FailedRewards(config)
     prompts = heldout_prompts(task, policy, config)
     greedy, sampled = (
         generate(
@@ -106,14 +108,10 @@ def evaluate(
     )
     tries = [[*likeliest, *others] for likeliest, others in zip(greedy, sampled, strict=True)]
     asked = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
-    heard: list[Score] = []
-
-    def hear(score: Score) -> None:
-        heard.append(score)
-        on_scored(len(heard), len(asked))
-        stop_if_hopeless(heard, len(asked), config)
-
-    scores = _cut(reward.score(asked, hear), 1 + config.evaluate.samples)
+    answers = 1 + config.evaluate.samples
+    scored = reward.score(asked, failures.count(asked, answers, on_scored))
+    failures.look_at(asked, scored)
+    scores = _cut(scored, answers)
     return Evaluation(
         evaluation_row(step, tries, scores, config.evaluate.pass_reward),
         tuple(

@@ -22,6 +22,7 @@ from assay.record.trust import POLICY, REWARDS, load_config, refuse_untrusted
 from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.evaluate import EvaluationRow, evaluate
+from assay.train.failed_rewards import FailedRewards
 from assay.train.failure import RunFailed
 from assay.train.machine import set_up, settled
 from assay.train.plot import number
@@ -112,8 +113,9 @@ def evaluate_saved(
         saved = _load(target, config, checkpoint if is_run else None, is_run, progress, report)
         tokens, answers = progress.ticker("held-out tokens"), progress.ticker("held-out answers scored")
         task = open_task(config)
-        with closing(open_rewards(config, task, saved.policy.codec.decode)) as reward:
-            row = evaluate(saved.policy, task, reward, config, saved.step, tokens, answers).row
+        with closing(open_rewards(config, task, saved.policy.codec.decode, report=report)) as reward:
+            failures = FailedRewards(config, report)
+            row = evaluate(saved.policy, task, reward, config, saved.step, tokens, answers, failures).row
     except PromptRefused as error:
         raise ConfigError(str(error)) from error
     except (BrokenPolicy, NoRoom) as error:

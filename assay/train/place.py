@@ -145,6 +145,7 @@ def _group_to_state(group: Group) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(group)))  # lists for tuples
     for score in state["scores"]:
         score["error"] = without_secrets(score["error"])  # what a reward raised may quote a key
+        del score["failure"]  # for the reader of this process alone
     return state
 
 

@@ -39,6 +39,7 @@ from assay.train.choose import NoSignal
 from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
 from assay.train.export import export_weights
+from assay.train.failed_rewards import RewardFailed
 from assay.train.failure import RunFailed
 from assay.train.final import clear_final, note_final
 from assay.train.interrupt import Interrupt, Interrupted
@@ -51,7 +52,6 @@ from assay.train.pack import with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.saver import KINDS, Saver, refuse_other_settings
-from assay.train.score import RewardFailed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, check_rows, draw
@@ -73,7 +73,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
             heldout = len(heldout_prompts(task, policy, config))
             config = budgeted(config, policy)
-            reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
+            reward = open_rewards(config, task, policy.codec.decode, interrupt.check, display.say)
         except Interrupted as stop:
             display.end(f"stopped by {stop} before training began; there is nothing to save")
             return stop.exit_code
@@ -118,14 +118,14 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None,
                 display.say(sentence)
                 directory.append_event("damaged record", reason=sentence)
             if saved is not None:
-                for sentence in changes(saved.state["sources"], sources_of(config, task), config):
+                for kind, sentence in changes(saved.state["sources"], sources_of(config, task), config):
                     display.say(sentence)
-                    directory.append_event("reward changed", reason=sentence)
+                    directory.append_event(kind, reason=sentence)
             try:
                 display.doing(f"loading the model {config.model.path}")
                 policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
                 heldout = len(heldout_prompts(task, policy, config))
-                reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
+                reward = open_rewards(config, task, policy.codec.decode, interrupt.check, display.say)
             except Interrupted as stop:
                 display.end(f"stopped by {stop} before training went on; the run is as it was")
                 return stop.exit_code
@@ -212,9 +212,13 @@ def _carry_out(
                 on_written=lambda written: note_final(directory.path, written),
             )
     except failures as failure:
+        facts = {"failure": failure.facts} if isinstance(failure, RewardFailed) and failure.facts else {}
         with suppress(RunError):  # a full disk may be what ended the run
-            directory.append_event("failed", reason=str(failure))
-        raise RunFailed(str(failure)) from failure
+            directory.append_event("failed", reason=str(failure), **facts)
+        ended = RunFailed(str(failure))
+        for line in getattr(failure, "__notes__", ()):
+            ended.add_note(line)
+        raise ended from failure
     trusted = "" if is_signed(directory.path, config) else " --trust"
     if stopped is not None:
         directory.append_event("stopped", signal=str(stopped))

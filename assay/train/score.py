@@ -9,19 +9,12 @@ import torch
 from assay.config import Config
 from assay.grpo import overlong_penalty
 from assay.rewards import Reward, function_name
-from assay.train.failure import RunFailed
+from assay.train.failed_rewards import FailedRewards, RewardFailed
 from assay.train.learner import Learner
 from assay.train.pack import packed_for
 from assay.types import Group, Prompt, Rollout, Sample, Score
 
-HOPELESS = 8  # so many failures and not one success end the run at once: nobody waits for 384 time-outs
-
-
 ADDED_COMPONENTS = ("reference_kl", "overlong")  # what the trainer itself adds to the task's reward
-
-
-class RewardFailed(RunFailed):
-    """The reward is broken, the policy is not: what was trained so far is worth a checkpoint."""
 
 
 def reward_weights(config: Config) -> dict[str, float]:
@@ -41,17 +34,12 @@ def score(
     config: Config,
     reward: Reward,
     learner: Learner,
+    failures: FailedRewards,
     on_scored: Callable[[int, int], None],
 ) -> list[Group]:
     pairs = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
-    known: list[Score] = []
-
-    def on_score(one: Score) -> None:
-        known.append(one)
-        on_scored(len(known), len(pairs))
-        stop_if_hopeless(known, len(pairs), config)
-
-    scores = reward.score(pairs, on_score)
+    scores = reward.score(pairs, failures.count(pairs, config.rollout.group_size, on_scored))
+    failures.look_at(pairs, scores)
     extras = _extra_components(pairs, config, learner)
     if extras:
         weights = reward_weights(config)
@@ -70,20 +58,6 @@ def _with_extra(score: Score, extra: Mapping[str, float], weights: Mapping[str, 
     if taken:
         raise RewardFailed(f"the reward names a component {min(taken)!r}, which the trainer adds itself; rename it")
     return Score.of({**score.components, **extra}, weights, score.steps)
-
-
-def stop_if_hopeless(scores: Sequence[Score], total: int, config: Config) -> None:
-    """Ends the run if the newest of the scores so far, out of `total` to come, is one failure too many."""
-    if not scores[-1].error:
-        return
-    failed = [one.error for one in scores if one.error]
-    none_works = len(failed) == len(scores) >= min(HOPELESS, total)
-    if none_works or len(failed) > config.reward.max_failed * total:
-        advice = "" if none_works else ", or raise reward.max_failed if so many failures are expected"
-        raise RewardFailed(
-            f"the reward could not be computed for {len(failed)} of {len(scores)} completions; the last failure: "
-            f"{failed[-1]}; repair the reward ({', '.join(config.reward.functions) or config.task.name}){advice}"
-        )
 
 
 def _extra_components(

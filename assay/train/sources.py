@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.config import Config
 from assay.record import RunError
-from assay.tasks import Task
+from assay.tasks import Task, is_path
 
 PROBLEMS = "problems"
 
@@ -20,16 +20,30 @@ def sources_of(config: Config, task: Task) -> dict[str, str]:
     return {PROBLEMS: task.fingerprint, **rewards}
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str], config: Config) -> list[str]:
-    """A sentence for each reward file that has changed: it may have been repaired. Other problems are refused: the run
-    would train on what it holds out, and no run could repeat it."""
+def changes(before: Mapping[str, str], now: Mapping[str, str], config: Config) -> list[tuple[str, str]]:
+    """The kind of event and a sentence for each of the user's files that has changed: it may have been repaired. Rows
+    keep their side of the split by their own text, so that no row that was held out is trained on. Problems that come
+    from a library of another version are refused: nobody repaired them."""
+    found = []
     if before[PROBLEMS] != now[PROBLEMS]:
-        raise RunError(
-            f"task.name = {config.task.name!r} holds other rows than when the run began; put them back, or start a new "
-            "run"
+        if not is_path(config.task.name):
+            raise RunError(
+                f"task.name = {config.task.name!r} gives other problems than when the run began ({before[PROBLEMS]}, "
+                f"now {now[PROBLEMS]}); install the version it began with, or start a new run"
+            )
+        found.append(
+            (
+                "data changed",
+                f"{config.task.name} has changed since the last checkpoint; the steps from here on draw from the new "
+                "rows, and held-out scores may be those of other rows than before",
+            )
         )
-    return [
-        f"{name} has changed since the last checkpoint; the rewards from here on are those of the new file"
+    found += [
+        (
+            "reward changed",
+            f"{name} has changed since the last checkpoint; the rewards from here on are those of the new file",
+        )
         for name, checksum in now.items()
-        if before.get(name) != checksum
+        if name != PROBLEMS and before.get(name) != checksum
     ]
+    return found

@@ -27,6 +27,7 @@ from assay.train.completions import table_of, table_steps
 from assay.train.credit import credit
 from assay.train.display import Display, describe_scores
 from assay.train.evaluate import evaluate
+from assay.train.failed_rewards import FailedRewards
 from assay.train.interrupt import Interrupt
 from assay.train.learner import Learned, Learner
 from assay.train.machine import starvation
@@ -108,6 +109,7 @@ class Verbs:
         self._alarmed = False
         self._starved = False
         self._silent_steps = 0
+        self.failures = FailedRewards(config, display.say, directory.append_event)
         self.clock = StageClock(learner.policy.device, display)
 
     def draw(self, place: Place, gathered: Gathered) -> list[Prompt]:
@@ -137,6 +139,7 @@ class Verbs:
                 config=self.config,
                 reward=self.reward,
                 learner=self.learner,
+                failures=self.failures,
                 on_scored=self._ticker("scored"),
             )
             rewards = [reward for group in groups for reward in group.rewards if reward is not None]
@@ -229,6 +232,7 @@ class Verbs:
             step,
             self._ticker("held-out tokens"),
             self._ticker("held-out answers scored"),
+            self.failures,
         )
         write_answers(self.directory.path, step, evaluation.answers)
         self.directory.append_evaluation(evaluation.row)

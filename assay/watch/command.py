@@ -18,6 +18,7 @@ from assay import durable
 from assay.doctor.catalogue import catalogue
 from assay.doctor.report import FORMATS, escaped
 from assay.doctor.report.select import select
+from assay.interpreter import python_command
 
 _WIDEST = 120
 _NO_TERMINAL = (100, 24)
@@ -60,9 +61,7 @@ def run(
             "colour": colour,
             "width": min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST),
         }
-        code = _wait(
-            [sys.executable, *_flags(), "-m", "assay.watch.child", json.dumps(settings), str(script), *arguments]
-        )
+        code = _wait(python_command("assay.watch.child", json.dumps(settings), str(script), *arguments))
         told: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
     if told is None:
         print(f"assay watch: {escaped(str(script))} ended before anything could be said of it", file=sys.stderr)
@@ -83,12 +82,6 @@ def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> Non
         raise WatchError(f"--format is {how!r}; it must be one of {', '.join(FORMATS)}")
     if how not in ("full", "concise") and out is None:
         raise WatchError(f"--format {how} needs --out FILE: stdout belongs to the script")
-
-
-def _flags() -> list[str]:
-    """Without -P the current directory would come first, and a package called assay in it would be ours."""
-    package = Path(__file__).resolve().parent.parent.parent
-    return [] if package == Path.cwd().resolve() else ["-P"]
 
 
 def _wait(command: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ def run_script(script: Path, arguments: Sequence[str], ending: Callable[[BaseExc
     module.__dict__.update(__file__=file, __loader__=loader, __builtins__=__builtins__, __spec__=None, __package__=None)
     sys.modules["__main__"] = module
     sys.argv[:] = [str(script), *arguments]
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     told = _Once(ending)
     _before_exit(told)
     try:

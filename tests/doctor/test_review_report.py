@@ -22,8 +22,8 @@ from assay.doctor.report import FORMATS, TEXT_LEFT_OUT, Report, write
 from assay.record import RunDirectory
 from assay.record.batch import BatchError
 from assay.record.batch_file import write_batch
-from assay.train.score import RewardFailed, stop_if_hopeless
-from assay.types import Score
+from assay.train.failed_rewards import FailedRewards, RewardFailed
+from assay.types import Prompt, Rollout, Score, StopReason
 
 TOML = to_toml(Config(), meanings=False).replace("group_size = 8", "group_size = 2")
 
@@ -223,9 +223,11 @@ def test_a_long_reason_is_cut_in_the_middle():
 
 @pytest.mark.parametrize("how", ["json", "sarif", "github", "md"])
 def test_what_a_reward_raised_is_not_in_machine_output(how):
-    scores = [Score(None, {}, error="ValueError: no number in a\nsecret completion")]
+    score = Score.failed("ValueError: no number in a\nsecret completion")
+    pair = (Prompt("p", "2 + 2?", (1,), "4"), Rollout("p", (1,), (0.0,), StopReason.EOS, 0, "a"))
+    count = FailedRewards(Config()).count([pair], 0, lambda known, total: None)
     with pytest.raises(RewardFailed) as failure:
-        stop_if_hopeless(scores, 1, Config())
+        count(0, score)
     notes = tuple(sentences_of([{"kind": "failed", "reason": str(failure.value)}]))
     report = Report("x", Diagnosis((), notes=notes))
     assert "secret completion" in write([report], "full", width=500)

@@ -19,6 +19,7 @@ from assay.policy.embedded import tokenizer
 from assay.policy.load import load_policy
 from assay.policy.probe import examined
 from assay.train.export import export_weights
+from assay.train.failed_rewards import FailedRewards
 from assay.train.learner import Learner, frozen_copy
 from assay.train.pack import with_confirmed_sharing
 from assay.train.score import score
@@ -172,6 +173,7 @@ def test_kl_in_the_reward_goes_to_its_own_rollout_when_a_prompt_comes_twice():
             config=config,
             reward=Flat(),
             learner=learner,
+            failures=FailedRewards(config),
             on_scored=lambda done, total: None,
         )
         return [one.components["reference_kl"] for group in scored for one in group.scores]

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import pyarrow.parquet
@@ -102,6 +103,7 @@ def test_a_path_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, plac
 
 CREATE_ON_A_FULL_DISK = """
 import resource, sys
+from base64 import b64encode
 from pathlib import Path
 from assay.record import RunDirectory, RunError
 
@@ -237,6 +239,7 @@ def test_rewinding_before_the_first_step_forgets_everything_but_the_events(tmp_p
 
 READ_EVERYTHING = """
 import sys
+from base64 import b64encode
 from pathlib import Path
 from assay.record import *
 from assay.record import read_rollouts
@@ -265,7 +268,9 @@ def test_no_secret_of_the_environment_enters_a_record(tmp_path, monkeypatch):
     run.append_step(fake_record(groups=(fake_group(0, [Score.failed(error) for error in errors]),)))
     run.append_event("failed", reason=errors[0], nested={"detail": [errors[1]]})
     run.append_evaluation({"step": 1, "note": f"{secret}DB_PASSWORD"})
+    run.append_event("failed", reason=b64encode(f"x {secret}DB_PASSWORD".encode()).decode())
     assert not [name for name, data in contents(run.path, leave_out=()).items() if secret.encode() in data]
+    assert read_events(run.path).rows[1]["reason"] == "eC[value of DB_PASSWORD]"
     assert [row["error"] for row in read_rollouts(run.path)] == [
         "401 for [value of SERVICE_API_KEY]",
         "401 for [value of hub_token]",
@@ -281,6 +286,8 @@ def test_a_config_with_a_secret_is_refused_and_nothing_is_written(tmp_path, monk
     ) as caught:
         RunDirectory.create(tmp_path / "run", 'url = "https://x/?key=canary-7d1f0c"', {})
     assert "canary" not in str(caught.value)
+    with pytest.raises(RunError, match="the environment variable SERVICE_API_KEY"):
+        RunDirectory.create(tmp_path / "run", f'url = "https://x/?key={b64encode(b"canary-7d1f0c").decode()}"', {})
     assert not (tmp_path / "run").exists()
 
 

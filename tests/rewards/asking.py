@@ -32,7 +32,7 @@ def characters(tokens):
 
 
 def score_all(reward, pairs):
-    return reward.score(pairs, lambda score: None)
+    return reward.score(pairs, lambda index, score: None)
 
 
 def body(code, parameters="prompt, completion, answer"):

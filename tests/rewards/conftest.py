@@ -12,12 +12,12 @@ def rewards(tmp_path):
     """rewards(source, functions=..., **settings of [reward]) writes reward.py and opens the functions."""
     opened = []
 
-    def open_source(source="", functions=("reward.py:score",), task=None, **settings):
+    def open_source(source="", functions=("reward.py:score",), task=None, head="", report=None, **settings):
         imports = "import asyncio, math, os, signal, subprocess, sys, time\n"
-        (tmp_path / "reward.py").write_text(imports + source)
+        (tmp_path / "reward.py").write_text(head + imports + source)
         named = [str(tmp_path / name) if name.startswith("reward.py:") else name for name in functions]
         config = from_mapping({"reward": {"functions": named, "timeout": 20.0, **settings}})
-        opened.append(open_rewards(config, task or TwoDigits(), characters))
+        opened.append(open_rewards(config, task or TwoDigits(), characters, report=report or (lambda sentence: None)))
         return opened[-1]
 
     yield open_source

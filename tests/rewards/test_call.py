@@ -8,7 +8,9 @@ import sys
 import numpy
 import pytest
 
-from assay.rewards.call import WrongUse, checked, load_function, read_signature, reason_of
+from assay.rewards.call import checked, read_signature
+from assay.rewards.failures import WrongUse, reason_of
+from assay.rewards.modules import load_functions
 
 SAMPLE = {
     "prompt": "31>",
@@ -176,5 +178,5 @@ def test_a_file_that_was_changed_within_a_second_is_read_anew(tmp_path, monkeypa
     for number in (1, 2):
         file.write_text(f"def score():\n    return {number}\n")
         os.utime(file, (1_700_000_000, 1_700_000_000))
-        given.append(load_function(f"{file}:score")())
+        given.append(next(load_functions([f"{file}:score"]))())
     assert given == [1, 2]

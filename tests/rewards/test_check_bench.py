@@ -32,8 +32,8 @@ class Scripted:
     def score(self, asked, on_score):
         self.batches.append([(prompt.id, rollout.text) for prompt, rollout in asked])
         scores = [self.give(rollout.text) for _, rollout in asked]
-        for score in scores:
-            on_score(score)
+        for index, score in enumerate(scores):
+            on_score(index, score)
         return scores
 
     def close(self):

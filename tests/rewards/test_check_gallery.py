@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.rewards.call import load_function, read_signature
+from assay.rewards.call import read_signature
 from assay.rewards.check import causes, judge
 from assay.rewards.check.bench import measure
 from assay.rewards.check.types import Measured, Severity, State
+from assay.rewards.modules import load_functions
 from assay.types import Problem, Score
 
 GALLERY = Path(__file__).parents[2] / "examples" / "broken_rewards.py"
@@ -50,7 +51,7 @@ class InThisProcess:
     """The function of a file, loaded anew, asked prompt by prompt as the pool asks it."""
 
     def __init__(self, spec):
-        self.function = read_signature(load_function(spec), {})
+        self.function = read_signature(next(load_functions([spec])), {})
 
     def score(self, asked, on_score):
         scores = []
@@ -63,7 +64,7 @@ class InThisProcess:
             for result in self.function.results(samples, timeout=2.0, separator="\n"):
                 error = result.get("error")
                 scores.append(Score.failed(error) if error else Score.of(result["components"]))
-                on_score(scores[-1])
+                on_score(len(scores) - 1, scores[-1])
         return scores
 
     def close(self):

@@ -19,10 +19,10 @@ class FakeJudge:
 
     def score(self, asked, on_score):
         scores = []
-        for _, rollout in reversed(asked):
+        for index, (_, rollout) in reversed(list(enumerate(asked))):
             known = rollout.text.isdigit()
             scores.append(Score.of({"judge": int(rollout.text) / 10}) if known else Score.failed("no mark"))
-            on_score(scores[-1])
+            on_score(index, scores[-1])
         return scores[::-1]
 
     def close(self):
@@ -75,7 +75,7 @@ def test_one_function_that_fails_fails_the_completion_and_it_is_told_once(reward
     source = "def style(completion): return None if completion == '13' else 1.0\n" + body("return float(completion)")
     reward = rewards(source, ["exact", "reward.py:style", "reward.py:score"], workers=2)
     heard = []
-    scores = reward.score(asked("13", "x", "2"), heard.append)
+    scores = reward.score(asked("13", "x", "2"), lambda index, score: heard.append(score))
     assert [score.error[:40] for score in scores] == [
         "style: returned None",
         "score: raised ValueError: could not conv",
@@ -111,9 +111,11 @@ def test_a_judge_alone_is_heard_as_it_speaks(rewards):
         rewards(functions=["task"]), names=("judge",), in_task=None, judge=FakeJudge(), weights={"judge": 2}
     )
     heard = []
-    scores = reward.score(asked("5", "x"), heard.append)
+    places = []
+    scores = reward.score(asked("5", "x"), lambda index, score: (places.append(index), heard.append(score)))
     assert [score.reward for score in scores] == [1.0, None]
     assert heard == scores[::-1]
+    assert places == [1, 0]
     assert scores[1].error == "judge: no mark"
 
 
@@ -122,7 +124,7 @@ def test_a_judge_beside_others_gives_a_component_and_spares_them_what_it_could_n
     source = body(f"open({str(calls)!r}, 'a').write(completion); return 1.0", "completion")
     reward = with_judge(rewards(source), at=1)
     heard = []
-    scores = reward.score(asked("5", "x", "7"), heard.append)
+    scores = reward.score(asked("5", "x", "7"), lambda index, score: heard.append(score))
     assert [dict(score.components) for score in scores] == [
         {"score": 1.0, "judge": 0.5},
         {},
@@ -144,7 +146,7 @@ def test_failures_of_a_judge_are_told_at_once_only_while_nothing_else_is_known(r
             told_before_the_last_word.append(len(heard))
             return scores
 
-    replace(reward, judge=Watched()).score(asked(*texts), heard.append)
+    replace(reward, judge=Watched()).score(asked(*texts), lambda index, score: heard.append(score))
     assert told_before_the_last_word == [before]
     assert sorted(score.error for score in heard) == ["", "judge: no mark", "judge: no mark"]
 

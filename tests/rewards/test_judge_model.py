@@ -38,7 +38,7 @@ ANSWERS = ["4", "two and two are four", "", "no idea", "4" * 37, "I say 5."]
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def ignore(score):
+def ignore(index, score):
     pass
 
 
@@ -251,10 +251,10 @@ def test_a_score_that_is_not_finite_is_a_failure(judge):
 
 def test_every_score_is_told_and_an_error_of_the_listener_goes_through(judge):
     opened, heard = judge(llama(pad=PAD), batch_size=2), []
-    scores = opened.score(asked(*ANSWERS), heard.append)
+    scores = opened.score(asked(*ANSWERS), lambda index, score: heard.append(score))
     assert sorted(score.reward for score in heard) == sorted(score.reward for score in scores)
 
-    def stop(score):
+    def stop(index, score):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -372,5 +372,5 @@ def test_a_signal_is_heard_between_batches(judge, tmp_path):
     opened = JudgeModel(JudgeConfig(path=str(tmp_path), template=TEXT, batch_size=2), "cpu", check)
     heard = []
     with pytest.raises(InterruptedError):
-        opened.score(asked(*ANSWERS), heard.append)
+        opened.score(asked(*ANSWERS), lambda index, score: heard.append(score))
     assert len(heard) == 2

@@ -19,7 +19,7 @@ def test_hanging_completions_fail_alone_and_the_order_is_kept(rewards):
     reward = rewards(HANGS, workers=4, timeout=0.3)
     heard = []
     began = time.monotonic()
-    scores = reward.score(asked(*texts), heard.append)
+    scores = reward.score(asked(*texts), lambda index, score: heard.append(score))
     seconds = time.monotonic() - began
     assert [score.reward for score in scores] == [None if number % 20 == 7 else number for number in range(200)]
     assert {score.error for score in scores} == {"", "score: took longer than 0.3 s"}
@@ -41,7 +41,7 @@ def test_workers_score_side_by_side(rewards):
 def test_a_callback_that_raises_leaves_nothing_under_way(rewards):
     reward = rewards(body("time.sleep(0.1 * (completion == '2')); return float(completion)", "completion"), workers=3)
 
-    def refuse(score):
+    def refuse(index, score):
         raise InterruptedError("stop here")
 
     with pytest.raises(InterruptedError):

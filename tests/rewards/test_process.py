@@ -106,17 +106,12 @@ def test_what_the_function_prints_is_not_taken_for_an_answer(rewards):
 
 
 def test_a_function_may_print_100_megabytes_or_close_its_output(rewards):
-    kept = os.dup(2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the worker inherits it
-    try:
-        reward = rewards(
-            body(
-                "if completion == 'print':\n        for _ in range(100): print('x' * 1_000_000)\n"
-                "    if completion == 'close': sys.stdout.close(); os.close(1)\n    return 1.0"
-            )
+    reward = rewards(
+        body(
+            "if completion == 'print':\n        for _ in range(100): print('x' * 1_000_000)\n"
+            "    if completion == 'close': sys.stdout.close(); os.closerange(0, 3)\n    return 1.0"
         )
-    finally:
-        os.dup2(kept, 2)
+    )
     assert [score.reward for score in score_all(reward, asked("print", "close", "fine"))] == [1.0, 1.0, 1.0]
 
 

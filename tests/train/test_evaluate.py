@@ -22,7 +22,7 @@ from assay.tasks import open_task
 from assay.train import checkpoint
 from assay.train.evaluate import WORDS, evaluate, evaluation_row, heldout_prompts, pass_at_k
 from assay.train.export import export_weights
-from assay.train.score import RewardFailed
+from assay.train.failed_rewards import RewardFailed
 from assay.train.summary import summary_facts
 from assay.types import Problem, Rollout, Score, StopReason
 
@@ -142,8 +142,8 @@ class Own:
     def score(self, asked, on_score):
         self.asked = list(asked)
         scores = [self.judge(prompt, rollout) for prompt, rollout in asked]
-        for score in reversed(scores):
-            on_score(score)
+        for index in reversed(range(len(scores))):
+            on_score(index, scores[index])
         return scores
 
 

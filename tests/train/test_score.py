@@ -3,8 +3,9 @@ import torch
 from tiny import prompt, tiny_policy
 
 from assay.config import LossConfig, OptimizerConfig, load
+from assay.train.failed_rewards import FailedRewards, RewardFailed
 from assay.train.learner import Learner, frozen_copy
-from assay.train.score import RewardFailed, score
+from assay.train.score import score
 from assay.types import Rollout, Score, StopReason
 
 PROMPTS = [prompt(0, (5, 6)), prompt(1, (7,))]
@@ -28,19 +29,22 @@ class Scripted:
 
     def score(self, asked, on_score):
         assert len(asked) == len(self.scores)
-        for one in self.scores:
-            on_score(one)
+        for index, one in enumerate(self.scores):
+            on_score(index, one)
         return self.scores
 
 
 def scored(scores, *overrides, learner=None):
     seen = []
+    size = ["rollout.max_tokens=8", "rollout.penalty_tokens=4", "rollout.group_size=2"]
+    config = load(None, [*size, *overrides])
     groups = score(
         PROMPTS,
         ROLLOUTS,
-        config=load(None, ["rollout.max_tokens=8", "rollout.penalty_tokens=4", *overrides]),
+        config=config,
         reward=Scripted(scores),
         learner=learner or Learner(tiny_policy(), None, LossConfig(), OptimizerConfig(), 1),
+        failures=FailedRewards(config),
         on_scored=lambda done, total: seen.append((done, total)),
     )
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -93,15 +97,3 @@ def test_a_failed_score_stays_a_failure_whatever_is_added():
 def test_a_component_of_the_trainers_own_name_is_refused():
     with pytest.raises(RewardFailed, match="component 'overlong', which the trainer adds itself"):
         scored([Score.of({"overlong": 1.0})] * 4, "rollout.truncated=penalise")
-
-
-def test_too_many_failures_end_the_run_with_the_last_reason():
-    mostly = [Score.failed("returned nan"), *exact(1.0), Score.failed("raised KeyError: 3"), *exact(1.0)]
-    with pytest.raises(RewardFailed, match=r"2 of 3 completions; the last failure: raised KeyError: 3"):
-        scored(mostly)
-    assert scored(mostly, "reward.max_failed=0.5")[0].rewards == (None, 1.0)
-
-
-def test_failures_only_end_the_run_at_once_however_many_are_allowed():
-    with pytest.raises(RewardFailed, match="4 of 4 completions"):
-        scored([Score.failed("returned None")] * 4, "reward.max_failed=1.0")

@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from assay.config import Config
 from assay.rewards import Reward, open_rewards
 from assay.rewards.check import answers, behaviour
 from assay.rewards.check.bench import Open, measure
 from assay.rewards.check.completions import read_completions
-from assay.rewards.check.probes import decode
+from assay.rewards.check.probes import asked, decode
 from assay.rewards.check.types import Check, Measured, Report, Verdict, reason
+from assay.rewards.failures import failure_facts, failure_kind
 from assay.tasks import Task, open_task
+from assay.types import Problem, Score
 from assay.verdict import Severity, State
 
 # in the order of causes: what stands above may explain what stands below
@@ -85,6 +88,7 @@ CHECKS: tuple[Check, ...] = (
     Check("REW14", "question_ignored", answers.ignores_question),
     Check("REW15", "reward_slow", behaviour.is_slow, severity=Severity.WASTEFUL),
 )
+SHOWN_FAILURES = 4  # kinds
 # what a check of ours can raise when it is wrong; it is then reported as crashed, never as healthy
 _BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -96,8 +100,10 @@ def check(
     timeout: float = 2.0,
     completions: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda sentence: None,
 ) -> Report:
-    """Opens the config's reward and task, and judges the reward. A bad config is a ConfigError."""
+    """Opens the config's reward and task, and judges the reward. A bad config is a ConfigError. `report` is called with
+    the first lines that the reward prints."""
     started = time.monotonic()
     task = open_task(config)
     problems = [task.training_problem(index) for index in range(samples)]
@@ -112,7 +118,7 @@ def check(
         deadline=min(timeout, config.reward.timeout),
         training_deadline=config.reward.timeout,
     )
-    measured = measure(_opener(config, task, known.deadline), problems, groups, known, progress)
+    measured = measure(_opener(config, task, known.deadline, report), problems, groups, known, progress)
     verdicts = judge(measured)
     return Report(
         functions=functions,
@@ -123,6 +129,7 @@ def check(
         stopped=measured.stopped,
         verdicts=verdicts,
         consequences=causes(verdicts),
+        failures=_failures(measured, problems),
     )
 
 
@@ -150,9 +157,20 @@ def _judge(one: Check, measured: Measured) -> Verdict:
         return Verdict(State.CRASHED, reason(f"{type(error).__name__}: {error}"))
 
 
-def _opener(config: Config, task: Task, timeout: float) -> Open:
+def _failures(measured: Measured, problems: Sequence[Problem]) -> tuple[dict[str, Any], ...]:
+    """One failure of each kind, with all that is known of it."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for answer in measured.answers:
+        score = Score.failed(answer.error, answer.failure)
+        if answer.error and failure_kind(score) not in found and len(found) < SHOWN_FAILURES:
+            prompt, rollout = asked(problems[answer.probe.problem], answer.probe.text)
+            found[failure_kind(score)] = failure_facts(prompt, rollout, score)
+    return tuple(found.values())
+
+
+def _opener(config: Config, task: Task, timeout: float, report: Callable[[str], None]) -> Open:
     def open_reward(workers: int) -> Reward:
         settings = replace(config.reward, workers=workers, timeout=timeout)
-        return open_rewards(replace(config, reward=settings), task, decode)
+        return open_rewards(replace(config, reward=settings), task, decode, report=report)
 
     return open_reward

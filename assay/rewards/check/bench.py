@@ -42,7 +42,7 @@ class Clock:
             self.stopped = f"the {BUDGET:g} s that the check may take were over"
         return not self.stopped
 
-    def count(self, score: Score) -> None:
+    def count(self, index: int, score: Score) -> None:
         self.calls += 1
         self.overdue += is_overdue(score.error)
         self.progress(f"{self.calls} calls")
@@ -114,7 +114,7 @@ def _one_by_one(reward: Reward, problems: Sequence[Problem], probes: Sequence[Pr
         seconds = time.perf_counter() - started
         # a first call, and one after a failure, may have waited for a process to start
         fair = bool(answers) and answers[-1].reward is not None
-        answers.append(Answer(probe, score.reward, score.error, seconds if fair else None))
+        answers.append(Answer(probe, score.reward, score.error, seconds if fair else None, score.failure))
     return answers
 
 

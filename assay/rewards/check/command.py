@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.config import Config
+from assay.rewards.failures import escaped
 
 _EVERY = 5.0  # seconds between lines of progress where the line cannot be redrawn
 
@@ -33,7 +34,14 @@ def run(config: Config, samples: int, timeout: float, completions: Path | None, 
 
     progress = _Progress()
     try:
-        report = check(config, samples=samples, timeout=timeout, completions=completions, progress=progress.show)
+        report = check(
+            config,
+            samples=samples,
+            timeout=timeout,
+            completions=completions,
+            progress=progress.show,
+            report=progress.say,
+        )
     finally:
         progress.clear()
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -57,6 +65,10 @@ class _Progress:
         self._shown_at = now
         sys.stderr.write(f"\r\x1b[Kreward-check: {text}" if self._redraws else f"reward-check: {text}\n")
         sys.stderr.flush()
+
+    def say(self, sentence: str) -> None:
+        self.clear()
+        sys.stderr.write(f"{escaped(sentence)}\n".encode("ascii", "backslashreplace").decode())
 
     def clear(self) -> None:
         if self._redraws:

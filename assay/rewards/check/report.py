@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from assay.rewards.check.types import Check, Report, Verdict, escaped
+from assay.rewards.check.types import Check, Report, Verdict
+from assay.rewards.failures import escaped, failure_block
 from assay.verdict import Severity, State
 
 SCHEMA_VERSION = 1
+FAILS = "REW02"  # the check that failures are shown with
 _ORDER = {Severity.FATAL: 0, Severity.HARMFUL: 1, Severity.WASTEFUL: 2}
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
 
@@ -51,6 +53,7 @@ def as_json(report: Report) -> str:
         "seconds": round(report.seconds, 3),
         "stopped": report.stopped,
         "exit_code": report.exit_code,
+        "failures": [dict(facts) for facts in report.failures],
         "checks": [_as_mapping(report, check, verdict) for check, verdict in report.verdicts],
     }
     return json.dumps(document, indent=2)
@@ -92,6 +95,9 @@ def _finding(report: Report, check: Check, verdict: Verdict, colour: bool, verbo
     painted = f"\x1b[{_COLOURS[verdict.severity]}m{word}\x1b[0m" if colour else word
     lines = [f"{painted} {check.code} {check.name}  {verdict.headline} [{verdict.confidence}]"]
     lines += [f"         {line}" for line in verdict.evidence]
+    for facts in report.failures if check.code == FAILS else ():
+        first, *others = failure_block(facts)
+        lines += [f"         > {first}", *(f"           {line}" for line in others)]
     lines.append(f"         fix: {verdict.fix}")
     for other, consequence in report.of(State.FINDING):
         if report.consequences.get(other.code) == check.code:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from assay.rewards.check.probes import Probe, Role
+from assay.rewards.failures import escaped
+from assay.types import Failure
 from assay.verdict import Confidence, Severity, State, shown
 
 _LONGEST_REASON = 160
@@ -20,6 +23,7 @@ class Answer:
     reward: float | None
     error: str = ""
     seconds: float | None = None  # None: not a fair measurement, a process was being started
+    failure: Failure | None = None  # where the error came from, if that is known
 
 
 Pairs = tuple[tuple[Answer, Answer], ...]
@@ -105,6 +109,7 @@ class Report:
     stopped: str  # why not all probes were asked; "" = all were
     verdicts: tuple[tuple[Check, Verdict], ...]
     consequences: Mapping[str, str] = field(default_factory=dict)  # code of a finding -> code of its cause
+    failures: tuple[Mapping[str, Any], ...] = ()  # one of each kind, as in an event of a run
 
     def of(self, state: State) -> list[tuple[Check, Verdict]]:
         return [(check, verdict) for check, verdict in self.verdicts if verdict.state is state]
@@ -131,14 +136,6 @@ def not_enough_data(missing: str) -> Verdict:
 def reason(text: str) -> str:
     """The reason of a failure on one line: it may quote hostile text, or be a page long."""
     return escaped(text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 2]}..")
-
-
-def escaped(text: str) -> str:
-    r"""
-    >>> escaped("a\nb\x1b")
-    'a\\nb\\x1b'
-    """
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def example(answer: Answer) -> str:

@@ -1,0 +1,89 @@
+"""Limits of the system that leave no room for workers: one sentence that names reward.workers and the limit."""
+
+import errno
+import resource
+
+import pytest
+from rewards.asking import asked, body, score_all
+
+from assay.config import ConfigError
+from assay.rewards.limits import why_not_started
+
+
+class Limited:
+    """While entered, a limit is lower; it is put back."""
+
+    def __init__(self, limit, value):
+        self.limit, self.value = limit, value
+
+    def __enter__(self):
+        self.before = resource.getrlimit(self.limit)
+        resource.setrlimit(self.limit, (self.value, self.before[1]))
+
+    def __exit__(self, *exception):
+        resource.setrlimit(self.limit, self.before)
+
+
+FINE = body("if completion == 'die': os._exit(3)\n    return 1.0")
+
+
+def test_too_few_open_files_are_refused_before_anything_is_started(rewards):
+    with (
+        pytest.raises(
+            ConfigError, match=r"^reward\.workers = 8 needs \d+ open files, but the limit is 20 \(ulimit -n\)"
+        ),
+        Limited(resource.RLIMIT_NOFILE, 20),
+    ):
+        rewards(FINE, workers=8)
+
+
+def test_a_worker_that_cannot_be_started_again_says_which_limit_is_in_the_way(rewards):
+    reward = rewards(FINE)
+    with Limited(resource.RLIMIT_NOFILE, 4):
+        scores = score_all(reward, asked("die", "1", "2"))
+    assert scores[0].error == "score: its process exited with 3"
+    for score in scores[1:]:
+        assert "too many open files, the limit is 4 (ulimit -n); raise the limit or lower reward.workers" in score.error
+    assert score_all(reward, asked("1"))[0].reward == 1.0  # the next batch tries again
+
+
+def test_a_limit_on_memory_is_named_when_a_file_does_not_fit(rewards):
+    source = "DATA = bytearray(2_000_000_000)\n" + FINE
+    words = r"MemoryError: .*\(ulimit -v gives each of the reward\.workers 1,500 MB of memory; raise it\)"
+    with pytest.raises(ConfigError, match=words), Limited(resource.RLIMIT_AS, 1_500_000_000):
+        rewards(source, workers=2)
+
+
+def test_a_limit_on_memory_is_named_when_a_worker_does_not_even_start(rewards):
+    words = r"its process exited with 1 \(ulimit -v gives each of the reward\.workers 20 MB of memory; raise it\)"
+    with pytest.raises(ConfigError, match=words), Limited(resource.RLIMIT_AS, 20_000_000):
+        rewards(FINE, workers=2)
+
+
+def test_a_limit_on_memory_is_named_when_a_call_does_not_fit(rewards):
+    with Limited(resource.RLIMIT_AS, 1_500_000_000):
+        reward = rewards(body("return len(bytearray(int(completion)))"))
+        large, small = score_all(reward, asked("2000000000", "20"))
+    assert small.reward == 20.0
+    assert "raised MemoryError" in large.error
+    assert "ulimit -v gives each of the reward.workers 1,500 MB" in large.error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), "too many processes"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "there is no memory for it"),
+        (MemoryError(), "there is no memory for it"),
+    ],
+)
+def test_each_limit_has_its_sentence(error, words):
+    assert words in why_not_started(error)
+    assert "reward.workers" in why_not_started(error)
+
+
+def test_another_error_is_said_as_it_is():
+    assert why_not_started(FileNotFoundError(errno.ENOENT, "No such file or directory")) == (
+        "its process could not be started: No such file or directory"
+    )
