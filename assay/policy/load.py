@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM
 
 from assay.config import Config, ConfigError
 from assay.config.sections import ModelConfig
+from assay.foreign.directory import CONFIG
+from assay.foreign.faults import refusing
+from assay.foreign.read import blamed, read_model, trial_of
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
 from assay.policy.gguf import smollm2_file, unpacked
 from assay.policy.probe import examined, vocabulary_of, with_family
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
 
 
@@ -45,12 +45,11 @@ def load_policy(
     config = resolved(config)
     if config.run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device = 'cuda', but torch sees no GPU; set run.device = 'cpu'")
-    transformers_logging.disable_progress_bar()  # it would tear the stage log
     if config.model.path == "embedded":
         directory = embedded_directory(config.model.warm_steps, on_warm_step)
     else:
         directory = model_directory(config.model, say)
-    model, tokenizer = _read(directory, config.model)
+    model, tokenizer = _read(directory, config.model, say)
     ends = end_tokens(model, tokenizer, stated=json.loads((directory / "config.json").read_text()))
     if not ends:
         raise ConfigError(
@@ -69,7 +68,7 @@ def load_policy(
         config.rollout.temperature,
         recompute=config.model.gradient_checkpointing,
     )
-    try:
+    with refusing(lambda error: _unfit(directory, model, error)):
         vocabulary = vocabulary_of(policy)
         if len(tokenizer) > vocabulary:
             raise ConfigError(
@@ -77,15 +76,18 @@ def load_policy(
                 "they do not belong together"
             )
         policy = examined(policy, say)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"the model in {directory} cannot be trained: {error}") from error
     if not policy.abilities.cache:
         say("the model's cache cannot be shared by a group: every token is computed from the whole sequence, slowly")
     if suggested := suggested_sampling(model):
         say(f"the model's generation config suggests {suggested}; it is not applied: the [rollout] section decides")
     return with_adapter(policy, config, say) if config.model.lora_rank else policy
+
+
+def _unfit(directory: Path, model: Any, error: BaseException) -> str:
+    what = f"the model in {directory}"
+    if type(error) is ValueError:  # what the first look at a model has to say
+        return f"{what} cannot be trained: {error}"
+    return f"{what} cannot be run: {blamed(directory, (CONFIG,), trial_of(model), error)}"
 
 
 def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
@@ -128,28 +130,24 @@ def _fetched(name: str, say: Callable[[str], None]) -> Path:
         ) from error
 
 
-def _read(directory: Path, settings: ModelConfig) -> tuple[Any, Any]:
-    """(model, tokenizer). Weights are never unpickled, and a model's own code is run only if that was asked for."""
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=getattr(torch, settings.dtype),
-            trust_remote_code=settings.trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-            raise ConfigError(f"the model in {directory} has no tokenizer: {TOKENIZER_FILES[0]} is missing") from error
-        raise ConfigError(f"the model in {directory} cannot be loaded: {type(error).__name__}: {reason}") from error
+def _read(directory: Path, settings: ModelConfig, say: Callable[[str], None]) -> tuple[Any, Any]:
+    """(model, tokenizer)."""
+    model, tokenizer, loading = read_model(
+        directory,
+        AutoModelForCausalLM,
+        dtype=getattr(torch, settings.dtype),
+        trust_remote_code=settings.trust_remote_code,
+        what=f"the model in {directory}",
+    )
     suggested = getattr(model, "generation_config", None)
     if suggested is not None and not suggested.do_sample and suggested_sampling(model):
         suggested.do_sample = True  # transformers saves no file that names a temperature and does not sample
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ConfigError(f"the model in {directory} lacks weights ({missing}): they would start at random")
+    if loading["unexpected_keys"]:
+        unused = sorted(loading["unexpected_keys"])
+        say(f"{len(unused)} tensors in {directory} are no part of the model and are left out, for instance {unused[0]}")
     return model, tokenizer
 
 

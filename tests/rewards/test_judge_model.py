@@ -321,7 +321,7 @@ def test_flaws_show_in_the_scores(forward, reason):
     ("settings", "words", "message"),
     [
         ({"template": "chat"}, {"chat": None}, "has no chat template; set judge.template = '{prompt}\\n{completion}'"),
-        ({"template": "chat"}, {"chat": "{{ raise_exception('no system') }}"}, "(no system)"),
+        ({"template": "chat"}, {"chat": "{{ raise_exception('no system') }}"}, "refuses the conversation: no system"),
         ({"template": "{prompt}"}, {}, "put {completion} in"),
         ({"template": "{completion} {answer}"}, {}, "judge.template holds {answer}, which nothing fills"),
     ],
@@ -351,7 +351,7 @@ def test_weights_that_would_be_unpickled_and_code_that_would_be_run_are_refused(
     judge(llama(pad=PAD))
     settings = JudgeConfig(path=str(tmp_path), template=TEXT)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="cannot be loaded as a sequence classifier with safetensors weights"):
+    with pytest.raises(ConfigError, match=r"its weights are a pickle \(pytorch_model.bin\), which could run code"):
         JudgeModel(settings)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
