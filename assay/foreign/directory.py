@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from assay.config import ConfigError
-from assay.foreign.faults import reason
+from assay.foreign.faults import is_memory, reason
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -75,7 +75,9 @@ def read_object(file: Path, what: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ConfigError(f"{what} cannot be loaded: {file.name} is nested too deeply") from error
     except ValueError as error:
-        raise ConfigError(f"{what} cannot be loaded: {file.name} is not JSON: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{what} cannot be loaded: {file.name} is not JSON: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{what} cannot be loaded: {file.name} holds {type(value).__name__} instead of an object")
     return value
@@ -87,9 +89,8 @@ def read_shapes(file: Path, what: str) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="numpy") as stored:
             return {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, OverflowError, MemoryError) as error:
-        raise ConfigError(
-            f"{what} cannot be loaded: {file.name} is damaged or not a safetensors file ({reason(error)}); copy it again"
-        ) from error
+        damage = f"{file.name} is damaged or not safetensors ({reason(error)}); copy it again"
+        raise ConfigError(f"{what} cannot be loaded: {reason(error) if is_memory(error) else damage}") from error
 
 
 def _check_kinds(directory: Path, names: Iterable[str], what: str) -> None:
@@ -143,7 +144,7 @@ def _indexed_files(directory: Path, index: dict[str, Any], what: str) -> list[Pa
     if not isinstance(places, dict) or not places:
         raise ConfigError(f"{what} cannot be loaded: {INDEX} has no weight_map that says which file holds which tensor")
     if not isinstance(index.get("metadata"), dict):
-        raise ConfigError(f"{what} cannot be loaded: {INDEX} has no metadata; add \"metadata\": {{}} to it")
+        raise ConfigError(f'{what} cannot be loaded: {INDEX} has no metadata; add "metadata": {{}} to it')
     for tensor, name in places.items():
         where = f"{what} cannot be loaded: {INDEX} puts {tensor[:80]!r} into {str(name)[:80]!r}"
         if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:

@@ -36,17 +36,22 @@ def is_fault(error: BaseException) -> bool:
     return isinstance(error, FAULTS) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
+def is_memory(error: BaseException) -> bool:
+    """Every library has words of its own for it."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
+
+
 def reason(error: BaseException) -> str:
     """The error in a part of a sentence.
 
     >>> reason(TypeError("'<' not supported\\n  between them"))
     "TypeError: '<' not supported between them"
     >>> reason(MemoryError())
-    'there is not enough memory for it'
+    'there is not enough memory for it; free some, or take a smaller model'
     """
     text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY):
-        return "there is not enough memory for it"
+    if is_memory(error):
+        return "there is not enough memory for it; free some, or take a smaller model"
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     name = "" if type(error) is Exception else f"{type(error).__name__}: "
     return f"{name}{text}"

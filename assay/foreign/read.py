@@ -1,4 +1,4 @@
-"""A model directory -> (model, tokenizer), or one sentence that names the file, the field if it can be found, and a fix.
+"""A model directory -> (model, tokenizer), or one sentence that names the file, the field where it is found, a fix.
 
     check_directory --> check_counts --> config --> generation config --> tokenizer --> check_total --> weights
 
@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from assay.config import ConfigError
 from assay.foreign.directory import CONFIG, GENERATION, TOKENIZER, ModelFiles, check_directory, read_object
-from assay.foreign.faults import is_fault, reason, refusing
+from assay.foreign.faults import is_fault, is_memory, reason, refusing
 from assay.foreign.sizes import check_counts, check_total
 
 MOST_FIELDS = 100  # that are left out by turns
@@ -30,17 +30,18 @@ KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementatio
 
 
 def read_model(
-    directory: Path, kind: Any, *, dtype: torch.dtype, trust_remote_code: bool, what: str
+    directory: Path, kind: Any, *, dtype: torch.dtype, what: str, trust_remote_code: bool, **how: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
     """(model, tokenizer, what transformers says about missing weights). `kind` is a class such as AutoModelForCausalLM.
 
-    Weights are never unpickled, and a model's own code is run, or fetched, only if that was asked for."""
+    Weights are never unpickled, and a model's own code is run only if that was asked for. `how` goes to transformers.
+    """
     transformers_logging.disable_progress_bar()  # it would tear the stage log
     files = check_directory(directory, what)
     check_counts(files.config, files.shapes, what, CONFIG)
     if not trust_remote_code:
         _refuse_kernels(files)
-    how = {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
+    how["trust_remote_code"] = trust_remote_code
 
     def read_config(place: Path) -> Any:
         return AutoConfig.from_pretrained(place, **how)
@@ -80,6 +81,8 @@ def trial_of(model: Any) -> Callable[[Path], None]:
 
 def blamed(directory: Path, names: Sequence[str], attempt: Callable[[Path], object], error: BaseException) -> str:
     """The error as a part of a sentence: the file, the field without which `attempt` succeeds, and the fix."""
+    if is_memory(error):
+        return reason(error)
     fix = "correct it, or put the model's own file back"
     if TOKENIZER_SETTINGS[0] in names and (fault := _fault_of_tokenizer(directory / TOKENIZER)):
         return f"{TOKENIZER}: {fault}; {fix}"
@@ -90,7 +93,11 @@ def blamed(directory: Path, names: Sequence[str], attempt: Callable[[Path], obje
             value = json.dumps(settings[field])
             shown = value if len(value) <= 60 else f"{value[:60]}..."
             return f"{name}: {field} = {shown}: {reason(error)}; {fix}"
-    return f"{names[0]}: {reason(error)}; {fix}"
+    numbers = read_object(directory / names[0], "").items() if (directory / names[0]).is_file() else ()
+    below = [
+        f"{field} = {value}" for field, value in numbers if isinstance(value, int) and value is not False and value < 1
+    ]
+    return f"{names[0]}{f' ({below[0]})' if below else ''}: {reason(error)}; {fix}"
 
 
 def _part(files: ModelFiles, names: Sequence[str], attempt: Callable[[Path], Any]) -> Any:
@@ -115,9 +122,7 @@ def _fault_of_tokenizer(file: Path) -> str:
     return ""
 
 
-def _field_at_fault(
-    directory: Path, name: str, settings: dict[str, Any], attempt: Callable[[Path], object]
-) -> str:
+def _field_at_fault(directory: Path, name: str, settings: dict[str, Any], attempt: Callable[[Path], object]) -> str:
     with tempfile.TemporaryDirectory() as copy:
         place = Path(copy)
         for entry in directory.iterdir():
@@ -145,8 +150,8 @@ def _refuse_kernels(files: ModelFiles) -> None:
     for name in KERNELS:
         if "/" in str(files.config.get(name) or ""):
             raise ConfigError(
-                f"{files.what} cannot be loaded: {CONFIG} asks for {name} = {str(files.config[name])[:60]!r}, code from "
-                "the hub; remove the field, or set model.trust_remote_code = true if you have read that code"
+                f"{files.what} cannot be loaded: {CONFIG} asks for {name} = {str(files.config[name])[:60]!r}, code "
+                "from the hub; remove the field, or set model.trust_remote_code = true if you have read that code"
             )
 
 
@@ -159,4 +164,5 @@ def _unfit_weights(files: ModelFiles, build: Callable[[Path], Any], error: BaseE
                 f"{files.what} cannot be loaded: {name} has shape {list(shape)} in the weights, but {CONFIG} asks for "
                 f"{list(asked[name].shape)}; the two do not belong together"
             )
-    return f"{files.what} cannot be loaded: {reason(error)}"
+    source = f"{CONFIG}: quantization_config: " if files.config.get("quantization_config") is not None else ""
+    return f"{files.what} cannot be loaded: {source}{reason(error)}"

@@ -32,8 +32,8 @@ def check_counts(settings: Mapping[str, Any], shapes: Shapes, what: str, source:
     for name, value in _numbers(settings):
         if LAYERS.search(name) and value > max(layers, FEW_LAYERS):
             raise ConfigError(
-                f"{what} cannot be loaded: {source} says {name} = {value}, but the weights are those of {layers} layers; "
-                "the two do not belong together"
+                f"{what} cannot be loaded: {source} says {name} = {value}, but the weights are those of {layers} "
+                "layers; the two do not belong together"
             )
         if COUNTS.search(name) and value > most:
             raise ConfigError(
@@ -52,8 +52,8 @@ def check_total(model: Any, settings: Mapping[str, Any], shapes: Shapes, what: s
     suspects = [f"{name} = {value}" for name, value in _numbers(settings) if EXTENTS.search(name) and value > widest]
     named = f" ({', '.join(suspects[:3])})" if suspects else ""
     raise ConfigError(
-        f"{what} cannot be loaded: {source} describes a model of {asked:,} numbers{named}, but its weights have {held:,}; "
-        "the two do not belong together"
+        f"{what} cannot be loaded: {source} describes a model of {asked:,} numbers{named}, but its weights have "
+        f"{held:,}; the two do not belong together"
     )
 
 

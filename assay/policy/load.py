@@ -21,7 +21,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
 from assay.policy.gguf import smollm2_file, unpacked
-from assay.policy.probe import examined, vocabulary_of, with_family
+from assay.policy.probe import UnfitModel, examined, vocabulary_of, with_family
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
 
@@ -45,10 +45,7 @@ def load_policy(
     config = resolved(config)
     if config.run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device = 'cuda', but torch sees no GPU; set run.device = 'cpu'")
-    if config.model.path == "embedded":
-        directory = embedded_directory(config.model.warm_steps, on_warm_step)
-    else:
-        directory = model_directory(config.model, say)
+    directory = model_directory(config.model, on_warm_step, say)
     model, tokenizer = _read(directory, config.model, say)
     ends = end_tokens(model, tokenizer, stated=json.loads((directory / "config.json").read_text()))
     if not ends:
@@ -85,13 +82,17 @@ def load_policy(
 
 def _unfit(directory: Path, model: Any, error: BaseException) -> str:
     what = f"the model in {directory}"
-    if type(error) is ValueError:  # what the first look at a model has to say
+    if isinstance(error, UnfitModel):
         return f"{what} cannot be trained: {error}"
     return f"{what} cannot be run: {blamed(directory, (CONFIG,), trial_of(model), error)}"
 
 
-def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
+def model_directory(
+    settings: ModelConfig, on_warm_step: Callable[[int, int], None], say: Callable[[str], None]
+) -> Path:
     """Where the files of the model are, on this machine; a GGUF file is unpacked, a model on the hub is fetched."""
+    if settings.path == "embedded":
+        return embedded_directory(settings.warm_steps, on_warm_step)
     if settings.path == "smollm2":
         return unpacked(smollm2_file(), say)
     path = Path(settings.path)
@@ -105,6 +106,10 @@ def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
         raise ConfigError(
             f"model.path = {settings.path!r} holds a LoRA adapter without its model; merge the two first, for instance "
             "with: assay export RUN --merge"
+        )
+    if (path / "run.json").is_file():
+        raise ConfigError(
+            f"model.path = {settings.path!r} is a run; give one of its models, for instance {path / 'final'}"
         )
     if path.exists():
         raise ConfigError(f"model.path = {settings.path!r} is not a Hugging Face model directory: no config.json in it")
@@ -136,8 +141,8 @@ def _read(directory: Path, settings: ModelConfig, say: Callable[[str], None]) ->
         directory,
         AutoModelForCausalLM,
         dtype=getattr(torch, settings.dtype),
-        trust_remote_code=settings.trust_remote_code,
         what=f"the model in {directory}",
+        trust_remote_code=settings.trust_remote_code,
     )
     suggested = getattr(model, "generation_config", None)
     if suggested is not None and not suggested.do_sample and suggested_sampling(model):
@@ -147,7 +152,9 @@ def _read(directory: Path, settings: ModelConfig, say: Callable[[str], None]) ->
         raise ConfigError(f"the model in {directory} lacks weights ({missing}): they would start at random")
     if loading["unexpected_keys"]:
         unused = sorted(loading["unexpected_keys"])
-        say(f"{len(unused)} tensors in {directory} are no part of the model and are left out, for instance {unused[0]}")
+        say(
+            f"{len(unused)} tensors in {directory} are not part of the model and are left out, for instance {unused[0]}"
+        )
     return model, tokenizer
 
 

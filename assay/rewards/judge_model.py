@@ -222,8 +222,9 @@ def _load(path: str) -> tuple[Any, Any]:
         directory,
         AutoModelForSequenceClassification,
         dtype=torch.float32,
-        trust_remote_code=False,
         what=f"judge.path = {path!r}",
+        trust_remote_code=False,
+        local_files_only=True,
     )
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import uuid
@@ -16,7 +17,7 @@ from assay import config as configuration
 from assay import durable
 from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
-from assay.policy.codec import TokenizerCodec
+from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.record import RunDirectory, RunError
 from assay.train.saved_policy import open_saved
 
@@ -32,9 +33,7 @@ def export_weights(
     """
     if os.path.lexists(target) and not replace:
         raise ConfigError(_occupied(target))
-    mask = os.umask(0)
-    os.umask(mask)
-    readable = 0o666 & ~mask
+    readable = durable.usual_mode()
     aside = target.with_name(f"{durable.ASIDE}{uuid.uuid4().hex}")
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +45,10 @@ def export_weights(
         else:
             _save_adapter(policy, aside, source)
         _tokenizer(policy).save_pretrained(aside)
+        _correct_end_tokens(policy, aside / "config.json")
         (aside / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         for file in aside.iterdir():
-            file.chmod(readable)  # safetensors writes for the owner alone
+            file.chmod(readable)
             durable.sync_file(file)
         durable.sync_directory(aside)
         _publish(aside, target)
@@ -108,6 +108,14 @@ def _save_adapter(policy: CausalPolicy, directory: Path, source: str | Path) -> 
     finally:
         for name, settings in named.items():
             settings.base_model_name_or_path = before[name]
+
+
+def _correct_end_tokens(policy: CausalPolicy, file: Path) -> None:
+    """transformers writes the end token that a config class assumes, even if the model's own files name another one."""
+    settings = json.loads(file.read_text()) if file.is_file() else {}
+    if set(end_tokens(None, None, stated=settings)) - set(policy.eos_ids):
+        settings["eos_token_id"] = list(policy.eos_ids)
+        file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _tokenizer(policy: CausalPolicy) -> Any:

@@ -29,7 +29,7 @@ from assay.train.evaluate import heldout_prompts
 from assay.train.export import export_weights
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt, Interrupted
-from assay.train.learner import Learner, frozen_copy
+from assay.train.learner import Learner, frozen_copy, frozen_with_adapter
 from assay.train.loop import Stages, train
 from assay.train.machine import set_up, settled
 from assay.train.pack import with_confirmed_sharing
@@ -38,6 +38,8 @@ from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.saved_policy import FINAL
 from assay.train.saver import Saver, refuse_other_settings
 from assay.train.score import RewardFailed
+from assay.train.seed import inherit, open_seeded, open_source
+from assay.train.seed_files import ADAPTER, SEED, Seed, source_of, write_seed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, check_rows, draw
@@ -48,13 +50,13 @@ FILE_OPTIONS = ("heldout_file",)  # options of tasks that name files
 
 def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
     """Trains a new run in `path`. Returns the exit code. Without a watcher nothing is examined."""
-    config = settled(_with_absolute_paths(config))
+    config = settled(inherit(_with_absolute_paths(config)))
     require_packages(config.log)
     set_up(config)
     task = open_task(config)
     with Interrupt() as interrupt, Display(config.run.steps) as display:
         try:
-            policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+            policy, config, seed = _open_policy(config, _ticker(display, interrupt, "warm start"), display.say)
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
             heldout_prompts(task, policy, config)
             config = budgeted(config, policy)
@@ -68,6 +70,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             text = configuration.to_toml(config, meanings=False)
             directory = RunDirectory.create(path, text, describe_environment(config.run.threads))
             with _only_writer(directory.path):
+                _keep_seed(directory, policy, seed)
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
 
@@ -97,7 +100,11 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
                     display.say(sentence)
                     directory.append_event("reward changed", reason=sentence)
             try:
-                policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+                tick = _ticker(display, interrupt, "warm start")
+                if saved is None and not (directory.path / SEED).exists():
+                    policy, _, seed = _open_policy(config, tick, display.say)
+                else:
+                    policy, seed = open_seeded(config, directory.path, tick, display.say), None
                 reward = open_rewards(config, task, policy.codec.decode, interrupt.check)
             except Interrupted as stop:
                 display.say(f"stopped by {stop} before training went on; the run is as it was")
@@ -108,7 +115,22 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None)
                         durable.replace_file(config_file, configuration.to_toml(config, meanings=False).encode())
                     except OSError as error:
                         raise RunError(f"{config_file} could not be written: {durable.reason(error)}") from error
+                _keep_seed(directory, policy, seed)
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, saved, watcher)
+
+
+def _open_policy(
+    config: Config, tick: Callable[[int, int], None], say: Callable[[str], None]
+) -> tuple[CausalPolicy, Config, Seed | None]:
+    """The policy that a new run begins with; if it is that of another run, also what is to be kept of it."""
+    source = source_of(config.model.path)
+    return (load_policy(config, tick, say), config, None) if source is None else open_source(config, source, tick, say)
+
+
+def _keep_seed(directory: RunDirectory, policy: CausalPolicy, seed: Seed | None) -> None:
+    if seed is not None:
+        write_seed(directory.path, policy, seed)
+        directory.append_event("seeded", **seed.facts)
 
 
 def _carry_out(
@@ -125,7 +147,10 @@ def _carry_out(
     began = time.perf_counter()
     longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
     policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
-    reference = frozen_copy(policy) if config.needs_reference else None
+    reference = None
+    if config.needs_reference:
+        is_seeded = (directory.path / SEED / ADAPTER).is_file()
+        reference = frozen_with_adapter(policy) if is_seeded else frozen_copy(policy)
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)
     sinks = open_sinks(
@@ -176,7 +201,9 @@ def _carry_out(
         with closing(sinks):
             stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
         if stopped is None and config.checkpoint.final:
-            export_weights(policy, directory.path / FINAL, merge=False, source=config.model.path, replace=True)
+            seeded = directory.path / SEED
+            source = seeded.resolve() if seeded.is_dir() else config.model.path
+            export_weights(policy, directory.path / FINAL, merge=False, source=source, replace=True)
     except failures as failure:
         with suppress(RunError):  # a full disk may be what ended the run
             directory.append_event("failed", reason=str(failure))
