@@ -114,6 +114,12 @@ atexit.register(_worker.close)
 
 def render_chat(tokenizer: Any, messages: Messages, *, add_generation_prompt: bool) -> str:
     """As the tokenizer's apply_chat_template(..., tokenize=False) does it, but within limits; or TemplateFault."""
+    if not type(tokenizer).apply_chat_template.__module__.startswith("transformers."):
+        # code that came with the model and was trusted: no template of ours to limit
+        conversation = [dict(message) for message in messages]
+        return str(
+            tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, tokenize=False)
+        )
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:

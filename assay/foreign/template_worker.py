@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import functools
 import json
+import pathlib
 import resource
 import signal
 import sys
@@ -25,7 +26,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 SECONDS = 5.0  # of CPU time for one rendering; ordinary templates take less than a millisecond
-BYTES = 512 * 2**20  # of address space, Python itself included
+BYTES = 512 * 2**20  # of address space, beside what Python takes by itself
+STATISTICS = pathlib.Path("/proc/self/statm")
 
 
 class Generation(jinja2.ext.Extension):
@@ -93,7 +95,8 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 def serve() -> None:
     with contextlib.suppress(ValueError, OSError):  # not every system limits address space
-        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+        most = BYTES + int(STATISTICS.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # nobody handles SIGPROF: it ends the process, in C code too

@@ -99,15 +99,22 @@ def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str
 
 
 def read_checkpoint(run: Path, name: str | None, report: Callable[[str], None]) -> checkpoint.Checkpoint:
+    """The checkpoint `name` of a run, or its newest whole one if None."""
     root = run / "checkpoints"
     try:
         if name is None:
-            return checkpoint.load_latest(root, report)
-        if name not in (names := sorted(path.name for path in root.glob("[!.]*"))):
+            saved = checkpoint.load_latest(root, report)
+        elif name in (names := sorted(path.name for path in root.glob("[!.]*"))):
+            saved = checkpoint.load(root, name)
+        else:
             raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names) or 'none'}")
-        return checkpoint.load(root, name)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
+    state = saved.state
+    place = state.get("place") if isinstance(state, Mapping) else None
+    if not isinstance(place, Mapping) or "step" not in place or "frozen" not in state or "weights" not in saved.tensors:
+        raise RunError(f"{saved.path} holds no weights with the step that they are of; choose another checkpoint")
+    return saved
 
 
 def _final_policy(

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from assay import durable
 from assay.config import Config, ConfigError
 from assay.foreign.directory import INDEX, READ, TEMPLATES
+from assay.foreign.faults import reason
 from assay.policy.causal import CausalPolicy
 from assay.policy.made import CHECKSUMS
 from assay.record import RunError
@@ -82,7 +83,10 @@ def with_seed(config: Config, run: Path) -> Config:
 def seed_adapter(run: Path) -> dict[str, Tensor] | None:
     """The adapter that the run began with; None if it began with none."""
     file = run / SEED / ADAPTER
-    return load_file(file) if file.is_file() else None
+    try:
+        return load_file(file) if file.is_file() else None
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file} cannot be read: {reason(error)}; restore it from a copy of the run") from error
 
 
 def write_seed(run: Path, policy: CausalPolicy, seed: Seed) -> None:

@@ -111,6 +111,18 @@ def test_what_is_not_a_template_is_refused(template):
         render_chat(tokenizer, MESSAGES[:2], add_generation_prompt=True)
 
 
+def test_a_tokenizer_with_code_of_its_own_renders_conversations_itself():
+    """Such code is run only if model.trust_remote_code says so."""
+    tokenizer = words("not used")
+
+    class Own(type(tokenizer)):
+        def apply_chat_template(self, conversation, *, add_generation_prompt, tokenize):
+            return f"own {len(conversation)} {add_generation_prompt} {tokenize}"
+
+    tokenizer.__class__ = Own
+    assert render_chat(tokenizer, MESSAGES, add_generation_prompt=True) == "own 3 True False"
+
+
 def test_a_long_prompt_is_rendered_whole():
     """A prompt that is too long for the model is said to be too long, which a run may skip."""
     message = {"role": "user", "content": "\u00e4" * 3_000_000}
