@@ -40,7 +40,7 @@ class ModelFiles:
 
 
 def check_directory(directory: Path, what: str) -> ModelFiles:
-    """Refuses a directory that is no model of safetensors, in a sentence that begins with `what`."""
+    """Refuses a directory that is not a model with safetensors weights, in a sentence that begins with `what`."""
     try:
         names = sorted(entry.name for entry in directory.iterdir())
         _check_kinds(directory, names, what)
@@ -94,7 +94,7 @@ def read_shapes(file: Path, what: str) -> dict[str, tuple[int, ...]]:
 
 
 def _check_kinds(directory: Path, names: Iterable[str], what: str) -> None:
-    """A pipe or a device would be waited for, for ever."""
+    """Opening a pipe or a device may never end."""
     for name in names:
         entry = directory / name
         if entry.suffix in READ and not entry.is_file():

@@ -58,7 +58,9 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def refusing(sentence: Callable[[BaseException], str], raises: type[ValueError] = ConfigError) -> Iterator[None]:
+def translate_faults(
+    sentence: Callable[[BaseException], str], raises: type[ValueError] = ConfigError
+) -> Iterator[None]:
     """Put it around calls of foreign libraries alone: a fault of theirs is raised again, as `sentence(fault)`."""
     try:
         yield

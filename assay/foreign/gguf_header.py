@@ -1,6 +1,6 @@
 """The head of a GGUF file: its numbers and the shapes of its tensors. Every length is compared with the file's.
 
-The package gguf reads past the end of a file without noticing: an array that claims 2**60 numbers is read for ever.
+The package gguf reads past the end of a file without noticing: an array that claims 2**60 numbers is read endlessly.
 
     "GGUF" | version | number of tensors | number of settings | settings: name, type, value | tensors: name, shape, ...
 """
@@ -32,7 +32,7 @@ class GGUFHeader:
 
 
 def read_header(file: Path) -> GGUFHeader:
-    """Raises GGUFError for what is no GGUF file, and OSError."""
+    """Raises GGUFError for what is not a GGUF file, and OSError."""
     size = file.stat().st_size
     if size < 24:
         raise GGUFError(f"it has {size} bytes, which is too short for a GGUF file")

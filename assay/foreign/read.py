@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from assay.config import ConfigError
 from assay.foreign.directory import CONFIG, GENERATION, TOKENIZER, ModelFiles, check_directory, read_object
-from assay.foreign.faults import is_fault, is_memory, reason, refusing
+from assay.foreign.faults import is_fault, is_memory, reason, translate_faults
 from assay.foreign.sizes import check_counts, check_total
 
 MOST_FIELDS = 100  # that are left out by turns
@@ -37,7 +37,8 @@ def read_model(
     Weights are never unpickled, and a model's own code is run only if that was asked for. `how` goes to transformers.
     """
     transformers_logging.disable_progress_bar()  # it would tear the stage log
-    files = check_directory(directory, what)
+    with translate_faults(lambda error: f"{what} cannot be loaded: {reason(error)}"):
+        files = check_directory(directory, what)
     check_counts(files.config, files.shapes, what, CONFIG)
     if not trust_remote_code:
         _refuse_kernels(files)
@@ -61,7 +62,7 @@ def read_model(
         _part(files, (GENERATION,), GenerationConfig.from_pretrained)
     tokenizer = _part(files, TOKENIZER_SETTINGS, read_tokenizer)
     check_total(_part(files, (CONFIG,), build), files.config, files.shapes, what, CONFIG)
-    with refusing(lambda error: _unfit_weights(files, build, error)):
+    with translate_faults(lambda error: _unfit_weights(files, build, error)):
         model, loading = kind.from_pretrained(
             directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **how
         )
@@ -69,7 +70,7 @@ def read_model(
 
 
 def trial_of(model: Any) -> Callable[[Path], None]:
-    """What `blamed` repeats to find the setting with which a model like this one cannot compute: a forward pass."""
+    """What `explain_fault` repeats to find the setting with which such a model cannot compute: a forward pass."""
 
     def attempt(place: Path) -> None:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -79,7 +80,9 @@ def trial_of(model: Any) -> Callable[[Path], None]:
     return attempt
 
 
-def blamed(directory: Path, names: Sequence[str], attempt: Callable[[Path], object], error: BaseException) -> str:
+def explain_fault(
+    directory: Path, names: Sequence[str], attempt: Callable[[Path], object], error: BaseException
+) -> str:
     """The error as a part of a sentence: the file, the field without which `attempt` succeeds, and the fix."""
     if is_memory(error):
         return reason(error)
@@ -104,9 +107,9 @@ def _part(files: ModelFiles, names: Sequence[str], attempt: Callable[[Path], Any
     """What `attempt` reads of the directory, out of the files `names`."""
 
     def sentence(error: BaseException) -> str:
-        return f"{files.what} cannot be loaded: {blamed(files.directory, names, attempt, error)}"
+        return f"{files.what} cannot be loaded: {explain_fault(files.directory, names, attempt, error)}"
 
-    with refusing(sentence):
+    with translate_faults(sentence):
         return attempt(files.directory)
 
 
@@ -157,6 +160,8 @@ def _refuse_kernels(files: ModelFiles) -> None:
 
 def _unfit_weights(files: ModelFiles, build: Callable[[Path], Any], error: BaseException) -> str:
     """Names the first tensor whose shape is not the one that the config asks for, if that is the reason."""
+    if is_memory(error):
+        return f"{files.what} cannot be loaded: {reason(error)}"
     asked = build(files.directory).state_dict()
     for name, shape in files.shapes.items():
         if name in asked and tuple(asked[name].shape) != shape:

@@ -74,13 +74,13 @@ def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 @functools.lru_cache(maxsize=8)
-def compiled(text: str) -> jinja2.Template:
+def compile_template(text: str) -> jinja2.Template:
     return environment().from_string(text)
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
     try:
-        text = compiled(request["template"]).render(**request["variables"])
+        text = compile_template(request["template"]).render(**request["variables"])
     except jinja2.TemplateError as error:
         line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         return {"kind": "refusal", "reason": f"{error.message}{line}"}
@@ -99,7 +99,7 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # nobody handles SIGPROF: it ends the process, in C code too
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF is not handled: it ends the process, in C code too
         reply = json.dumps(answer(json.loads(line)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(reply.encode("ascii") + b"\n")

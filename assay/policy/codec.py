@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from assay.foreign.faults import reason, refusing
+from assay.foreign.faults import reason, translate_faults
 from assay.foreign.template import TemplateFault, TemplateLimit, render_chat
 
 Messages = Sequence[Mapping[str, str]]
@@ -66,7 +66,7 @@ class TokenizerCodec:
         return self._tokens(text, add_special_tokens=False)
 
     def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        with refusing(lambda error: f"the tokenizer fails on a prompt: {reason(error)}", PromptRefused):
+        with translate_faults(lambda error: f"the tokenizer fails on a prompt: {reason(error)}", PromptRefused):
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from assay.config import ConfigError
-from assay.foreign.faults import reason, refusing
+from assay.foreign.faults import reason, translate_faults
 from assay.foreign.gguf_header import read_header
 from assay.foreign.sizes import check_counts, check_total
 from assay.policy.made import made_once
@@ -47,7 +47,7 @@ def unpacked(file: Path, say: Callable[[str], None]) -> Path:
 
     def make(directory: Path) -> None:
         say(f"unpacking {file.name}: once, about 20 s")
-        with refusing(lambda error: f"{file} cannot be unpacked: {reason(error)}"):
+        with translate_faults(lambda error: f"{file} cannot be unpacked: {reason(error)}"):
             model, tokenizer = _read(file)
         # the weights are plain numbers now; transformers still marks them as quantized and would refuse to save them
         if hasattr(model.config, "quantization_config"):

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from assay.config import Config, ConfigError
 from assay.config.sections import ModelConfig
 from assay.foreign.directory import CONFIG
-from assay.foreign.faults import refusing
-from assay.foreign.read import blamed, read_model, trial_of
+from assay.foreign.faults import translate_faults
+from assay.foreign.read import explain_fault, read_model, trial_of
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
@@ -65,7 +65,7 @@ def load_policy(
         config.rollout.temperature,
         recompute=config.model.gradient_checkpointing,
     )
-    with refusing(lambda error: _unfit(directory, model, error)):
+    with translate_faults(lambda error: _unfit(directory, model, error)):
         vocabulary = vocabulary_of(policy)
         if len(tokenizer) > vocabulary:
             raise ConfigError(
@@ -84,7 +84,7 @@ def _unfit(directory: Path, model: Any, error: BaseException) -> str:
     what = f"the model in {directory}"
     if isinstance(error, UnfitModel):
         return f"{what} cannot be trained: {error}"
-    return f"{what} cannot be run: {blamed(directory, (CONFIG,), trial_of(model), error)}"
+    return f"{what} cannot be run: {explain_fault(directory, (CONFIG,), trial_of(model), error)}"
 
 
 def model_directory(

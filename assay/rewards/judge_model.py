@@ -157,7 +157,9 @@ class JudgeModel:
                 f"{fault}; give a text with {{prompt}} and {{completion}}"
             ) from fault
         cannot, fix = f"judge.path = {self._settings.path!r} cannot judge", "give a trained sequence classifier"
-        with faults.refusing(lambda error: f"{cannot}: it fails on a batch of texts ({faults.reason(error)}); {fix}"):
+        with faults.translate_faults(
+            lambda error: f"{cannot}: it fails on a batch of texts ({faults.reason(error)}); {fix}"
+        ):
             reason = flaw(self._forward, rows)
         if reason:
             raise ConfigError(f"{cannot}: {reason}; {fix}")

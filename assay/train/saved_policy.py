@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.config import Config, ConfigError
 from assay.foreign.adapter import ADAPTER_CONFIG, read_adapter
-from assay.foreign.faults import reason, refusing
+from assay.foreign.faults import reason, translate_faults
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
 from assay.record import RunError
@@ -143,7 +143,7 @@ def put_adapter(policy: CausalPolicy, directory: Path) -> None:
     from peft import set_peft_model_state_dict
 
     tensors = read_adapter(directory)
-    with refusing(lambda error: f"the adapter in {directory} does not fit the model: {reason(error)}"):
+    with translate_faults(lambda error: f"the adapter in {directory} does not fit the model: {reason(error)}"):
         result: Any = set_peft_model_state_dict(policy.adapter, tensors)
     strangers = list(result.unexpected_keys)
     missing = [name for name in result.missing_keys if "lora_" in name]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from assay import durable
 from assay.config import Config, ConfigError
-from assay.foreign.directory import INDEX, READ, TEMPLATES
+from assay.foreign.directory import CONFIG, INDEX, READ, TEMPLATES
 from assay.foreign.faults import reason
 from assay.policy.causal import CausalPolicy
 from assay.policy.made import CHECKSUMS
@@ -54,7 +54,7 @@ class Seed:
 
 
 def source_of(path: str) -> Source | None:
-    """The run that model.path names: runs/x, runs/x/final, runs/x/checkpoints/update-00000040; None if it is no run."""
+    """The run that model.path names (runs/x, runs/x/final, runs/x/checkpoints/update-00000040), or None."""
     place = Path(path)
     if (place / MARK).is_file():
         return Source(place, None)
@@ -68,13 +68,12 @@ def source_of(path: str) -> Source | None:
 
 
 def with_seed(config: Config, run: Path) -> Config:
-    """The config of a run with the place of the model that it began with; unchanged if that is no other run's."""
+    """The config of a run with the place of the model that it began with, if that came from another run."""
     directory = run / SEED
     if not (directory / RECORD).is_file():
-        if source_of(config.model.path) is not None:
-            raise RunError(
-                f"{directory} is missing: the model that the run began with; restore it from a copy of the run"
-            )
+        path = config.model.path  # earlier versions read runs/x/final as any other directory
+        if source_of(path) is not None and not (Path(path) / CONFIG).is_file():
+            raise RunError(f"{directory} is missing: the model that the run began with; restore it from a copy")
         return config
     _verify(directory)
     return replace(config, model=replace(config.model, path=str(directory)))
