@@ -11,6 +11,7 @@ from run_fixtures import Trap, contents, rows, settings
 
 from assay import config as configuration
 from assay.train.saved_policy import open_saved
+from assay.train.seed import inherit
 from assay.train.seed_files import source_of
 
 IDS = torch.tensor([[2, 3, 4, 12, 5, 6], [7, 7, 12, 2, 1, 0]])
@@ -231,3 +232,18 @@ def test_only_the_places_of_a_run_are_runs(sources, tmp_path):
     assert source_of(str(run / "checkpoints" / "update-00000008")).name == "update-00000008"
     assert [source_of(path) for path in ("embedded", "smollm2", "owner/name", str(tmp_path), "")] == [None] * 5
     assert source_of(str(run / "rollouts")) is None
+
+
+def test_dtype_and_threads_that_are_left_open_are_those_of_the_source(sources, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "run.json").write_text((sources / "full" / "run.json").read_text())
+    text = (sources / "full" / "config.toml").read_text()
+    assert "threads = 1\n" in text
+    text = text.replace("threads = 1\n", "threads = 3\n").replace('dtype = "float32"', 'dtype = "bfloat16"')
+    (source / "config.toml").write_text(text)
+    taken = inherit(configuration.load(None, [f"model.path={source}"]))
+    assert (taken.run.threads, taken.model.dtype) == (3, "bfloat16")
+    kept = inherit(configuration.load(None, [f"model.path={source}", "run.threads=2", "model.dtype=float32"]))
+    assert (kept.run.threads, kept.model.dtype) == (2, "float32")
+    assert inherit(configuration.load(None)) == configuration.load(None)
