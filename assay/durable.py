@@ -95,6 +95,13 @@ def require_regular(path: Path) -> None:
     os.close(open_regular(path))
 
 
+def usual_mode() -> int:
+    """The permissions that a new file gets from the umask. safetensors writes for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -24,11 +24,12 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "record": set(),
     "tasks": set(),
-    "rewards": {"tasks"},
+    "foreign": set(),
+    "rewards": {"tasks", "foreign"},
     "kernels": set(),
-    "policy": {"tasks", "kernels"},
+    "policy": {"tasks", "kernels", "foreign"},
     "engine": {"policy", "kernels"},
-    "train": {"engine", "policy", "tasks", "rewards", "record"},
+    "train": {"engine", "policy", "tasks", "rewards", "record", "foreign"},
     "trainer": {"train", "policy"},
     "bench": {"train", "policy", "tasks", "rewards", "engine", "record", "kernels"},
     "dataflow": set(),
@@ -44,8 +45,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 COMMON = {"types", "config", "grpo", "durable", "verdict", "interpreter"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
-# assay/watch/guard.py the boundary between our faults and a script that is watched
-BOUNDARIES = {"call.py", "failures.py", "guard.py", "process.py", "sinks.py", "turn.py", "worker.py"}
+# assay/watch/guard.py the boundary between our faults and a script that is watched; a chat template is a program too
+BOUNDARIES = {
+    "call.py", "failures.py", "guard.py", "process.py", "sinks.py", "template_worker.py", "turn.py", "worker.py",
+}  # fmt: skip
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",
     "assay.verdict", "assay.doctor.catalogue", "assay.doctor.diagnosis", "assay.doctor.command",

@@ -7,7 +7,9 @@ defaults: the one in sections.py is for the embedded model, the one here for eve
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 AUTO = "auto"
@@ -23,6 +25,7 @@ LORA_RATE = 1e-4  # adapters start at 0 and are few: they take about ten times t
 # DeepSeekMath, DAPO and TRL's default train with 1e-6; SmolLM2-135M still learns steadily at 1e-5
 SMALL_MODEL_RATE, LARGE_MODEL_RATE = 5e-6, 1e-6
 LARGE_MODEL = 1_000_000_000  # parameters
+MOST_SOURCES = 20  # a run can begin with a run that began with a run ...
 LONGEST_WARMUP = 10  # updates; a shorter run warms up for a tenth of its updates
 
 AUTOMATIC = frozenset(
@@ -51,12 +54,28 @@ def with_model_defaults(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     for name in unstated_settings(settings):
         section, _, key = name.partition(".")
         filled.setdefault(section, {}).pop(key, None)
-    if model.get("path", EMBEDDED) == EMBEDDED:
+    if is_embedded(model.get("path", EMBEDDED)):
         return filled
     for section, defaults in LANGUAGE_MODEL.items():
         filled[section] = {**defaults, **filled[section]}
     filled["optimizer"].setdefault("learning_rate", LORA_RATE if model.get("lora_rank") else AUTO)
     return filled
+
+
+def is_embedded(path: object) -> bool:
+    """Whether model.path names the embedded model, or a run that began with it."""
+    for _ in range(MOST_SOURCES):
+        if path == EMBEDDED or not isinstance(path, str):
+            return path == EMBEDDED
+        places = [Path(path), *Path(path).parents[:2]]  # a run, its final/, or one of its checkpoints/
+        run = next((place for place in places if (place / "run.json").is_file()), None)
+        if run is None:
+            return False
+        try:
+            path = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["model"]["path"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return False  # such a run is refused with a reason when it is opened
+    return False
 
 
 def automatic_warmup(updates: int) -> int:

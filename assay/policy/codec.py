@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
+from assay.foreign.faults import reason, translate_faults
+from assay.foreign.template import TemplateFault, TemplateLimit, render_chat
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -43,11 +44,11 @@ class TokenizerCodec:
     def encode(self, text: str) -> list[int]:
         """The text's tokens, after the begin token if the tokenizer begins every text with one. An end token that it
         would add is left out: the text is to be continued."""
-        plain = list(self.tokenizer.encode(text, add_special_tokens=False))
+        plain = self._tokens(text, add_special_tokens=False)
         begin = getattr(self.tokenizer, "bos_token_id", None)
         if begin is None or plain[:1] == [begin]:  # a text out of a chat template may hold it already
             return plain
-        begins = list(self.tokenizer.encode(text, add_special_tokens=True))[:1] == [begin]
+        begins = self._tokens(text, add_special_tokens=True)[:1] == [begin]
         return [begin, *plain] if begins else plain
 
     def chat(self, messages: Messages) -> list[int]:
@@ -58,14 +59,15 @@ class TokenizerCodec:
                 "task as plain text (task.options: style or chat)"
             )
         check_chat_template(tokenizer)
-        conversation = [dict(message) for message in messages]
         try:
-            ids = tokenizer.apply_chat_template(
-                conversation, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except TemplateError as error:
-            raise PromptRefused(f"the model's chat template refuses the conversation: {error}") from error
-        return [int(token) for token in ids]
+            text = render_chat(tokenizer, messages, add_generation_prompt=True)
+        except TemplateFault as fault:
+            raise PromptRefused(f"the model's chat template {fault}") from fault
+        return self._tokens(text, add_special_tokens=False)
+
+    def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        with translate_faults(lambda error: f"the tokenizer fails on a prompt: {reason(error)}", PromptRefused):
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # a checker must see all of it
@@ -82,10 +84,12 @@ def check_chat_template(tokenizer: Any) -> None:
     answered = [*question, {"role": "assistant", "content": "Answer!"}]
     try:
         asked, asked_plain, whole = (
-            tokenizer.apply_chat_template(conversation, add_generation_prompt=wanted, tokenize=False)
+            render_chat(tokenizer, conversation, add_generation_prompt=wanted)
             for conversation, wanted in ((question, True), (question, False), (answered, False))
         )
-    except TemplateError:  # it wants another conversation than this one (a system message first): it cannot be told
+    except TemplateLimit as limit:
+        raise PromptRefused(f"the model's chat template {limit}") from limit
+    except TemplateFault:  # it wants another conversation than this one (a system message first): nothing is known
         return
     if asked != asked_plain:
         return

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from assay.config import ConfigError
+from assay.foreign.faults import reason, translate_faults
+from assay.foreign.gguf_header import read_header
+from assay.foreign.sizes import check_counts, check_total
 from assay.policy.made import made_once
 
 
@@ -26,13 +31,8 @@ def unpacked(file: Path, say: Callable[[str], None]) -> Path:
 
     def make(directory: Path) -> None:
         say(f"unpacking {file.name}: once, about 20 s")
-        try:
-            with redirect_stderr(io.StringIO()):  # a progress bar of its own would tear ours
-                tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-                model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        except (OSError, ValueError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"{file} cannot be unpacked: {type(error).__name__}: {reason}") from error
+        with translate_faults(lambda error: f"{file} cannot be unpacked: {reason(error)}"):
+            model, tokenizer = _read(file)
         # the weights are plain numbers now; transformers still marks them as quantized and would refuse to save them
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -41,3 +41,17 @@ def unpacked(file: Path, say: Callable[[str], None]) -> Path:
         tokenizer.save_pretrained(directory)
 
     return made_once(f"gguf-{file.stem}-{digest[:12]}-{transformers.__version__}", make)
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    header, source = read_header(file), "its metadata"
+    check_counts(header.numbers, header.shapes, str(file), source)
+    with tempfile.TemporaryDirectory() as place, redirect_stderr(io.StringIO()):  # a progress bar would tear ours
+        (Path(place) / "model.gguf").symlink_to(file.resolve())  # alone: other files beside it would be read as well
+        how = {"gguf_file": "model.gguf", "local_files_only": True}
+        config = AutoConfig.from_pretrained(place, **how)
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(config)
+        check_total(built, config.to_dict(), header.shapes, str(file), source)
+        tokenizer = AutoTokenizer.from_pretrained(place, **how)
+        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **how), tokenizer

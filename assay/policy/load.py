@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM
 
 from assay.config import Config, ConfigError
 from assay.config.sections import ModelConfig
+from assay.foreign.directory import CONFIG
+from assay.foreign.faults import translate_faults
+from assay.foreign.read import explain_fault, read_model, trial_of
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
 from assay.policy.gguf import unpacked
-from assay.policy.probe import examined, vocabulary_of, with_family
+from assay.policy.probe import UnfitModel, examined, vocabulary_of, with_family
 from assay.policy.where import check_model_path, smollm2_file
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
 
 
@@ -45,12 +45,8 @@ def load_policy(
     config = resolved(config)
     if config.run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device = 'cuda', but torch sees no GPU; set run.device = 'cpu'")
-    transformers_logging.disable_progress_bar()  # it would tear the stage log
-    if config.model.path == "embedded":
-        directory = embedded_directory(config.model.warm_steps, on_warm_step)
-    else:
-        directory = model_directory(config.model, say)
-    model, tokenizer = _read(directory, config.model)
+    directory = model_directory(config.model, on_warm_step, say)
+    model, tokenizer = _read(directory, config.model, say)
     ends = end_tokens(model, tokenizer, stated=json.loads((directory / "config.json").read_text()))
     if not ends:
         raise ConfigError(
@@ -69,7 +65,7 @@ def load_policy(
         config.rollout.temperature,
         recompute=config.model.gradient_checkpointing,
     )
-    try:
+    with translate_faults(lambda error: _unfit(directory, model, error)):
         vocabulary = vocabulary_of(policy)
         if len(tokenizer) > vocabulary:
             raise ConfigError(
@@ -77,10 +73,6 @@ def load_policy(
                 "they do not belong together"
             )
         policy = examined(policy, say)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"the model in {directory} cannot be trained: {error}") from error
     if not policy.abilities.cache:
         say("the model's cache cannot be shared by a group: every token is computed from the whole sequence, slowly")
     if suggested := suggested_sampling(model):
@@ -88,9 +80,20 @@ def load_policy(
     return with_adapter(policy, config, say) if config.model.lora_rank else policy
 
 
-def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
+def _unfit(directory: Path, model: Any, error: BaseException) -> str:
+    what = f"the model in {directory}"
+    if isinstance(error, UnfitModel):
+        return f"{what} cannot be trained: {error}"
+    return f"{what} cannot be run: {explain_fault(directory, (CONFIG,), trial_of(model), error)}"
+
+
+def model_directory(
+    settings: ModelConfig, on_warm_step: Callable[[int, int], None], say: Callable[[str], None]
+) -> Path:
     """Where the files of the model are, on this machine; a GGUF file is unpacked, a model on the hub is fetched."""
     check_model_path(settings.path)
+    if settings.path == "embedded":
+        return embedded_directory(settings.warm_steps, on_warm_step)
     if settings.path == "smollm2":
         return unpacked(smollm2_file(), say)
     path = Path(settings.path)
@@ -102,6 +105,10 @@ def model_directory(settings: ModelConfig, say: Callable[[str], None]) -> Path:
         raise ConfigError(
             f"model.path = {settings.path!r} holds a LoRA adapter without its model; merge the two first, for instance "
             "with: assay export RUN --merge"
+        )
+    if (path / "run.json").is_file():
+        raise ConfigError(
+            f"model.path = {settings.path!r} is a run; give one of its models, for instance {path / 'final'}"
         )
     if path.exists():
         raise ConfigError(f"model.path = {settings.path!r} is not a Hugging Face model directory: no config.json in it")
@@ -122,28 +129,26 @@ def _fetched(name: str, say: Callable[[str], None]) -> Path:
         ) from error
 
 
-def _read(directory: Path, settings: ModelConfig) -> tuple[Any, Any]:
-    """(model, tokenizer). Weights are never unpickled, and a model's own code is run only if that was asked for."""
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=getattr(torch, settings.dtype),
-            trust_remote_code=settings.trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-            raise ConfigError(f"the model in {directory} has no tokenizer: {TOKENIZER_FILES[0]} is missing") from error
-        raise ConfigError(f"the model in {directory} cannot be loaded: {type(error).__name__}: {reason}") from error
+def _read(directory: Path, settings: ModelConfig, say: Callable[[str], None]) -> tuple[Any, Any]:
+    """(model, tokenizer)."""
+    model, tokenizer, loading = read_model(
+        directory,
+        AutoModelForCausalLM,
+        dtype=getattr(torch, settings.dtype),
+        what=f"the model in {directory}",
+        trust_remote_code=settings.trust_remote_code,
+    )
     suggested = getattr(model, "generation_config", None)
     if suggested is not None and not suggested.do_sample and suggested_sampling(model):
         suggested.do_sample = True  # transformers saves no file that names a temperature and does not sample
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ConfigError(f"the model in {directory} lacks weights ({missing}): they would start at random")
+    if loading["unexpected_keys"]:
+        unused = sorted(loading["unexpected_keys"])
+        say(
+            f"{len(unused)} tensors in {directory} are not part of the model and are left out, for instance {unused[0]}"
+        )
     return model, tokenizer
 
 

@@ -23,8 +23,12 @@ PROMPT, LEFT, RIGHT = [2, 3, 4], [5, 6], [7, 8, 9]
 ELEVENTHS = 11
 
 
+class UnfitModel(ValueError):
+    """A model that cannot be a policy; the message says why."""
+
+
 def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
-    """The policy with the abilities that its model showed; a model that cannot be a policy raises ValueError. `say`
+    """The policy with the abilities that its model showed; a model that cannot be a policy raises UnfitModel. `say`
     hears why a model is not computed as one of the Llama family."""
     vocabulary = vocabulary_of(policy)
     _check_padding(policy, vocabulary)
@@ -124,21 +128,23 @@ def vocabulary_of(policy: CausalPolicy) -> int:
     logits_22V = getattr(output, "logits", output)
     if not isinstance(logits_22V, Tensor) or logits_22V.dim() != 3 or logits_22V.shape[:2] != (2, 2):
         got = list(logits_22V.shape) if isinstance(logits_22V, Tensor) else f"a {type(logits_22V).__name__}"
-        raise ValueError(
+        raise UnfitModel(
             f"for token ids [2, 2] the model returned {got}; it must return logits [2, 2, vocabulary], or an object "
             "with .logits"
         )
     if not logits_22V.isfinite().all():
-        raise ValueError("the model's logits are not finite before any training; look for NaN in its weights")
+        raise UnfitModel(
+            "the model's logits are not finite before any training; look for NaN in its weights and its config"
+        )
     if not _close(logits_22V[0, 0], logits_22V[1, 0]):
-        raise ValueError(
+        raise UnfitModel(
             "the model is not causal: its output at one token depends on the next one, so it would be trained to "
             "predict what it can see; give it a causal mask"
         )
     vocabulary = logits_22V.shape[2]
     for end in policy.eos_ids:
         if not 0 <= end < vocabulary:
-            raise ValueError(f"eos_id = {end} can never be sampled: the model knows tokens 0 to {vocabulary - 1}")
+            raise UnfitModel(f"eos_id = {end} can never be sampled: the model knows tokens 0 to {vocabulary - 1}")
     return vocabulary
 
 
@@ -147,7 +153,7 @@ def _check_padding(policy: CausalPolicy, vocabulary: int) -> None:
     short, padded = (torch.tensor([row], device=policy.device) % vocabulary for row in ([2, 3], [2, 3, 0, 0]))
     with torch.no_grad():
         if not _close(policy.logits(short)[0], policy.logits(padded)[0, :2]):
-            raise ValueError(
+            raise UnfitModel(
                 "the model's output depends on the padding behind a sequence; such a model cannot be trained in batches"
             )
 

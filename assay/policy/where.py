@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from assay.config import ConfigError
@@ -12,8 +13,21 @@ from assay.config import ConfigError
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+CHECKPOINTS, FINAL, MARK = "checkpoints", "final", "run.json"  # in a run directory
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run, and which of its models: a checkpoint, `final`, or its newest checkpoint if None."""
+
+    run: Path
+    name: str | None
+
+
 def check_model_path(path: str) -> None:
     """Refuses a model that is neither on this machine nor possibly on the hub."""
+    if source_of(path) is not None:
+        return
     if path == "smollm2":
         smollm2_file()
     elif path.endswith(".gguf") and not os.path.isfile(path):
@@ -23,6 +37,20 @@ def check_model_path(path: str) -> None:
             f"model.path = {path!r} is neither a directory or .gguf file on this machine nor a name on the hub "
             "(owner/name); 'embedded' and 'smollm2' need no files"
         )
+
+
+def source_of(path: str) -> Source | None:
+    """The run that model.path names (runs/x, runs/x/final, runs/x/checkpoints/update-00000040), or None."""
+    place = Path(path)
+    if (place / MARK).is_file():
+        return Source(place, None)
+    if place.name == FINAL and (place.parent / MARK).is_file():
+        return Source(place.parent, FINAL)
+    if place.name == CHECKPOINTS and (place.parent / MARK).is_file():
+        raise ConfigError(f"model.path = {path!r} holds the checkpoints of a run; name one of them, or {place.parent}")
+    if place.parent.name == CHECKPOINTS and (place.parent.parent / MARK).is_file():
+        return Source(place.parent.parent, place.name)
+    return None
 
 
 def smollm2_file() -> Path:

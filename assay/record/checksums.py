@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from assay import durable
+from assay.record import manifest
 
 FILE = "checksums.jsonl"
 _LINE = re.compile(rb'(\{.*), "chain": "([0-9a-f]{8})"\}')
@@ -58,6 +59,10 @@ class Ledger:
 
 def facts_of(data: bytes) -> Facts:
     return Facts(len(data), hashlib.sha256(data).hexdigest())
+
+
+def facts_of_file(file: Path) -> Facts:
+    return Facts(file.stat().st_size, manifest.digest(file))
 
 
 def first_lines(files: Mapping[str, bytes]) -> bytes:
@@ -97,6 +102,12 @@ def append_line(run: Path, name: str, line: bytes, step: int | None) -> None:
 def note_files(run: Path, files: Mapping[str, Facts]) -> None:
     for name, facts in files.items():
         _append(run, _of_file(name, facts))
+
+
+def note_directory(run: Path, name: str, written: Path) -> None:
+    """Enters the files in `written`, which is RUN/name or is about to get that name."""
+    note_files(run, {f"{name}/{file}": facts_of_file(written / file) for file in files_in(written)})
+    sync(run)
 
 
 def note_rewind(run: Path, step: int, lengths: Mapping[str, int]) -> None:
@@ -203,3 +214,15 @@ def _chain_of(line: bytes) -> bytes:
 
 def _crc(chain: bytes, body: bytes) -> bytes:
     return f"{zlib.crc32(chain + body):08x}".encode("ascii")
+
+
+def files_in(directory: Path) -> list[str]:
+    """All but hidden ones, by their names relative to the directory."""
+    names = []
+    for folder, folders, files in os.walk(directory):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.startswith(".") and not path.is_symlink():
+                names.append(str(path.relative_to(directory)))
+    return names

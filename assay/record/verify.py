@@ -78,7 +78,7 @@ def verify(run: Path, *, full: bool = True, on_file: Callable[[str], None] = lam
             _verify_file(run, name, contents, found, full=full)
     in_checkpoints = _verify_checkpoints(run, found, on_file, full=full)
     known = {*LINES_FILES, checksums.FILE, *ledger.files, *in_checkpoints}
-    found.uncovered_files = [name for name in files_in(run) if name not in known]
+    found.uncovered_files = [name for name in checksums.files_in(run) if name not in known]
     return found
 
 
@@ -285,7 +285,7 @@ def _verify_checkpoints(run: Path, found: Verification, on_file: Callable[[str],
     for path in manifest.checkpoints(run / CHECKPOINTS):
         name = f"{CHECKPOINTS}/{path.name}"
         on_file(name)
-        names |= {f"{name}/{file}" for file in files_in(path)}
+        names |= {f"{name}/{file}" for file in checksums.files_in(path)}
         try:
             files = manifest.verified_files(path, full=full)
         except manifest.Damage as damage:
@@ -301,16 +301,4 @@ def _verify_checkpoints(run: Path, found: Verification, on_file: Callable[[str],
     fix = f"{_COPY}; until then {whole[-1]} is the newest that can be used" if whole else f"{_COPY}, or start a new run"
     for name, what in damaged:
         found.add(name, f"is damaged: {what}", fix)
-    return names
-
-
-def files_in(directory: Path) -> list[str]:
-    """All but hidden ones, by their names relative to the directory."""
-    names = []
-    for folder, folders, files in os.walk(directory):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(folder, name)
-            if not name.startswith(".") and not path.is_symlink():
-                names.append(str(path.relative_to(directory)))
     return names

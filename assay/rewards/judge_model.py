@@ -15,16 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForSequenceClassification
 
 from assay.config import ConfigError
 from assay.config.sections import JudgeConfig
+from assay.foreign import faults
+from assay.foreign.read import read_model
+from assay.foreign.template import TemplateFault, render_chat
 from assay.grpo import REWARD_LIMIT
 from assay.rewards.judge_http import check_judge_path, check_places, fill
 from assay.types import Prompt, Rollout, Score
@@ -81,9 +80,15 @@ class JudgeModel:
             scores[index] = score
             on_score(index, score)
 
-        rows = [self._read(prompt.text, rollout.text) for prompt, rollout in asked]
+        rows: dict[int, list[int]] = {}
         fitting = []
-        for index, row in enumerate(rows):
+        for index, (prompt, rollout) in enumerate(asked):
+            try:
+                rows[index] = row = self._read(prompt.text, rollout.text)
+            except TemplateFault as fault:
+                tell(index, Score.failed(f"the judge's chat template {fault}"))
+                self._check_interrupt()
+                continue
             if not row:
                 tell(index, Score.failed("judge.template gives an empty text for this answer"))
             elif len(row) > self._limit and self._settings.too_long == "fail":
@@ -110,7 +115,7 @@ class JudgeModel:
         chat = self._settings.template == "chat"
         if chat:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False)
+            text = render_chat(self._tokenizer, turns, add_generation_prompt=False)
         else:
             text = fill(self._settings.template, {"prompt": prompt, "completion": completion})
         text = text.encode("utf-8", "replace").decode("utf-8")  # no tokenizer takes a lone surrogate
@@ -146,20 +151,18 @@ class JudgeModel:
     def _examine(self) -> None:
         try:
             rows = [self._cut(self._read(PROBE_PROMPT, completion)) for completion in PROBE_COMPLETIONS]
-        except jinja2.TemplateError as error:
-            reason = " ".join(str(error).split())[:200]
+        except TemplateFault as fault:
             raise ConfigError(
-                f"judge.template = 'chat': the chat template in {self._settings.path!r} refuses a question and its "
-                f"answer ({reason}); give a text with {{prompt}} and {{completion}}"
-            ) from error
-        try:
+                f"judge.template = 'chat': for a question and its answer, the chat template in {self._settings.path!r} "
+                f"{fault}; give a text with {{prompt}} and {{completion}}"
+            ) from fault
+        cannot, fix = f"judge.path = {self._settings.path!r} cannot judge", "give a trained sequence classifier"
+        with faults.translate_faults(
+            lambda error: f"{cannot}: it fails on a batch of texts ({faults.reason(error)}); {fix}"
+        ):
             reason = flaw(self._forward, rows)
-        except (RuntimeError, ValueError, IndexError) as error:
-            reason = f"it fails on a batch of texts ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         if reason:
-            raise ConfigError(
-                f"judge.path = {self._settings.path!r} cannot judge: {reason}; give a trained sequence classifier"
-            )
+            raise ConfigError(f"{cannot}: {reason}; {fix}")
 
 
 def flaw(forward: Callable[[Rows], list[float]], rows: Rows) -> str:
@@ -212,24 +215,15 @@ def label_number(settings: JudgeConfig, id2label: dict[int, str]) -> int:
 def _load(path: str) -> tuple[Any, Any]:
     directory = Path(path)
     check_judge_path(path)
-    transformers_logging.disable_progress_bar()  # it would tear the stage log
-    try:
-        # a model's own code is never run, and weights are never unpickled
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            directory,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"judge.path = {path!r} cannot be loaded as a sequence classifier with safetensors weights: "
-            f"{type(error).__name__}: {reason}"
-        ) from error
+    # a model's own code is never run, and weights are never unpickled
+    model, tokenizer, loading = read_model(
+        directory,
+        AutoModelForSequenceClassification,
+        dtype=torch.float32,
+        what=f"judge.path = {path!r}",
+        trust_remote_code=False,
+        local_files_only=True,
+    )
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
         made = ", ".join(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or ())

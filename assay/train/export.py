@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from safetensors import SafetensorError
 from assay import durable
 from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
-from assay.policy.codec import TokenizerCodec
+from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.record import RunDirectory, RunError, refuse_unwritable_name
 from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.train.model_card import model_card
 from assay.train.saved_policy import open_saved
+from assay.train.seed_files import base_of
 from assay.train.target import refuse_existing
 
 
@@ -39,9 +41,7 @@ def export_weights(
     holds a second copy of the weights for a moment. Calls `on_written` with the directory before it gets its name.
     """
     refuse_existing(target)
-    mask = os.umask(0)
-    os.umask(mask)
-    readable = 0o666 & ~mask
+    readable = durable.usual_mode()
     aside = durable.new_aside(target)
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +53,12 @@ def export_weights(
         else:
             _save_adapter(policy, aside, source)
         _tokenizer(policy).save_pretrained(aside)
+        _correct_end_tokens(policy, aside / "config.json")
         (aside / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         if card:
             (aside / "README.md").write_text(card, encoding="utf-8")
         for file in aside.iterdir():
-            file.chmod(readable)  # safetensors writes for the owner alone
+            file.chmod(readable)
             durable.sync_file(file)
         durable.sync_directory(aside)
         on_written(aside)
@@ -97,7 +98,7 @@ def export_run(
         refuse_untrusted(run, config, (POLICY,))
     saved = open_saved(run, config, name, on_warm_step, report)
     card = model_card(run, config, step=saved.step, merge=merge)
-    export_weights(saved.policy, target, merge=merge, source=config.model.path, card=card)
+    export_weights(saved.policy, target, merge=merge, source=base_of(run, config), card=card)
 
 
 def _settled(target: Path) -> Path:
@@ -119,6 +120,14 @@ def _save_adapter(policy: CausalPolicy, directory: Path, source: str | Path) -> 
             policy.adapter.save_pretrained(directory, selected_adapters=[name], save_embedding_layers=False)
         finally:
             vars(settings).update(before)
+
+
+def _correct_end_tokens(policy: CausalPolicy, file: Path) -> None:
+    """transformers writes the end token that a config class assumes, even if the model's own files name another one."""
+    settings = json.loads(file.read_text()) if file.is_file() else {}
+    if set(end_tokens(None, None, stated=settings)) - set(policy.eos_ids):
+        settings["eos_token_id"] = list(policy.eos_ids)
+        file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _tokenizer(policy: CausalPolicy) -> Any:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay import durable
-from assay.record import checksums, manifest, writing
-from assay.record.checksums import Facts
-from assay.record.verify import FINAL, files_in
+from assay.record import checksums, writing
+from assay.record.verify import FINAL
 
 LITTER = re.compile(r"\.DS_Store|\._.*|\.nfs.*|\.directory")  # of desktops and network disks; .git is somebody's work
 
@@ -38,12 +37,7 @@ def clear_final(run: Path, say: Callable[[str], None]) -> None:
 def note_final(run: Path, written: Path) -> None:
     """Enters the checksums of a directory that will become final/. Before it does: then a run that is killed in between
     still knows which files are its own."""
-    checksums.note_files(run, {f"{FINAL}/{name}": _facts(written / name) for name in files_in(written)})
-    checksums.sync(run)
-
-
-def _facts(file: Path) -> Facts:
-    return Facts(file.stat().st_size, manifest.digest(file))
+    checksums.note_directory(run, FINAL, written)
 
 
 def _why_kept(run: Path) -> str:
@@ -61,7 +55,7 @@ def _why_kept(run: Path) -> str:
                 continue
             return f"holds {name}, which has no checksum of this run"
         try:
-            if _facts(target / name) not in contents:
+            if checksums.facts_of_file(target / name) not in contents:
                 return f"holds {name}, which was changed"
         except OSError as error:
             return f"holds {name}, which cannot be read ({error.strerror})"

@@ -63,6 +63,16 @@ def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
     return frozen if policy.family is None else with_family(frozen)
 
 
+def frozen_with_adapter(policy: CausalPolicy) -> CausalPolicy:
+    """The reference of a run that goes on with another run's adapter: the model with the adapter as it is now. What is
+    frozen already is shared, not copied."""
+    kept = [*(weight for weight in policy.model.parameters() if not weight.requires_grad), *policy.model.buffers()]
+    model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in kept})
+    model.requires_grad_(False)
+    frozen = replace(policy, model=model, adapter=None, family=None, onlookers=[])
+    return frozen if policy.family is None else with_family(frozen)
+
+
 def learning_rate(settings: OptimizerConfig, update: int, total_updates: int) -> float:
     """The rate of update number `update` (from 0): a linear warm-up, then constant, or down to 0 at the end.
 

@@ -41,7 +41,7 @@ def model_card(run: Path, config: Config, *, step: int, merge: bool) -> str:
         f"# {printable(config.run.name)}\n\nTrained with GRPO by Assay.",
         _table({"": ""} | _facts(config, step, merge)),
         f"## Held-out score\n\n{_scores(run, config, step)}",
-        f"## Load it\n\n{_loading(config, adapter)}",
+        f"## Load it\n\n{_loading(run, config, adapter)}",
         f"## Versions\n\n{_versions(run)}",
     ]
     return "\n\n".join(parts) + "\n"
@@ -97,11 +97,13 @@ def _score(row: Mapping[str, Any], key: str) -> str:
     return number(row.get(key)) + ("" if error is None else f" +- {number(error)}")
 
 
-def _loading(config: Config, adapter: bool) -> str:
+def _loading(run: Path, config: Config, adapter: bool) -> str:
     if not adapter:
         return f"```python\n{LOAD_WHOLE}\n```"
     base, note = config.model.path, ""
-    if not (_is_on_the_hub(base) or Path(base).is_dir()):
+    if (run / "seed").is_dir():
+        base = "path/to/the/run/seed"
+    elif not (_is_on_the_hub(base) or Path(base).is_dir()):
         base = "path/to/the/base/model"
         note = (
             f"\n\nThe base model {_code(config.model.path)} is not a directory that transformers can load. "

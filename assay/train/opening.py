@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from assay.config import Config
-from assay.config.automatic import EMBEDDED, LARGE_MODEL, LORA_RATE, automatic_rate
+from assay.config.automatic import LARGE_MODEL, LORA_RATE, automatic_rate, is_embedded
 from assay.config.sections import OptimizerConfig
 from assay.policy.causal import CausalPolicy
 from assay.rewards import function_name
@@ -98,7 +98,7 @@ def _device(config: Config, policy: CausalPolicy) -> str:
 def _why(config: Config, policy: CausalPolicy) -> str:
     """Where the rate comes from, if it is a default."""
     parameters = parameters_of(policy)
-    if config.model.path == EMBEDDED:
+    if is_embedded(config.model.path):
         default, reason = OptimizerConfig().peak, "the embedded model"
     elif policy.adapter is not None:
         default, reason = LORA_RATE, "LoRA"

@@ -17,10 +17,12 @@ from assay.engine.builtin import BrokenPolicy, NoRoom
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
+from assay.policy.where import source_of
 from assay.record import (
     UPDATE_FILE,
     RunDirectory,
     RunError,
+    checksums,
     describe_environment,
     read_evaluations,
     read_metrics,
@@ -43,7 +45,7 @@ from assay.train.failed_rewards import RewardFailed
 from assay.train.failure import RunFailed
 from assay.train.final import clear_final, note_final
 from assay.train.interrupt import Interrupt, Interrupted
-from assay.train.learner import Learner, frozen_copy
+from assay.train.learner import Learner, frozen_copy, frozen_with_adapter
 from assay.train.loop import Stages, train
 from assay.train.machine import set_up, settled
 from assay.train.model_card import model_card
@@ -52,6 +54,8 @@ from assay.train.pack import with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.saver import KINDS, Saver, refuse_other_settings
+from assay.train.seed import inherit, open_seeded, open_source
+from assay.train.seed_files import ADAPTER, SEED, Seed, base_of, write_seed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, check_rows, draw
@@ -61,14 +65,14 @@ from assay.train.watch import DoctorStop, Watch, Watcher
 def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
     """Trains a new run in `path`. Returns the exit code. Without a watcher nothing is examined."""
     refuse_unwritable_name(path)
-    config = settled(configuration.with_absolute_paths(config))
+    config = settled(inherit(configuration.with_absolute_paths(config)))
     require_packages(config.log)
     set_up(config)
     with Interrupt() as interrupt, Display(config.run.steps) as display:
         try:
             display.doing(f"loading the task {config.task.name} and the model {config.model.path}")
             task = open_task(config)
-            policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+            policy, config, seed = _open_policy(config, _ticker(display, interrupt, "warm start"), display.say)
             config = with_rate(config, policy)
             check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
             heldout = len(heldout_prompts(task, policy, config))
@@ -84,6 +88,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             directory = RunDirectory.create(path, text, describe_environment(config.run.threads), signed(config))
             _introduce(config, directory, policy, task, heldout, display)
             with _only_writer(directory.path):
+                _keep_seed(directory, policy, seed)
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
 
@@ -123,7 +128,11 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None,
                     directory.append_event(kind, reason=sentence)
             try:
                 display.doing(f"loading the model {config.model.path}")
-                policy = load_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+                tick = _ticker(display, interrupt, "warm start")
+                if saved is None and not (directory.path / SEED).exists():
+                    policy, _, seed = _open_policy(config, tick, display.say)
+                else:
+                    policy, seed = open_seeded(config, directory.path, tick, display.say), None
                 heldout = len(heldout_prompts(task, policy, config))
                 reward = open_rewards(config, task, policy.codec.decode, interrupt.check, display.say)
             except Interrupted as stop:
@@ -135,7 +144,23 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None,
                 _introduce(config, directory, policy, task, heldout, display)
                 if steps is not None:
                     directory.replace_file(config_file.name, configuration.to_toml(config, meanings=False).encode())
+                _keep_seed(directory, policy, seed)
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, saved, watcher)
+
+
+def _open_policy(
+    config: Config, tick: Callable[[int, int], None], say: Callable[[str], None]
+) -> tuple[CausalPolicy, Config, Seed | None]:
+    """The policy that a new run begins with; if it is that of another run, also what is to be kept of it."""
+    source = source_of(config.model.path)
+    return (load_policy(config, tick, say), config, None) if source is None else open_source(config, source, tick, say)
+
+
+def _keep_seed(directory: RunDirectory, policy: CausalPolicy, seed: Seed | None) -> None:
+    if seed is not None:
+        write_seed(directory.path, policy, seed)
+        checksums.note_directory(directory.path, SEED, directory.path / SEED)
+        directory.append_event("seeded", **seed.facts)
 
 
 def _carry_out(
@@ -152,7 +177,10 @@ def _carry_out(
     began = time.perf_counter()
     longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
     policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
-    reference = frozen_copy(policy) if config.needs_reference else None
+    reference = None
+    if config.needs_reference:
+        is_seeded = (directory.path / SEED / ADAPTER).is_file()
+        reference = frozen_with_adapter(policy) if is_seeded else frozen_copy(policy)
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)
     sinks = open_sinks(
@@ -207,7 +235,7 @@ def _carry_out(
                 policy,
                 directory.path / FINAL,
                 merge=False,
-                source=config.model.path,
+                source=base_of(directory.path, config),
                 card=model_card(directory.path, config, step=config.run.steps, merge=False),
                 on_written=lambda written: note_final(directory.path, written),
             )

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.config import Config, ConfigError
+from assay.foreign.adapter import ADAPTER_CONFIG, read_adapter
+from assay.foreign.faults import reason, translate_faults
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
 from assay.record import RunError, manifest
 from assay.record.verify import FINAL
 from assay.train import checkpoint
 from assay.train.machine import set_up, settled
+from assay.train.seed_files import with_seed
 
 _KINDS = {"place": dict, "frozen": str}  # of a checkpoint's state
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def open_saved(
     config = settled(config)
     set_up(config)  # the same threads and kernels as in the run give the same numbers
     if name == FINAL:
-        return SavedPolicy(_final_policy(run / FINAL, config, on_warm_step, report), config.run.steps, FINAL)
-    saved = _checkpoint(run / "checkpoints", name, report)
+        return SavedPolicy(_final_policy(run, config, on_warm_step, report), config.run.steps, FINAL)
+    saved = read_checkpoint(run, name, report)
     policy = policy_of(saved, config, on_warm_step, report)
     return SavedPolicy(policy, saved.state["place"]["step"], saved.path.name)
 
@@ -57,7 +57,7 @@ def policy_of(
     on_warm_step: Callable[[int, int], None],
     report: Callable[[str], None],
 ) -> CausalPolicy:
-    policy = load_policy(config, on_warm_step, report)
+    policy = load_policy(with_seed(config, saved.path.parent.parent), on_warm_step, report)
     check_frozen(policy, saved, config.model.path)
     put_weights(policy, saved.tensors["weights"], str(saved.path))
     return policy
@@ -100,39 +100,57 @@ def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str
     policy.model.load_state_dict(tensors, strict=False)
 
 
-def _checkpoint(root: Path, name: str | None, report: Callable[[str], None]) -> checkpoint.Checkpoint:
+def read_checkpoint(run: Path, name: str | None, report: Callable[[str], None]) -> checkpoint.Checkpoint:
+    """The checkpoint `name` of a run, or its newest whole one if None."""
+    root = run / "checkpoints"
     try:
         if name is None:
-            return checkpoint.load_latest(root, report, _KINDS)
-        if name not in (names := [path.name for path in manifest.checkpoints(root)]):
+            saved = checkpoint.load_latest(root, report, _KINDS)
+        elif name in (names := [path.name for path in manifest.checkpoints(root)]):
+            saved = checkpoint.load(root, name, _KINDS)
+        else:
             raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names) or 'none'}")
-        return checkpoint.load(root, name, _KINDS)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
+    state = saved.state
+    place = state.get("place") if isinstance(state, Mapping) else None
+    if not isinstance(place, Mapping) or "step" not in place or "frozen" not in state or "weights" not in saved.tensors:
+        raise RunError(f"{saved.path} holds no weights with the step that they are of; choose another checkpoint")
+    return saved
 
 
 def _final_policy(
-    directory: Path, config: Config, on_warm_step: Callable[[int, int], None], report: Callable[[str], None]
+    run: Path, config: Config, on_warm_step: Callable[[int, int], None], report: Callable[[str], None]
 ) -> CausalPolicy:
+    directory = final_directory(run)
+    if not (directory / ADAPTER_CONFIG).is_file():
+        whole = replace(config.model, path=str(directory), lora_rank=0)
+        return load_policy(replace(config, model=whole), on_warm_step, report)
+    policy = load_policy(with_seed(config, run), on_warm_step, report)
+    put_adapter(policy, directory)
+    return policy
+
+
+def final_directory(run: Path) -> Path:
+    directory = run / FINAL
     if not directory.is_dir():
         raise RunError(f"{directory} does not exist: the run is not finished, or checkpoint.final is false")
     for file in directory.iterdir():
         if not (file.is_file() or file.is_dir()):  # whoever reads a pipe waits for ever
             raise RunError(f"{file} is not a regular file; remove it, or make final again with: assay export")
-    if not (directory / ADAPTER_CONFIG).is_file():
-        whole = replace(config.model, path=str(directory), lora_rank=0)
-        return load_policy(replace(config, model=whole), on_warm_step, report)
-    policy = load_policy(config, on_warm_step, report)
+    return directory
+
+
+def put_adapter(policy: CausalPolicy, directory: Path) -> None:
+    """Puts the adapter in `directory` into the policy."""
     if policy.adapter is None:
         raise ConfigError(f"{directory} holds a LoRA adapter, but model.lora_rank = 0 in the run's config")
     from peft import set_peft_model_state_dict
 
-    try:
-        result: Any = set_peft_model_state_dict(policy.adapter, load_file(directory / ADAPTER_WEIGHTS))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise RunError(f"the adapter in {directory} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    tensors = read_adapter(directory)
+    with translate_faults(lambda error: f"the adapter in {directory} does not fit the model: {reason(error)}"):
+        result: Any = set_peft_model_state_dict(policy.adapter, tensors)
     strangers = list(result.unexpected_keys)
     missing = [name for name in result.missing_keys if "lora_" in name]
     if strangers or missing:
         raise RunError(f"the adapter in {directory} does not fit the model: {(strangers + missing)[0]}")
-    return policy

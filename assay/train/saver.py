@@ -93,7 +93,8 @@ class Saver:
         if self._has_masters:
             tensors["masters"] = dict(zip(self.learner.names, self.learner.masters, strict=True))
         if self.learner.keeps_reference:
-            tensors["reference"] = self.learner.reference_model.state_dict()
+            reference = self.learner.reference_model.state_dict()
+            tensors["reference"] = {name: reference[name] for name in tensors["weights"]}
         state: dict[str, Any] = {
             "config": _lasting(self.config),
             "place": asdict(place),
@@ -124,7 +125,7 @@ class Saver:
             for name, master in zip(learner.names, learner.masters, strict=True):
                 master.data.copy_(saved.tensors["masters"][name])
         if learner.keeps_reference:
-            learner.reference_model.load_state_dict(saved.tensors["reference"])
+            learner.reference_model.load_state_dict(saved.tensors["reference"], strict=False)
         _restore_optimizer(learner, saved.tensors["optimizer"])
         restore_global_generators(saved.tensors["generators"], saved.state["generators"])
         work = None

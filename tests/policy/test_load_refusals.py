@@ -92,6 +92,12 @@ def test_an_adapter_without_its_model_is_refused_with_the_way_out(tmp_path):
     assert "holds a LoRA adapter without its model; merge the two first" in refused(tmp_path)
 
 
+def test_a_run_is_no_model_directory(tmp_path):
+    """`assay train` begins with the policy of a run; whoever loads a model by itself names one of its models."""
+    (tmp_path / "run.json").write_text("{}")
+    assert f"is a run; give one of its models, for instance {tmp_path / 'final'}" in refused(tmp_path)
+
+
 def test_what_is_neither_a_path_nor_a_name_is_refused(tmp_path):
     assert "is neither a directory or .gguf file on this machine nor a name on the hub" in refused("no such/thing/here")
     assert "is neither a directory" in refused(tmp_path / "absent")

@@ -321,7 +321,7 @@ def test_flaws_show_in_the_scores(forward, reason):
     ("settings", "words", "message"),
     [
         ({"template": "chat"}, {"chat": None}, "has no chat template; set judge.template = '{prompt}\\n{completion}'"),
-        ({"template": "chat"}, {"chat": "{{ raise_exception('no system') }}"}, "(no system)"),
+        ({"template": "chat"}, {"chat": "{{ raise_exception('no system') }}"}, "refuses the conversation: no system"),
         ({"template": "{prompt}"}, {}, "put {completion} in"),
         ({"template": "{completion} {answer}"}, {}, "judge.template holds {answer}, which nothing fills"),
     ],
@@ -351,7 +351,7 @@ def test_weights_that_would_be_unpickled_and_code_that_would_be_run_are_refused(
     judge(llama(pad=PAD))
     settings = JudgeConfig(path=str(tmp_path), template=TEXT)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="cannot be loaded as a sequence classifier with safetensors weights"):
+    with pytest.raises(ConfigError, match=r"its weights are a pickle \(pytorch_model.bin\), which could run code"):
         JudgeModel(settings)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
@@ -374,3 +374,24 @@ def test_a_signal_is_heard_between_batches(judge, tmp_path):
     with pytest.raises(InterruptedError):
         opened.score(asked(*ANSWERS), lambda index, score: heard.append(score))
     assert len(heard) == 2
+
+
+def test_a_template_that_fails_on_one_answer_fails_that_answer_alone(judge):
+    """A template is a program that came with the judge: what it does to an answer is a failed score, no traceback."""
+    template = (
+        "{{ messages[0].content }}{{ 1 / (0 if 'no idea' in messages[1].content else 1) }}{{ messages[1].content }}"
+    )
+    opened = judge(llama(pad=PAD), tokenizer(chat=template), template="chat")
+    first, second = opened.score(asked("4", "no idea"), ignore)
+    assert first.reward is not None
+    assert second.reward is None
+    assert "the judge's chat template fails on the conversation: ZeroDivisionError" in str(second)
+
+
+def test_a_judge_without_end_or_with_too_many_layers_is_refused(judge, tmp_path):
+    with pytest.raises(ConfigError, match="needs more than 512 MB of memory"):
+        judge(llama(pad=PAD), tokenizer(chat="{{ 'x' * 10**10 }}"), template="chat")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**7}))
+    with pytest.raises(ConfigError, match="num_hidden_layers = 10000000, but the weights are those of 2 layers"):
+        JudgeModel(JudgeConfig(path=str(tmp_path), template=TEXT))

@@ -314,3 +314,18 @@ def test_exported_files_are_as_readable_as_any_other(tmp_path):
     assert {file.name: file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {
         file.name: wanted for file in (tmp_path / "out").iterdir()
     }
+
+
+def test_an_exported_model_ends_its_answers_with_the_same_tokens(tmp_path):
+    """A config class assumes an end token where config.json names none; here the tokenizer names another one."""
+    policy = tiny_policy()
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.codec.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").unlink()
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    del settings["eos_token_id"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
+    before = load_policy(Config(model=ModelConfig(path=str(tmp_path / "model"))), quiet)
+    export_weights(before, tmp_path / "out", merge=False, source="x")
+    after = load_policy(Config(model=ModelConfig(path=str(tmp_path / "out"))), quiet)
+    assert before.eos_ids == after.eos_ids == (1,)

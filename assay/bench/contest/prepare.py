@@ -31,7 +31,7 @@ def prepare(model: str, device: str, dtype: str, threads: int, place: Path, long
         directory = place / "model"
         write_random(model, directory, where, number)
     else:
-        directory = model_directory(ModelConfig(path=model), lambda sentence: None)
+        directory = model_directory(ModelConfig(path=model), lambda done, total: None, lambda sentence: None)
     sizes = sizes_of(directory, number)
     check_room(sizes.context, longest)
     return Machine(
