@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 COMMON = {"types", "config", "grpo", "durable", "verdict"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
 # assay/watch/guard.py the boundary between our faults and a script that is watched
-BOUNDARIES = {"call.py", "guard.py", "process.py", "sinks.py", "turn.py"}
+BOUNDARIES = {"call.py", "guard.py", "inputs.py", "process.py", "sinks.py", "turn.py"}
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",
     "assay.verdict", "assay.doctor.catalogue", "assay.doctor.diagnosis", "assay.doctor.command",

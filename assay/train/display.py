@@ -24,6 +24,7 @@ from rich.text import Text
 
 from assay.train.plot import number, plot
 from assay.train.summary import Row, share, summary_facts
+from assay.verdict import without_commands
 
 STAGES = ("start", "generated", "scored", "loss", "stepped")
 REPEATED = ("loss", "stepped")  # once an update; a log gets their sums, at the end of the step
@@ -41,7 +42,8 @@ def printable(text: str) -> str:
     'a[2Jb c'
     """
     spaced = (" " if character in "\n\r\t\u2028\u2029" else character for character in text)
-    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+    kept = (character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+    return without_commands("".join(kept))
 
 
 def _short(text: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from assay.rewards.check.types import Check, Report, Verdict, escaped
-from assay.verdict import Severity, State
+from assay.rewards.check.types import Check, Report, Verdict
+from assay.verdict import Severity, State, escaped, without_commands
 
 SCHEMA_VERSION = 1
 _ORDER = {Severity.FATAL: 0, Severity.HARMFUL: 1, Severity.WASTEFUL: 2}
@@ -38,7 +38,7 @@ def as_text(report: Report, *, verbose: bool, colour: bool) -> str:
         f"{counts[State.NOT_APPLICABLE]} not applicable, {counts[State.NOT_ENOUGH_DATA]} not enough data, "
         f"{counts[State.CRASHED]} crashed"
     )
-    return "\n".join(lines)
+    return "\n".join(map(without_commands, lines))
 
 
 def as_json(report: Report) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from assay.rewards.check.probes import Probe, Role
-from assay.verdict import Confidence, Severity, State, shown
+from assay.verdict import Confidence, Severity, State, escaped, shown
 
 _LONGEST_REASON = 160
 
@@ -131,14 +131,6 @@ def not_enough_data(missing: str) -> Verdict:
 def reason(text: str) -> str:
     """The reason of a failure on one line: it may quote hostile text, or be a page long."""
     return escaped(text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 2]}..")
-
-
-def escaped(text: str) -> str:
-    r"""
-    >>> escaped("a\nb\x1b")
-    'a\\nb\\x1b'
-    """
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def example(answer: Answer) -> str:
