@@ -77,6 +77,7 @@ def test_a_cut_list_claims_neither_its_length_nor_its_elements(tmp_path):
     assert "y" not in values or values["y"].constant != 2
     assert values["z"].thing.entries[3].constant == 7
     assert MANY - 5 not in values["z"].thing.entries
+    assert not values["z"].thing.rest
 
 
 @pytest.mark.parametrize("begin", ["", "import data\n"], ids=["in the script", "in a file beside it"])
