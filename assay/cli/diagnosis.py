@@ -79,22 +79,37 @@ def doctor(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Examples: assay explain  |  assay explain RAT01  |  assay explain ratio-not-one --json")
+@app.command(
+    epilog="Examples: assay explain  |  assay explain RAT01  |  assay explain ratio-not-one --json  |  "
+    'assay explain "loss is zero"'
+)
 def explain(
-    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A code or a name; without one, all.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CODE OR WORDS]...", help="A code, a name or a symptom in plain words; without, all."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.")] = False,
 ) -> None:
-    """Explains an illness: what is checked, why it hurts, how to fix it, when the finding is wrong."""
+    """Explains an illness (what is checked, why it hurts, how to fix it), or finds those that show as you describe."""
     from assay.doctor import command
     from assay.doctor.explain import Entry
     from assay.doctor.report.select import UnknownCode
     from assay.rewards.check import CHECKS
 
     of_rewards = [
-        Entry(one.code, one.name, one.severity, one.summary, one.explanation, looks_at=("reward",)) for one in CHECKS
+        Entry(
+            one.code,
+            one.name,
+            one.severity,
+            one.summary,
+            one.explanation,
+            looks_at=("reward",),
+            symptoms=one.symptoms,
+        )
+        for one in CHECKS
     ]
     try:
-        raise typer.Exit(command.explain(code, of_rewards, json=as_json))
+        raise typer.Exit(command.explain(" ".join(words or []), of_rewards, json=as_json))
     except UnknownCode as error:
         fail(str(error), 2)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from assay import durable
 from assay.doctor.catalogue import catalogue
-from assay.doctor.explain import Entry, as_json, entries, explained, find, listed
+from assay.doctor.explain import FAMILIES, Entry, answers, as_json, entries, explained, find, listed
 from assay.doctor.inputs import Recompute, read_reports
 from assay.doctor.report import LEVELS, Report, escaped, write
-from assay.doctor.report.select import select
+from assay.doctor.report.select import UnknownCode, select
 from assay.doctor.report.summary import Summary
+from assay.doctor.search import search
 from assay.verdict import State
 
 _WIDEST = 120  # longer lines are hard to read
@@ -69,14 +70,27 @@ def exit_code(reports: Sequence[Report], fail_on: str) -> int:
     return 2 if any(report.unread for report in reports) else 0
 
 
-def explain(code: str | None, others: Sequence[Entry], *, json: bool) -> int:
+def explain(text: str, others: Sequence[Entry], *, json: bool) -> int:
+    """Of a code or a name its page, of a family its list, of plain words the illnesses that show so; of "" all."""
     known = entries(others)
+    shown: Entry | list[Entry] | None = find(text, known) if text else known
+    family = [entry for entry in known if entry.family == text]
+    if shown is None:
+        shown = family or [hit.entry for hit in search(text, known)]
+    if not shown:
+        families = ", ".join(f"{name} ({words})" for name, words in FAMILIES.items())
+        raise UnknownCode(
+            f"{text[:60]!r} matches no symptom, code or name of an illness; 'assay explain' lists them all, "
+            f"'assay explain RAT' one family: {families}"
+        )
     if json:
-        _print(as_json(known if code is None else find(code, known)))
-    elif code is None:
-        _print(listed(known, width=_width(), colour=_in_colour()))
+        _print(as_json(shown))
+    elif isinstance(shown, Entry):
+        _print(explained(shown, width=_width(), colour=_in_colour()))
+    elif family or not text:
+        _print(listed(shown, width=_width(), colour=_in_colour()))
     else:
-        _print(explained(find(code, known), width=_width(), colour=_in_colour()))
+        _print(answers(text, shown, width=_width()))
     return 0
 
 

@@ -76,6 +76,7 @@ class Check:
     judge: Callable[[Measured], Verdict]
     explains: frozenset[str] = frozenset()
     severity: Severity = Severity.HARMFUL  # the gravest it can come to
+    symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
 
     @property
     def summary(self) -> str:
