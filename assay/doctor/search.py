@@ -102,7 +102,7 @@ def words_of(text: str) -> tuple[str, ...]:
     >>> words_of("Why is the Ratio NOT 1?"), words_of("completions/mean_length grows")
     (('ratio', 'not_one'), ('answer', 'mean', 'long', 'grow'))
     """
-    text = re.sub(r"n['\u2019]t\b", " not", text.lower())
+    text = re.sub(r"n['\u2019]t\b|!=|=/=|\u2260", " not ", text.lower())
     text = re.sub(r"log[\s_-]*prob(abilitie)?s?\b", "logprob", text)
     text = re.sub(r"!{3,}", " garbage ", text)
     stems: list[str] = []

@@ -1,4 +1,4 @@
-"""`assay explain` on symptoms in plain words: ours, on which the search was tuned, and those of others, held out."""
+"""`assay explain` on symptoms in plain words: ours, and those of others, as they stand in public issues."""
 
 import json
 import tomllib
