@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.doctor.catalogue import by_code
-from assay.doctor.report import FORMATS
+from assay.doctor.diagnosis import Diagnosis, Word
+from assay.doctor.report import FORMATS, Report, write
 from assay.doctor.report.text import MOST_CLEAN, MOST_NOTES
+from assay.verdict import State, Verdict, healthy
 
 SCRIPTS = by_code("RAT04").scripts
 SCHEMA = Path(__file__).parents[2] / "assay/doctor/report/schema-1.json"
@@ -107,6 +109,17 @@ def test_a_note_of_a_clean_file_is_not_lost(tmp_path):
     (tmp_path / "noted.py").write_text(SCRIPTS.well + "x = 1  # assay: ignore[RAT4]\n")
     for how in ("full", "concise", "github", "md"):
         assert "RAT4" in doctor(tmp_path, "--format", how).stdout
+
+
+def test_a_check_that_crashed_is_named_and_its_input_is_not_called_clean():
+    illness = by_code("RAT04")
+    crashed = Report("a.py", Diagnosis((Word(illness, Verdict(State.CRASHED, "KeyError: 'x'")),), {}, ("odd",)), "it")
+    clean = Report("b.py", Diagnosis((Word(illness, healthy("fine")),)), "it")
+    for how in ("full", "concise", "md", "github"):
+        text = write([crashed, clean], how)
+        assert "2 inputs: 2 read, 0 findings, 1 clean, 1 incomplete, 1 check crashed" in text
+        assert "KeyError" in text
+        assert "odd" in text
 
 
 def test_a_folder_that_is_copied_gives_the_same_report(tmp_path):

@@ -73,6 +73,10 @@ class Report:
             return "incomplete"  # a check that crashed is never a pass
         return "clean" if self.diagnosis.of(State.HEALTHY) else "nothing to judge"
 
+    def has_block(self, all_passes: bool) -> bool:
+        """Whether it is shown whole beside others, and not in one line."""
+        return self.kind == "findings" or (all_passes and self.kind not in ("unread", "crashed"))
+
     @property
     def failure(self) -> str:
         """Why there is no diagnosis: one sentence that names the path; "" if there is one."""

@@ -16,13 +16,12 @@ def page(reports: Sequence[Report], *, all_passes: bool, why: bool = False) -> s
     """One input whole; of several those with findings first, then a list of the others and the sum of it all."""
     if len(reports) == 1 and not reports[0].failure:
         return "\n".join(_one(reports[0], all_passes, why))
-    shown = [report for report in reports if report.kind == "findings" or (all_passes and not report.failure)]
-    blocks = [_one(report, all_passes, why, is_alone=False) for report in shown]
-    return "\n\n".join("\n".join(block) for block in [*blocks, _summary(reports, shown)])
+    blocks = [_one(report, all_passes, why, is_alone=False) for report in reports if report.has_block(all_passes)]
+    return "\n\n".join("\n".join(block) for block in [*blocks, _summary(reports, all_passes)])
 
 
-def _summary(reports: Sequence[Report], shown: Sequence[Report]) -> list[str]:
-    others = [report for report in reports if report not in shown]
+def _summary(reports: Sequence[Report], all_passes: bool) -> list[str]:
+    others = [report for report in reports if not report.has_block(all_passes)]
     lines = ["# assay doctor: summary", "", f"{Summary.of(reports)}.", ""]
     names = [report.path for report in others if report.kind == "clean"]
     if len(names) > MOST_CLEAN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from assay.doctor.diagnosis import Word
@@ -25,26 +25,21 @@ def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: boo
     """One report whole; of several the findings first, then a line for each of the others, then the sum of it all."""
     if len(reports) == 1 and not reports[0].failure:
         return _one(reports[0], width, colour, all_passes, why)
-    kinds: dict[str, list[Report]] = {}
-    for report in reports:
-        kinds.setdefault(report.kind, []).append(report)
-    shown = [report for report in reports if report.kind == "findings" or (all_passes and not report.failure)]
+    shown = [report for report in reports if report.has_block(all_passes)]
+    others = [report for report in reports if not report.has_block(all_passes)]
     blocks = [_one(report, width, colour, all_passes, why, is_alone=False) for report in shown]
-    rest = [] if all_passes else _others(kinds, width)
-    for report in reports:
-        rest += _line(report.failure, width) if report.failure else []
-        rest += [] if report in shown else _crashes(report, width, f" on {report.path}")
+    rest = _others(others, width)
     missing = missing_in_short(reports)
     rest += _line(f"not enough data  {missing}", width) if missing and not all_passes else []
-    return "\n\n".join(
-        [*blocks, *(["\n".join(rest)] if rest else []), "\n".join(_line(str(Summary.of(reports)), width))]
-    )
+    blocks += ["\n".join(rest)] if rest else []
+    return "\n\n".join([*blocks, "\n".join(_line(str(Summary.of(reports)), width))])
 
 
-def _others(kinds: Mapping[str, Sequence[Report]], width: int) -> list[str]:
-    """The inputs without a finding: a line each, or their number if there are many."""
+def _others(reports: Sequence[Report], width: int) -> list[str]:
+    """The inputs without a finding: a line each, or their number if there are many; and what is wrong with some."""
     lines: list[str] = []
-    clean, idle = kinds.get("clean", ()), kinds.get("nothing to judge", ())
+    clean = [report for report in reports if report.kind == "clean"]
+    idle = [report for report in reports if report.kind == "nothing to judge"]
     for report in clean if len(clean) <= MOST_CLEAN else ():
         count = len(report.diagnosis.of(State.HEALTHY))
         lines += _line(f"clean    {report.path}: {report.looked_at}; {count} check{'s' * (count != 1)} healthy", width)
@@ -54,9 +49,11 @@ def _others(kinds: Mapping[str, Sequence[Report]], width: int) -> list[str]:
         names = ", ".join(report.path for report in idle[:MOST_NAMED])
         more = f", and {len(idle) - MOST_NAMED} more" if len(idle) > MOST_NAMED else ""
         lines += _line(f"nothing to judge  {names}{more}", width)
-    for report in (*clean, *idle):
+    for report in reports:
         for note in report.diagnosis.notes:
             lines += _line(f"note     {report.path}: {note}", width) if note != NO_TRAINING else []
+        lines += _crashes(report, width, f" on {report.path}")
+        lines += _line(report.failure, width) if report.failure else []
     return lines
 
 
