@@ -21,8 +21,8 @@ _ATOM = rf"(?>{_NUMBER}|(?:[a-zA-Z]{{0,2}}(?:{_QUOTED}){_SPACE})++|True|False|No
 _BLANK = re.compile(r"\0([0-9]+):([0-9]+)\0")  # lines and columns that were cut out; the text itself holds no \0
 # a lexeme costs about one node of the syntax tree, whatever its length
 _LEXEME = re.compile(
-    r"'''(?:[^'\\]|\\.|'(?!''))*+(?:''')?|\"\"\"(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"\"\")?"
-    r"|'(?:[^'\\\n]|\\.)*+'?|\"(?:[^\"\\\n]|\\.)*+\"?|#[^\n]*+|\w++|[^\w\s]",
+    r"\s*+(?:'''(?:[^'\\]|\\.|'(?!''))*+(?:''')?|\"\"\"(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"\"\")?"
+    r"|'(?:[^'\\\n]|\\.)*+'?|\"(?:[^\"\\\n]|\\.)*+\"?|#[^\n]*+|\w++|[^\w\s])",
     re.DOTALL,
 )
 
@@ -44,7 +44,7 @@ def count_lexemes(text: str) -> int:
     >>> count_lexemes("x = 'a long string'  # and a comment")
     4
     """
-    return _LEXEME.subn("", text)[1]
+    return _LEXEME.subn("", text.rstrip())[1]
 
 
 def _cut(run: re.Match[str], depth: int, most: int) -> str:

@@ -84,8 +84,7 @@ def _plain(text: str) -> str:
 
 def _parsed_in_short(text: str, shown: str) -> tuple[str, ast.Module]:
     """A long text with its long literals cut short, and its syntax tree."""
-    count = count_lexemes(text)
-    if count <= ORDINARY:
+    if text.count(",") <= ORDINARY and count_lexemes(text) <= ORDINARY:  # commas are counted in no time
         return text, _parsed(text, shown)
     short = text
     for most in _MOST_ITEMS:
@@ -99,7 +98,7 @@ def _parsed_in_short(text: str, shown: str) -> tuple[str, ast.Module]:
     try:
         return short, _parsed(short, shown)
     except SourceError:
-        if short == text or count > MOST_LEXEMES:
+        if short == text or count_lexemes(text) > MOST_LEXEMES:
             raise
         return text, _parsed(text, shown)  # the sentence must be about the text as it stands in the file
 
