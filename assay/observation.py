@@ -18,7 +18,7 @@ from assay.doctor.evidence import Evidence
 from assay.durable import reason
 from assay.record.batch import TEXTS, Array, Batch, BatchError
 from assay.record.batch_file import write_batch
-from assay.verdict import Confidence
+from assay.verdict import Confidence, escaped
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +64,7 @@ def _told_as(word: Word, diagnosis: Diagnosis) -> str:
     lines += [f"    {fact}" for fact in word.verdict.facts]
     lines += [f"    follows from it: {other.code} {other.illness.name}" for other in diagnosis.consequences(word.code)]
     lines += [f"    fix: {word.fix}", f"    more: assay explain {word.code}"]
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))
 
 
 def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:

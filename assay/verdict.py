@@ -5,10 +5,13 @@ Nothing is silently healthy: a check that lacks its data says which, and a check
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 _LONGEST_TEXT = 60
+# what a CI runner takes for a command: "::" at the start of a line, and "##[", "##vso[" anywhere in one
+_COMMAND = re.compile(r"(?:^|(?<=\s)):(?=:)|#(?=#\w*\[)")
 
 
 class State(StrEnum):
@@ -138,6 +141,20 @@ def shown(text: str) -> str:
     ("'a\\x1b[2J'", "xxx'..")
     """
     return repr(text) if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 2]!r}.."
+
+
+def escaped(text: str) -> str:
+    r"""One line in which nothing can act on a terminal or a CI runner: users and models wrote some of it.
+
+    >>> escaped("a\nb\x1b[2J"), escaped("::stop-commands::x ##vso[task] x[::2]")
+    ('a\\nb\\x1b[2J', '\\x3a:stop-commands::x \\x23#vso[task] x[::2]')
+    """
+    return without_commands("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
+
+
+def without_commands(text: str) -> str:
+    """The text without the workflow commands of GitHub, Azure and their like, wherever its lines are broken."""
+    return _COMMAND.sub(lambda match: f"\\x{ord(match[0]):x}", text)
 
 
 def _number(value: float | int | str) -> str:

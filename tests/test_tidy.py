@@ -47,7 +47,8 @@ COMMON = {"types", "config", "grpo", "durable", "verdict", "interpreter"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
 # assay/watch/guard.py the boundary between our faults and a script that is watched; a chat template is a program too
 BOUNDARIES = {
-    "call.py", "failures.py", "guard.py", "process.py", "sinks.py", "template_worker.py", "turn.py", "worker.py",
+    "call.py", "failures.py", "guard.py", "inputs.py", "process.py", "sinks.py", "template_worker.py", "turn.py",
+    "worker.py",
 }  # fmt: skip
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",

@@ -347,7 +347,11 @@ class Attached:
             self._attempt(lambda: self._doctor.end(self._settings(), int(self.trainer.state.global_step)), None)
 
     def _settings(self) -> dict[str, Any]:
-        return settings_of(self.trainer) | {"steps": max(int(self.trainer.state.max_steps), 0)}
+        """Of the whole run. Where weights lie apart on several devices the model's size is not known here."""
+        size = sum(weight.numel() for weight in self.trainer.model.parameters())
+        rate = float(self.trainer.args.learning_rate)
+        whole = {"steps": max(int(self.trainer.state.max_steps), 0), "learning_rate": rate}
+        return settings_of(self.trainer) | whole | ({"parameters": size} if size else {})
 
     def _may_look(self) -> bool:
         step = int(self.trainer.state.global_step) + 1

@@ -102,10 +102,13 @@ def doctor(
 
 @verb("explain", DIAGNOSE)
 def explain(
-    code: Annotated[str | None, typer.Argument(metavar="CODE", help="A code or a name; without one, all.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CODE OR WORDS]...", help="A code, a name or a symptom in plain words; without, all."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
-    """Explains an illness: its check, its harm and its fix.
+    """Explains an illness, or finds those that fit a symptom.
 
     Says what is checked, why it hurts, how to fix it, and when the finding is wrong.
     """
@@ -115,10 +118,19 @@ def explain(
     from assay.rewards.check import CHECKS
 
     of_rewards = [
-        Entry(one.code, one.name, one.severity, one.summary, one.explanation, looks_at=("reward",)) for one in CHECKS
+        Entry(
+            one.code,
+            one.name,
+            one.severity,
+            one.summary,
+            one.explanation,
+            looks_at=("reward",),
+            symptoms=one.symptoms,
+        )
+        for one in CHECKS
     ]
     try:
-        raise typer.Exit(command.explain(code, of_rewards, json=as_json))
+        raise typer.Exit(command.explain(" ".join(words or []), of_rewards, json=as_json))
     except UnknownCode as error:
         refuse(error)
 

@@ -61,6 +61,7 @@ EXAMPLES = {
         "assay explain",
         "assay explain RAT01",
         "assay explain ratio-not-one --json",
+        'assay explain "loss is zero"',
     ),
     "watch": (
         "assay watch examples/broken_grpo.py",

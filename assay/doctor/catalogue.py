@@ -66,6 +66,7 @@ class Illness:
     scripts: Scripts | None = None  # with `source`
     trace: TraceCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
+    symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
 
 
 @cache

@@ -204,7 +204,7 @@ def _applicable(edit: Edit | None, piece: Any) -> Edit | None:
     if edit is None:
         return None
     place = edit.place
-    is_in_part = place.text.endswith("..") or place.end_line > place.line
+    is_in_part = place.text.endswith("..") or "*..." in place.text or place.end_line > place.line
     if is_in_part and place.text in edit.replacement:
         return None
     if edit.replacement.startswith("torch.") and isinstance(piece, Program):

@@ -131,7 +131,8 @@ def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None
         }
         for at in (0.0, 0.5, 1.0)
     ]
-    return Curves(rows, timings, evaluations, (), {**_settings(), **(settings or {})})
+    size = {"parameters": 500_000_000}
+    return Curves(rows, timings, evaluations, (), {**_settings(), **size, **(settings or {})})
 
 
 def of_batch(batch: Batch) -> Evidence:

@@ -55,6 +55,7 @@ class Entry:
     fix: str = ""
     looks_at: tuple[str, ...] = ()  # batch, curves, source, run, reward
     explains: tuple[str, ...] = ()
+    symptoms: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, illness: Illness) -> Entry:
@@ -68,6 +69,7 @@ class Entry:
             illness.fix,
             kinds,
             tuple(sorted(illness.explains)),
+            illness.symptoms,
         )
 
     @property
@@ -85,13 +87,33 @@ def entries(others: Sequence[Entry] = ()) -> list[Entry]:
     return sorted(known.values(), key=lambda entry: (order.index(entry.family), entry.code))
 
 
-def find(code: str, known: Sequence[Entry]) -> Entry:
-    wanted = code.strip().lower().replace("-", "_")
+def find(text: str, known: Sequence[Entry]) -> Entry | None:
+    """The entry of that code or name. None of plain words; UnknownCode of what looks like a code or a name."""
+    wanted = text.strip().lower().replace("-", "_")
     for entry in known:
         if wanted in (entry.code.lower(), entry.name):
             return entry
+    if not re.fullmatch(r"[a-z]{2,5}\d{1,2}|\w+_\w+", wanted):
+        return None
     names = [*(entry.code for entry in known), *(entry.name for entry in known)]
-    raise UnknownCode(f"{code[:40]!r} is no code and no name of an illness; {nearest(code, names)}")
+    raise UnknownCode(f"{text[:40]!r} is not a code or a name of an illness; {nearest(text, names)}")
+
+
+def answers(text: str, found: Sequence[Entry], *, width: int) -> str:
+    """What plain words lead to: a line for each illness, and what to run next."""
+    names = max(len(entry.name) for entry in found)
+    lines = [*wrapped(f"{text!r} may be:", width), ""]
+    for entry in found:
+        head = f"  {entry.code:<7}{entry.severity:<9}{entry.name:<{names}}  "
+        lines += wrapped(entry.summary, width, head, " " * min(len(head), width // 2))
+    lines += ["", *wrapped(f"read more:     assay explain {found[0].code}", width, "", " " * 15)]
+    codes = [entry.code for entry in found if entry.looks_at != ("reward",)]
+    if codes:
+        sentence = f"look for them: assay doctor RUN, SCRIPT or LOG --select {','.join(codes)}"
+        lines += wrapped(sentence, width, "", " " * 15)
+    if any("reward" in entry.looks_at for entry in found):
+        lines += wrapped("try a reward:  assay reward-check FILE.py:FUNCTION", width, "", " " * 15)
+    return "\n".join(lines)
 
 
 def listed(known: Sequence[Entry], *, width: int, colour: bool) -> str:
@@ -129,6 +151,7 @@ def explained(entry: Entry, *, width: int, colour: bool) -> str:
 
 
 def as_json(shown: Entry | Sequence[Entry]) -> str:
+    """One illness, or several: all of them, or the best answers to plain words first."""
     if isinstance(shown, Entry):
         return json.dumps(_mapping(shown), indent=2)
     return json.dumps({"illnesses": [_mapping(entry) for entry in shown]}, indent=2)
@@ -161,6 +184,7 @@ def _mapping(entry: Entry) -> dict[str, Any]:
         "fix": entry.fix,
         "looks_at": list(entry.looks_at),
         "explains": list(entry.explains),
+        "symptoms": list(entry.symptoms),
         "explanation": entry.explanation,
     }
 

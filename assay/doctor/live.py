@@ -16,6 +16,7 @@ from assay import config as configuration
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence.events import size_of_model
 from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
 from assay.doctor.rounding import SAME_PASS
 from assay.record import (
@@ -191,7 +192,7 @@ class LiveDoctor:
 
     def _curves(self) -> Curves:
         evaluations, events = read_evaluations(self.directory).rows, read_events(self.directory).rows
-        return Curves(self._rows, self._timings, evaluations, events, self._settings)
+        return Curves(self._rows, self._timings, evaluations, events, {**self._settings, **size_of_model(events)})
 
     def _begin(self, step: int) -> None:
         """Once: what the run directory knows from before `step`, when an earlier process wrote there."""

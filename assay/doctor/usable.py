@@ -44,6 +44,7 @@ COUNTS = frozenset(
         "microbatches",
         "sequences",
         "lora_rank",
+        "parameters",
         "steps",
         "reference_every",
     )

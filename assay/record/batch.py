@@ -150,6 +150,7 @@ SETTINGS: dict[str, str] = {
     "clip_norm": "The gradient norm is clipped to this; 0 = off.",
     "dtype": "Compute dtype: float32 bfloat16 float16.",
     "lora_rank": "Rank of adapters; 0 = all weights are trained.",
+    "parameters": "Numbers the model is made of, adapters included.",
     "process_rewards": "Whether rewards come per step, so that advantages differ between the tokens of a row.",
     "max_reward": "The best reward an answer can get.",
     "min_reward": "The worst.",

@@ -19,6 +19,7 @@ from assay.config import ConfigError
 from assay.config.secrets import without_secrets
 from assay.rewards.limits import memory_limit
 from assay.types import Failure, Prompt, Rollout, Score
+from assay.verdict import escaped
 
 REASON_LENGTH = 500
 _FRAME_LENGTH = 300
@@ -185,15 +186,6 @@ def _printed(text: str) -> list[str]:
     if len(lines) > _PRINTED_LINES:
         lines[half:-half] = [f"[... {len(lines) - _PRINTED_LINES} lines ...]"]
     return ["printed:", *(f"  {_shortened(line)}" for line in lines)]
-
-
-def escaped(text: str) -> str:
-    r"""One line, in which whatever is not printable is escaped.
-
-    >>> escaped("a\nb\x1b")
-    'a\\nb\\x1b'
-    """
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _shortened(text: str) -> str:

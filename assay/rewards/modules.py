@@ -43,8 +43,8 @@ def files_of(specs: Sequence[str]) -> list[str]:
 def module_name(file: Path) -> str:
     """The same for the same file in every process, and no name that anything else has.
 
-    >>> module_name(Path("/work/my-reward.py"))
-    'reward_my_reward_f28b9d53'
+    >>> module_name(Path("/nonexistent/my-reward.py"))
+    'reward_my_reward_729315d1'
     """
     whole = file.resolve()
     digest = hashlib.sha256(str(whole).encode("utf-8", "surrogateescape")).hexdigest()

@@ -32,6 +32,9 @@ class Collections(Machine):
         elements: list[Value] = []
         exact = True
         for part in parts:
+            if isinstance(part, ast.Starred) and is_cut_short(part.value):
+                exact = False
+                continue
             value = self.evaluate(part)
             if isinstance(part, ast.Starred):
                 if isinstance(value.thing, Listing) and value.thing.exact:
@@ -59,6 +62,8 @@ class Collections(Machine):
     def _dict(self, node: ast.Dict) -> Value:
         table = Table()
         for key, part in zip(node.keys, node.values, strict=True):
+            if key is None and is_cut_short(part):
+                continue
             value = self.evaluate(part)
             if key is None:
                 if isinstance(value.thing, Table):
@@ -203,6 +208,11 @@ def table_of_values(listing: Value) -> Value | None:
             return listing.thing.parts[0]
         listing = listing.thing.parts[0]
     return None
+
+
+def is_cut_short(node: ast.expr) -> bool:
+    """The mark of literals.py: here stood more elements than are followed."""
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 
 def numbered(values: list[Value]) -> list[tuple[str, Value]]:

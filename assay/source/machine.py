@@ -7,7 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from assay.dataflow.value import UNKNOWN, Branch, Context, Graph, Loop, Value
 from assay.source.state import Changes, Heap, State
@@ -17,6 +21,7 @@ from assay.verdict import Place
 LONGEST_TEXT = 90
 MOST_VALUES = 60_000  # a program that makes more is read in part
 MOST_NAMES = 6
+_LONGEST_ROW = 2_000  # characters of one line from which a text is made
 
 # of the statements of a module, whoever imports it
 OUTSIDE: dict[str, Any] = {
@@ -62,15 +67,13 @@ class Machine:
         rows = module.lines[line - 1 : min(end_line, line + LONGEST_TEXT)]
         text = ""
         if rows:
-            encoded = [row.encode() for row in rows]
-            start = encoded[0][:column]
+            column = character(rows[0], column)
             if len(rows) == end_line - line + 1:
-                encoded[-1] = encoded[-1][:end_column]
-                end_column = len(encoded[-1].decode(errors="replace"))  # the parser counts bytes, editors characters
-            encoded[0] = encoded[0][column:]
-            column = len(start.decode(errors="replace"))
-            text = " ".join(b" ".join(encoded).decode(errors="replace").split())
-        if len(text) > LONGEST_TEXT:
+                end_column = character(rows[-1], end_column)
+                rows[-1] = rows[-1][:end_column]
+            rows[0] = rows[0][column : column + _LONGEST_ROW]
+            text = " ".join(" ".join(row[:_LONGEST_ROW] for row in rows).split())
+        if len(text) > LONGEST_TEXT or any(len(row) >= _LONGEST_ROW for row in rows):
             text = text[: LONGEST_TEXT - 2] + ".."
         if module.shift is not None and line - 1 < len(module.shift):
             file, shifted = module.shift[line - 1]
@@ -251,6 +254,22 @@ class Machine:
 
     def was_entered(self, function: Function) -> bool:
         return id(function.node) in self.entered
+
+
+def character(row: str, offset: int) -> int:
+    """The parser counts bytes, editors characters.
+
+    >>> character("\\u00e9\\u00e9 = 1", 5)
+    3
+    """
+    return offset if row.isascii() else int(np.searchsorted(_ends(row), offset, side="right"))
+
+
+@lru_cache(maxsize=64)
+def _ends(row: str) -> npt.NDArray[np.int64]:
+    """Where each character ends, in bytes."""
+    codes = np.frombuffer(row.encode("utf-32-le"), np.uint32)
+    return np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF))
 
 
 def assigned(body: Sequence[ast.stmt]) -> list[str]:

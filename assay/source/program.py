@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import tokenize
@@ -198,7 +199,7 @@ def _sibling(name: str, script: Path, importer: Path) -> Path | None:
             continue  # a script within an installed package: the other packages are libraries
         target = folder.joinpath(*parts)
         for candidate in (target.with_name(target.name + ".py") if parts else None, target / "__init__.py"):
-            if candidate is not None and candidate.is_file():
+            if candidate is not None and os.path.isfile(candidate):  # False where the name is too long for a file
                 return candidate
     return None
 
@@ -209,11 +210,16 @@ def _ignores(module: Module) -> list[Ignore]:
         return found
     text = "\n".join(module.lines) + "\n"
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        # of all tokens, comments and what stands behind each
+        tokens = [
+            (token, after)
+            for token, after in pairwise(tokenize.generate_tokens(io.StringIO(text).readline))
+            if token.type == tokenize.COMMENT
+        ]
     except (tokenize.TokenError, SyntaxError):
         return found
-    for token, after in pairwise(tokens):
-        match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
+    for token, after in tokens:
+        match = _IGNORE.search(token.string)
         if match is None:
             continue
         codes = frozenset(code.upper().replace("-", "_") for code in re.split(r"[\s,;]+", match[1] or "") if code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import tokenize
 import warnings
@@ -12,10 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from assay.durable import reason_unread
+from assay.source.literals import count_lexemes, shorten
 from assay.source.things import Module
 
 SUFFIXES = (".py", ".ipynb", ".pyw")
 LARGEST = 8_000_000  # bytes of one file
+ORDINARY = 20_000  # lexemes of a text whose literals are read whole; about 2,000 lines
+MOST_LEXEMES = 600_000  # of a text that is parsed: its syntax tree then takes about 500 MB
+_MOST_ITEMS = (256, 32)  # of one literal container in a longer text; the second if the first is not enough
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", "env"}
 _MAGIC = re.compile(r"^(\s*)[%!?](.*)$")
 _WHOLE_CELL = re.compile(r"^\s*%%(?!time|capture|timeit|prun)\w")
@@ -27,42 +32,75 @@ class SourceError(ValueError):
 
 
 def scripts_in(folder: Path) -> Iterator[Path]:
-    """Every script and notebook below a folder, in order; hidden folders and installed packages are left out."""
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError as error:
-        raise SourceError(f"{folder} could not be read: {reason_unread(error)}") from error
-    for path in paths:
-        if path.name.startswith(".") or path.name in _SKIPPED_FOLDERS:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            yield from scripts_in(path)
-        elif path.suffix in SUFFIXES and path.is_file():
+    """Every script and notebook below a folder, in order; hidden folders and installed packages are left out.
+
+    Folders that cannot be listed, broken links and pipes are named too: whoever reads them says what is wrong.
+    """
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        is_folder = os.path.isdir(path)  # never raises
+        if path is folder or (is_folder and not path.is_symlink()):
+            try:
+                names = sorted(os.listdir(path), reverse=True)
+            except OSError:
+                yield path
+                continue
+            waiting += [path / name for name in names if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
+        elif path.suffix in SUFFIXES and not is_folder:
             yield path
 
 
 def read_module(path: Path, name: str, shown_as: str | None = None) -> Module:
     shown = shown_as or str(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise SourceError(f"{shown} is larger than {LARGEST // 1_000_000} MB and is not read as a script")
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
     except OSError as error:
         raise SourceError(f"{shown} could not be read: {reason_unread(error)}") from error
+    if len(raw) > LARGEST:
+        raise SourceError(f"{shown} is larger than {LARGEST // 1_000_000} MB and is not read as a script")
     if path.suffix == ".ipynb":
         return _notebook(raw, name, shown)
-    text = _decoded(raw)
-    return Module(name, shown, text.split("\n"), _parsed(text, shown))
+    text, tree = _parsed_in_short(_decoded(raw), shown)
+    return Module(name, shown, text.split("\n"), tree)
 
 
 def _decoded(raw: bytes) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
+    except (SyntaxError, ValueError, LookupError):  # `# coding: undefined` raises a UnicodeError, which is a ValueError
         text = raw.decode("latin-1")
-    # Python counts lines by \n, \r and \r\n only, and so must we
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\x0c", " ").replace("\0", " ")
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """Lines end with \\n, as Python counts them; no byte order mark, and nothing that the parser does not take."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\x0c", " ").replace("\0", " ")
+    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair
+
+
+def _parsed_in_short(text: str, shown: str) -> tuple[str, ast.Module]:
+    """A long text with its long literals cut short, and its syntax tree."""
+    if text.count(",") <= ORDINARY and count_lexemes(text) <= ORDINARY:  # commas are counted in no time
+        return text, _parsed(text, shown)
+    short = text
+    for most in _MOST_ITEMS:
+        short = shorten(short, most)
+        if count_lexemes(short) <= MOST_LEXEMES:
+            break
+    else:
+        raise SourceError(
+            f"{shown} holds more than {MOST_LEXEMES:,} words and signs beside long lists and is not read as a script"
+        )
+    try:
+        return short, _parsed(short, shown)
+    except SourceError:
+        if short == text or count_lexemes(text) > MOST_LEXEMES:
+            raise
+        return text, _parsed(text, shown)  # the sentence must be about the text as it stands in the file
 
 
 def _parsed(text: str, shown: str, cell: str = "") -> ast.Module:
@@ -95,18 +133,17 @@ def _notebook(raw: bytes, name: str, shown: str) -> Module:
     shift: list[tuple[str, int]] = []
     notes: list[str] = []
     for number, source in enumerate(sources, 1):
-        text = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        rows = text.replace("\r\n", "\n").replace("\x0c", " ").split("\n")
+        rows = _plain("".join(map(str, source)) if isinstance(source, list) else str(source)).split("\n")
         if rows and _WHOLE_CELL.match(rows[0]):
             continue  # bash, html, another language
         kept = [_MAGIC.sub(r"\1pass", row) for row in rows]
         try:
-            _parsed("\n".join(kept), shown)
+            short, _ = _parsed_in_short("\n".join(kept), shown)
         except SourceError as error:  # a cell that does not run is no part of the program
             broken = str(error).removeprefix(f"{shown}:").split("; ")[0]
             notes.append(f"{shown}: code cell {number} is left out: line {broken}")
             continue
-        lines += kept
+        lines += short.split("\n")
         shift += [(f"{shown}#cell{number}", line) for line in range(1, len(kept) + 1)]
-    tree = _parsed("\n".join(lines), shown)
-    return Module(name, shown, lines, tree, shift=shift, notes=tuple(notes))
+    text, tree = _parsed_in_short("\n".join(lines), shown)
+    return Module(name, shown, text.split("\n"), tree, shift=shift, notes=tuple(notes))

@@ -199,7 +199,8 @@ def _carry_out(
     if saved is None:
         directory.rewind(-1)
         forget_answers(directory.path, -1)
-        directory.append_event("start", steps=config.run.steps)
+        size = sum(weight.numel() for weight in policy.model.parameters())
+        directory.append_event("start", steps=config.run.steps, parameters=size)
     else:
         place, work = saver.restore(saved, verbs.credit, verbs.cut)
         directory.rewind(place.step)

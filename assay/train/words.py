@@ -7,19 +7,23 @@ import unicodedata
 
 from rich.cells import cell_len
 
+from assay.verdict import without_commands
+
 LONGEST_TEXT = 400  # characters of one foreign text in a sentence: a megabyte of model output is not an event
 _LINE_BREAKS = "\n\r\u2028\u2029"
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp")
 
 
 def printable(text: str) -> str:
-    """One line without control, bidirectional and other invisible characters; line breaks and tabs become spaces.
+    """One line without control, bidirectional and other invisible characters and without commands to a CI runner;
+    line breaks and tabs become spaces.
 
     >>> printable("a\\x1b[2Jb\\nc")
     'a[2Jb c'
     """
     spaced = (" " if character in "\n\r\t\u2028\u2029" else character for character in text)
-    return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+    kept = (character for character in spaced if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
+    return without_commands("".join(kept))
 
 
 def short(text: str) -> str:

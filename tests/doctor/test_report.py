@@ -85,13 +85,17 @@ def test_all_checks_are_counted_and_what_is_missing_is_grouped_by_field():
     text = lines("full")
     assert text[0] == "runs/x: curves of 5 steps"
     assert text[-1] == "9 checks: 2 findings, 2 healthy, 1 not applicable, 3 not enough data, 1 crashed"
+    assert text[1:4] == ["", "note     metrics.jsonl line 9 is damaged", ""]
+    start = text.index("crashed  MET02 kl_runaway: ValueError: {x}\\nbad")
+    folded = "not enough data  KL04, KL05, MET01; missing: ref_logprobs (2), mask (1), metrics of 20 steps, or"
+    assert text[start + 1 : start + 4] == [folded, "         more (1)", ""]
+    text = lines("full", all_passes=True)
     start = text.index("crashed  MET02 kl_runaway: ValueError: {x}\\nbad")
     assert text[start + 1 : start + 4] == [
         "not enough data  ref_logprobs: KL04, KL05",
         "not enough data  mask: KL04",
         "not enough data  metrics of 20 steps, or more: MET01",
     ]
-    assert text[1:4] == ["", "note     metrics.jsonl line 9 is damaged", ""]
 
 
 @pytest.mark.parametrize("how", ["full", "md"])

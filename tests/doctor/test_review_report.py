@@ -172,15 +172,18 @@ def test_why_a_run_died_before_its_first_step_stands_first_and_the_rest_in_one_l
     text = done.stdout.splitlines()
     assert text[2] == "note     the run failed: the reward is broken"
     (line,) = [line for line in text if line.startswith("not enough data")]
-    assert line.startswith("not enough data  a recorded step: ")
-    assert int(line.split()[-2]) > 50
+    assert line.endswith(" checks; missing: a recorded step")
+    assert int(line.split()[3]) > 50
     assert len(text) < 20
     one_check = doctor(run, "--select", "RAT01").stdout
     assert "RAT01" in one_check  # the code is still told where it is the only one
 
 
 def test_a_run_with_data_still_names_what_each_check_lacks(run):
-    lines = [line for line in doctor(run).stdout.splitlines() if line.startswith("not enough data")]
+    folded = [line for line in doctor(run).stdout.splitlines() if line.startswith("not enough data")]
+    assert len(folded) == 1
+    every = doctor(run, "--explain-all-passes").stdout.splitlines()
+    lines = [line for line in every if line.startswith("not enough data")]
     assert len(lines) > 1
 
 

@@ -77,8 +77,10 @@ def test_in_a_directory_with_logs_and_scripts_both_are_looked_at(tmp_path):
 def test_a_log_that_cannot_be_read_keeps_nobody_from_the_scripts_beside_it(tmp_path):
     written(tmp_path, ":W&B", "wandb/run-1/run-1.wandb")
     written(tmp_path, SICK)
-    first, second = reports(tmp_path)
-    assert "wandb sync" in first["notes"][0]
+    done = doctor(tmp_path, "--format", "json")
+    first, second = json.loads(done.stdout)["reports"]
+    assert done.exit_code == 2
+    assert "wandb sync" in first["unread"]
     assert second["findings"]
 
 
@@ -123,7 +125,7 @@ def test_a_script_that_is_no_python_keeps_nobody_from_the_others(tmp_path):
     first, second = json.loads(done.stdout)["reports"]
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert f"{broken}:1 is not valid Python" in done.stderr
-    assert "is not valid Python" in first["notes"][0]
+    assert "is not valid Python" in first["unread"]
     assert [one["code"] for one in second["findings"]] == ["RAT04"]
     assert (doctor(broken).exit_code, doctor(broken).stdout) == (2, "")
 

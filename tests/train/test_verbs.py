@@ -185,6 +185,12 @@ def test_the_learning_rate_follows_its_schedule_over_the_whole_run(finished):
     assert [row["learning_rate"] for row in finished.metrics] == pytest.approx(RATES[1::2])
 
 
+def test_the_size_of_the_model_is_recorded_at_the_start(finished):
+    first = lines(finished.path / "events.jsonl")[0]
+    assert first["kind"] == "start"
+    assert first["parameters"] == sum(tensor.numel() for tensor in finished.weights.values())
+
+
 def test_policy_versions_count_the_updates_before_and_after_a_step(finished):
     assert [{row["policy_version"] for row in rows} for rows in finished.rollouts] == [{0}, {2}, {4}]
     assert [row["policy_version"] for row in finished.metrics] == [2, 4, 6]

@@ -37,6 +37,12 @@ def sentences_of(events: Sequence[Event]) -> list[str]:
     return found
 
 
+def size_of_model(events: Sequence[Event]) -> dict[str, int]:
+    """The setting `parameters`; {} of a run that did not record it."""
+    known = [event["parameters"] for event in events if event.get("kind") == "start" and "parameters" in event]
+    return {"parameters": known[-1]} if known else {}
+
+
 def was_watched(events: Sequence[Event]) -> bool:
     """Whether a process of the run ended with the doctor beside it, and so left examined updates."""
     return any(event.get("kind") == "finished" and "doctor_seconds" in event for event in events)

@@ -35,21 +35,25 @@ _DUMPED = {  # of one micro-batch, as the learner names its tensors
 
 def open_evidence(path: Path) -> Evidence:
     """Raises RunError, BatchError or SourceError with one sentence where there is nothing that can be read."""
+    try:
+        return _open(path)
+    except OSError as error:
+        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
+
+
+def _open(path: Path) -> Evidence:
     if path.is_dir():
         return _open_directory(path)
     if not path.exists():
+        if path.is_symlink():
+            raise BatchError(f"{path} is a link that leads nowhere; remove it or give the file it should lead to")
         raise BatchError(f"{path} does not exist; {_SUPPORTED}")
     if not path.is_file():
         raise BatchError(f"{path} is a pipe or a device, which can be read once only; write it to a file first")
     if path.suffix in SUFFIXES:
         program = read_program(path)
         return Evidence(programs=(program,), notes=program.notes)
-    if path.suffix == ".safetensors":
-        return _open_batch(path)
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
+    return _open_batch(path) if path.suffix == ".safetensors" else read_file(path)
 
 
 def patients(path: Path) -> list[Path]:
@@ -66,10 +70,7 @@ def patients(path: Path) -> list[Path]:
 def _open_directory(path: Path) -> Evidence:
     if any((path / name).exists() for name in _OURS):
         return read_run(path)
-    try:
-        found = read_folder(path)
-    except OSError as error:
-        raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
+    found = read_folder(path)
     if not _attached(path):
         return read_run(path) if found is None else found  # a run without its marks, or the sentence on what is missing
     told = f"what the attached doctor recorded is in {path / ATTACHED}"

@@ -19,7 +19,7 @@ import numpy as np
 from assay import durable
 from assay.config import Config, ConfigError
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.evidence.events import sentences_of, was_watched
+from assay.doctor.evidence.events import sentences_of, size_of_model, was_watched
 from assay.durable import reason
 from assay.record import (
     EVALUATIONS_FILE,
@@ -64,6 +64,7 @@ def read_run(path: Path) -> Evidence:
     if not is_attached:
         _look_for_damage(path, notes)
     notes = [*sentences_of(rows[EVENTS_FILE]), *notes]  # why a run ended is what its reader wants first
+    settings |= size_of_model(rows[EVENTS_FILE])
     curves = Curves(
         rows[METRICS_FILE], rows[TIMINGS_FILE], rows[EVALUATIONS_FILE], rows[EVENTS_FILE], _with_eos(settings, batches)
     )

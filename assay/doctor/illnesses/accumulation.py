@@ -107,6 +107,11 @@ ILLNESS = Illness(
     summary="The gradients of the parts of a batch do not add up to that of the batch.",
     fix="Divide the mean loss of each part by the number of parts, once; accelerate's backward does it itself.",
     explanation=__doc__,
+    symptoms=(
+        "gradient accumulation gives another result",
+        "loss too large with gradient accumulation",
+        "accumulation steps change the learning",
+    ),
     trace=seen_in_run("LOSS02"),
     source=check_source,
     scripts=Scripts(sick=SICK, well=WELL),

@@ -204,6 +204,12 @@ ILLNESS = Illness(
     summary="padding is attended to, or real tokens are hidden",
     fix="Make the attention mask from lengths and pass it in every forward pass on padded rows.",
     explanation=__doc__,
+    symptoms=(
+        "padding tokens are attended to",
+        "missing attention mask",
+        "results depend on padding",
+        "batch size changes the outputs",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -177,6 +177,12 @@ ILLNESS = Illness(
     summary="old, new, reference and sampler log-probs are not of the same precision",
     fix="Compute every log-softmax outside of autocast in float32, and keep log-probs in float32 buffers.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is noisy with autocast",
+        "old and new log-probs in different precision",
+        "log-probs differ slightly between passes",
+        "mixed precision mismatch",
+    ),
     trace=seen_in_run("NUM02"),
     sick=sick,
     well=well,

@@ -85,6 +85,11 @@ ILLNESS = Illness(
     summary="Shapes that do not match are stretched: rows are weighed by the advantages of other rows.",
     fix="Bring both sides to one shape: [B, 1] against tokens (unsqueeze(1)), [B] against sums over tokens.",
     explanation=__doc__,
+    symptoms=(
+        "loss has shape [B, B]",
+        "broadcasting error without exception",
+        "advantage shape mismatch",
+    ),
     trace=seen_in_run("ADV08"),
     source=check_source,
     scripts=Scripts(

@@ -193,6 +193,13 @@ ILLNESS = Illness(
     summary="the clip does not reach the loss: clipped tokens are pushed all the same",
     fix="Take the minimum of the clipped and the unclipped objective (the maximum of the losses) into the loss.",
     explanation=__doc__,
+    symptoms=(
+        "clip fraction is 0",
+        "clipping has no effect",
+        "clip is ignored",
+        "clip ratio is always 0",
+        "clip function is not applied",
+    ),
     trace=seen_in_run("CLIP01"),
     sick=sick,
     well=well,

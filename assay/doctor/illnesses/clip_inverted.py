@@ -246,6 +246,12 @@ ILLNESS = Illness(
     summary="the clip is not min(r A, clip(r) A): it stops the wrong side, both sides, or none",
     fix="Use -min(ratio * A, clip(ratio) * A), with the minus outside of min.",
     explanation=__doc__,
+    symptoms=(
+        "clip on the wrong side",
+        "max instead of min in the surrogate",
+        "clip range has the opposite effect",
+        "clip function is wrong",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -126,6 +126,13 @@ ILLNESS = Illness(
     summary="The loss is computed with the network inside of its distributed wrapper.",
     fix="Call the wrapper in the pass that is differentiated; use the network inside for sampling only.",
     explanation=__doc__,
+    symptoms=(
+        "ranks diverge",
+        "DDP does not sync gradients",
+        "each GPU learns its own model",
+        "multi-GPU gives other results than one GPU",
+        "model.module is used in the loss",
+    ),
     trace=seen_in_run("OPT03"),
     source=check_source,
     scripts=Scripts(sick=WELL.replace("new = score(wrapped, ids", "new = score(wrapped.module, ids"), well=WELL),

@@ -273,6 +273,12 @@ ILLNESS = Illness(
     summary="advantages are divided by a std that is 0, a rounding residue, or of one completion",
     fix="Use groups of two or more, an epsilon far above rounding (1e-4), and advantage 0 where all rewards are equal.",
     explanation=__doc__,
+    symptoms=(
+        "advantages are huge",
+        "division by zero std",
+        "advantage nan when all rewards are equal",
+        "std is 0",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _std_of_the_others}),

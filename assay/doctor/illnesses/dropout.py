@@ -147,6 +147,12 @@ ILLNESS = Illness(
     summary="scoring is random: the same tokens and weights give other log-probs",
     fix="Put the model into eval mode for every pass, the one with gradients included.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is not 1 because of dropout",
+        "model in train mode while generating",
+        "log-probs differ on every call",
+        "forgot model.eval()",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

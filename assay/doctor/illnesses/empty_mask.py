@@ -192,6 +192,12 @@ ILLNESS = Illness(
     summary="a batch or a row without loss tokens: a division by 0, or nothing to learn from",
     fix="Bound the denominator from below (clamp(min=1)) and skip an update without loss tokens.",
     explanation=__doc__,
+    symptoms=(
+        "division by zero in the mask",
+        "nan when a completion is empty",
+        "loss is nan for an empty mask",
+        "all tokens masked",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -302,6 +302,12 @@ ILLNESS = Illness(
     fix="Bring precision, kernels and weights of engine and trainer together, or weigh the loss with truncated "
     "importance weights exp(old - sampler).",
     explanation=__doc__,
+    symptoms=(
+        "vLLM log-probs differ from the trainer",
+        "importance sampling ratio between sampler and trainer is off",
+        "rollout and training mismatch",
+        "log-probs of vLLM and transformers do not match",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _engine_with_rounded_weights}),

@@ -102,6 +102,16 @@ ILLNESS = Illness(
     fix="Go back to a checkpoint with entropy; lower the learning rate or raise clip_high, and check the sign of an "
     "entropy bonus.",
     explanation=__doc__,
+    symptoms=(
+        "entropy collapses",
+        "entropy goes to 0",
+        "answers become all the same over time",
+        "mode collapse",
+        "no exploration",
+        "output becomes repetitive",
+        "entropy keeps falling",
+        "entropy increases",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -248,6 +248,13 @@ ILLNESS = Illness(
     summary="rows that ended have mask 0 on their EOS: the policy never learns to stop",
     fix="Make the mask from the number of sampled tokens, EOS included; never by comparing ids with padding.",
     explanation=__doc__,
+    symptoms=(
+        "model never stops",
+        "no EOS, completions run to the limit",
+        "EOS is not learned",
+        "model does not end its answers",
+        "completions never finish",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _mask_by_value}),

@@ -147,6 +147,11 @@ ILLNESS = Illness(
     summary="exp or a division sees what stands under the mask, and inf * 0 is NaN",
     fix="Replace values under the mask (torch.where, masked_fill) before exp and division, not after.",
     explanation=__doc__,
+    symptoms=(
+        "nan from exp of padding",
+        "inf times 0 under the mask",
+        "loss becomes nan in some batches",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _mask_after_exp}),

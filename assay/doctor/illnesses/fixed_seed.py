@@ -230,6 +230,11 @@ ILLNESS = Illness(
     fix="Give every replica, step and request random numbers of its own: no seed in the sampling parameters, seed + "
     "rank in the engine.",
     explanation=__doc__,
+    symptoms=(
+        "completions repeat across ranks or steps",
+        "same seed on every GPU",
+        "same samples every step",
+    ),
     trace=seen_in_run("SAMP05"),
     sick=sick,
     well=well,

@@ -221,6 +221,10 @@ ILLNESS = Illness(
     summary="the advantages are not computed as the config says",
     fix="Compute advantages as (reward - group mean) / (group std + epsilon), in one place that reads the options.",
     explanation=__doc__,
+    symptoms=(
+        "advantages do not match the formula",
+        "advantages differ from the config",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _without_parentheses}),

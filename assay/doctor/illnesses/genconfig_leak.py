@@ -99,6 +99,11 @@ ILLNESS = Illness(
     summary="generate() takes top_k, top_p or a penalty from the checkpoint's generation config",
     fix="Say at the call: top_k=0, top_p=1.0, repetition_penalty=1.0.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is not 1 although I set no top_p",
+        "generation config of the model changes sampling",
+        "repetition penalty in generate",
+    ),
     trace=seen_in_run("SAMP03"),
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

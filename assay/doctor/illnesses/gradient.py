@@ -140,6 +140,16 @@ ILLNESS = Illness(
     summary="the gradient is zero, not finite, spiky or always clipped",
     fix="Not finite: look at the dumped batch for an exp without a bound, an empty mask or a NaN reward.",
     explanation=__doc__,
+    symptoms=(
+        "grad norm is 0",
+        "gradient norm is 0",
+        "grad norm explodes",
+        "grad norm is very large",
+        "grad norm spikes",
+        "grad norm is nan",
+        "gradient is zero",
+        "loss spikes",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -197,6 +197,12 @@ ILLNESS = Illness(
     summary="Graphs of passes are kept after their update, or made for a network that is not trained.",
     fix="Collect numbers (loss.item() or loss.detach()), and score with frozen networks under torch.no_grad().",
     explanation=__doc__,
+    symptoms=(
+        "out of memory",
+        "memory grows every step",
+        "CUDA OOM after some steps",
+        "memory leak",
+    ),
     trace=seen_in_run("PERF02"),
     source=check_source,
     scripts=Scripts(sick=WELL.replace("append(loss.item())", "append(loss)"), well=WELL),

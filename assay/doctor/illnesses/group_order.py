@@ -239,6 +239,12 @@ ILLNESS = Illness(
     summary="rows of one group answer different prompts",
     fix="Repeat each prompt in place (repeat_interleave, not repeat), or group rows by the id of their prompt.",
     explanation=__doc__,
+    symptoms=(
+        "groups are mixed, different prompts in one group",
+        "group order is wrong",
+        "repeat instead of repeat_interleave",
+        "same prompt does not have the same id",
+    ),
     sick=sick,
     well=well,
     plant=Plant(edits=_grouped_by_position),

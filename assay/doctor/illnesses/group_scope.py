@@ -183,6 +183,11 @@ ILLNESS = Illness(
     summary="advantages are centred over the batch, not within each prompt's group",
     fix="Take the mean (and the std) of rewards over the completions of one prompt, not over the batch.",
     explanation=__doc__,
+    symptoms=(
+        "advantages normalised over the whole batch",
+        "advantage per batch not per group",
+        "mean over all prompts",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _one_group_of_all}),

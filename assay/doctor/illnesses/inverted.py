@@ -215,6 +215,13 @@ ILLNESS = Illness(
     summary="the gradient makes good tokens rarer: the ratio or the loss is upside down",
     fix="Compute the ratio as exp(new - old) and minimise -min(ratio * A, clip(ratio) * A).",
     explanation=__doc__,
+    symptoms=(
+        "reward goes down",
+        "reward decreases during training",
+        "policy gets worse",
+        "ratio is inverted",
+        "good answers become rarer",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _arguments_exchanged}),

@@ -66,6 +66,11 @@ ILLNESS = Illness(
     summary="The KL in the loss is the plain log-difference, whose gradient ignores the reference.",
     fix="Differentiate k3 = exp(ref - new) - (ref - new) - 1 or k2 = (new - ref)^2 / 2; keep k1 for the reward.",
     explanation=__doc__,
+    symptoms=(
+        "KL is negative",
+        "k1 estimator in the loss",
+        "KL penalty does nothing",
+    ),
     source=check_source,
     scripts=Scripts(sick=changed("kl = torch.exp(ref - new) - (ref - new) - 1", "kl = new - ref"), well=GRPO),
 )

@@ -175,6 +175,12 @@ ILLNESS = Illness(
     summary="the KL is not the configured estimator, or its arguments are exchanged",
     fix="Compute k3 as exp(ref - new) - (ref - new) - 1, with samples of new.",
     explanation=__doc__,
+    symptoms=(
+        "KL is negative",
+        "KL is too large",
+        "KL formula looks wrong",
+        "KL explodes to billions",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

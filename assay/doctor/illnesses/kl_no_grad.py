@@ -132,6 +132,11 @@ ILLNESS = Illness(
     summary="the KL in the loss has no gradient, whatever its coefficient",
     fix="Compute the KL from the log-probs that carry the gradient, outside of no_grad; detach only the reference's.",
     explanation=__doc__,
+    symptoms=(
+        "KL coefficient has no effect",
+        "changing beta changes nothing",
+        "KL computed under no_grad",
+    ),
     trace=seen_in_run("KL02"),
     sick=sick,
     well=well,

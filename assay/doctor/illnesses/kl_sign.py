@@ -261,6 +261,15 @@ ILLNESS = Illness(
     summary="the KL to the reference is paid for instead of penalised",
     fix="Add kl_coef * KL to a loss that is minimised; subtract it only from a reward.",
     explanation=__doc__,
+    symptoms=(
+        "KL grows without limit",
+        "KL explodes",
+        "KL has the wrong sign",
+        "KL penalty has no effect or the opposite",
+        "model drifts from the reference",
+        "KL goes up with a larger beta",
+        "loss increases",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -118,6 +118,13 @@ ILLNESS = Illness(
     summary="Tokens are generated without a cache of keys and values.",
     fix="Generate in eval mode with use_cache=True; gradient checkpointing and train mode are for the update only.",
     explanation=__doc__,
+    symptoms=(
+        "generation is slow",
+        "slow generation",
+        "use_cache is off",
+        "no KV cache",
+        "generation takes hours",
+    ),
     trace=seen_in_run("PERF01"),
     source=check_source,
     scripts=Scripts(sick=changed("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),

@@ -96,6 +96,16 @@ ILLNESS = Illness(
     fix="Check that EOS is trained and that neither loss nor reward favours length; raise max_tokens if the task needs "
     "it.",
     explanation=__doc__,
+    symptoms=(
+        "completions get longer",
+        "completions are cut off",
+        "length grows to the limit",
+        "truncated completions",
+        "clipped_ratio is 1",
+        "completions hit max_completion_length",
+        "answers too long",
+        "every completion is clipped at the token limit",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

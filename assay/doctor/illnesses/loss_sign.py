@@ -161,6 +161,13 @@ ILLNESS = Illness(
     summary="the loss has the wrong sign: the policy learns to avoid what is rewarded",
     fix="Keep exactly one minus between the objective and the loss that is minimised.",
     explanation=__doc__,
+    symptoms=(
+        "reward goes down",
+        "loss has the wrong sign",
+        "minimises the reward",
+        "policy gets worse every step",
+        "reward falls to 0",
+    ),
     trace=seen_in_run("LOSS01"),
     sick=sick,
     well=well,

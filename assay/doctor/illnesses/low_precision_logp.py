@@ -127,6 +127,11 @@ ILLNESS = Illness(
     summary="Log-probs of the loss are computed in 16 bits.",
     fix="Cast the logits to float32 before the log-softmax.",
     explanation=__doc__,
+    symptoms=(
+        "log-probs in bf16 are inaccurate",
+        "noisy ratio in half precision",
+        "log_softmax in bfloat16",
+    ),
     trace=seen_in_run("NUM01"),
     source=check_source,
     scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),

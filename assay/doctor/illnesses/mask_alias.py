@@ -181,6 +181,10 @@ ILLNESS = Illness(
     summary="a mask is changed in place while it is in use under another name",
     fix="Copy the mask before changing it: mask.clone().",
     explanation=__doc__,
+    symptoms=(
+        "mask changes after an in-place operation",
+        "mask becomes empty by itself",
+    ),
     trace=seen_in_run("ALGN06"),
     source=check_source,
     scripts=Scripts(SICK, WELL),

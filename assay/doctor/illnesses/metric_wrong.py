@@ -261,6 +261,13 @@ ILLNESS = Illness(
     summary="a logged number is not what its name says",
     fix="Log sums and counts over the loss tokens of the whole step and divide once.",
     explanation=__doc__,
+    symptoms=(
+        "logged metric looks wrong",
+        "metric is not what it says",
+        "clip fraction above 1",
+        "negative entropy in the log",
+        "reported KL is wrong",
+    ),
     sick=sick,
     well=well,
     plant=Plant(settings=("optimizer.epochs=4",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=4),

@@ -239,6 +239,12 @@ ILLNESS = Illness(
     summary="all completions of a group are equal although the policy is not certain",
     fix="Sample with a temperature above 0 (do_sample on, no top_k = 1) and without a seed a request.",
     explanation=__doc__,
+    symptoms=(
+        "all completions are the same",
+        "identical answers in a group",
+        "no diversity in samples",
+        "do_sample is off, greedy",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _greedy}),

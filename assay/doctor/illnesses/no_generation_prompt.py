@@ -111,6 +111,12 @@ ILLNESS = Illness(
     summary="the chat template is applied without the words after which the assistant speaks",
     fix="Pass add_generation_prompt=True where a prompt is made.",
     explanation=__doc__,
+    symptoms=(
+        "model continues the user's message",
+        "add_generation_prompt is missing",
+        "chat template without assistant turn",
+        "model answers as the user",
+    ),
     source=check_source,
     scripts=Scripts(SICK, GENERATE),
 )

@@ -178,6 +178,11 @@ ILLNESS = Illness(
     summary="no baseline is subtracted from the rewards",
     fix="Subtract the group's mean reward before dividing by the std; leaving out the std does not leave out the mean.",
     explanation=__doc__,
+    symptoms=(
+        "advantages are all positive",
+        "no baseline",
+        "rewards used without subtracting the mean",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.credit.group_advantages": _std_without_mean}),

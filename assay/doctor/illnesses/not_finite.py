@@ -182,6 +182,15 @@ ILLNESS = Illness(
     summary="a number that goes into the loss is NaN or infinite",
     fix="Follow the first number that is not finite back to what it was computed from; the later ones inherit it.",
     explanation=__doc__,
+    symptoms=(
+        "nan",
+        "loss is nan",
+        "inf in the loss",
+        "loss becomes nan after some steps",
+        "gradients are nan or inf",
+        "probability tensor contains nan",
+        "model outputs !!!!!",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

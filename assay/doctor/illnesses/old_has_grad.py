@@ -72,6 +72,12 @@ ILLNESS = Illness(
     summary="The old log-probs carry a gradient, so that the ratio's gradient cancels.",
     fix="Compute the old log-probs under torch.no_grad(), or detach them.",
     explanation=__doc__,
+    symptoms=(
+        "old log-probs are not detached",
+        "ratio is 1 and the gradient is zero",
+        "gradient cancels",
+        "old log-probs carry a gradient",
+    ),
     trace=seen_in_run("RAT03"),
     source=check_source,
     scripts=Scripts(

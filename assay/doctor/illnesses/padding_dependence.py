@@ -137,6 +137,11 @@ ILLNESS = Illness(
     summary="the loss changes when padding is added",
     fix="Divide the sum over loss tokens by a count of loss tokens or rows, never by the size of a tensor.",
     explanation=__doc__,
+    symptoms=(
+        "loss depends on padding",
+        "loss changes with batch size",
+        "different loss for the same data with more padding",
+    ),
     trace=seen_in_run("MASK04"),
     sick=sick,
     well=well,

@@ -163,6 +163,10 @@ ILLNESS = Illness(
     summary="advantages are whitened within each sequence, which erases whether the answer was good",
     fix="Whiten over all loss tokens of the batch, or not at all; group advantages are normalised already.",
     explanation=__doc__,
+    symptoms=(
+        "advantages whitened per sequence",
+        "reward signal disappears after whitening",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.credit": _whitened_returns}),

@@ -187,6 +187,10 @@ ILLNESS = Illness(
     fix="Derive position_ids from the attention mask, (attention_mask.cumsum(1) - 1).clamp(min=0), in every forward "
     "pass.",
     explanation=__doc__,
+    symptoms=(
+        "left padding changes log-probs",
+        "wrong position ids with left padding",
+    ),
     trace=seen_in_run("ALGN04"),
     sick=sick,
     well=well,

@@ -192,6 +192,11 @@ ILLNESS = Illness(
     summary="tokens after the end of a completion are in the loss",
     fix="Cut the mask at the first EOS (which stays inside), or make it from the number of sampled tokens.",
     explanation=__doc__,
+    symptoms=(
+        "tokens after EOS are trained",
+        "padding is in the loss",
+        "model repeats after EOS",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _mask_of_ones}),

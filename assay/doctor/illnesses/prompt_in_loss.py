@@ -203,6 +203,7 @@ ILLNESS = Illness(
     summary="tokens of the prompt are in the loss",
     fix="Begin the loss mask at the first sampled token; shift it together with the log-probs.",
     explanation=__doc__,
+    symptoms=("prompt tokens are in the loss", "model learns to repeat the prompt", "loss includes the question",),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.cut": _whole_sequences}),

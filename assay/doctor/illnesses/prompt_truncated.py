@@ -257,6 +257,11 @@ ILLNESS = Illness(
     summary="prompts were cut on the right and lack the words after which the policy is to speak",
     fix="Leave prompts that are too long out, or cut them on the left.",
     explanation=__doc__,
+    symptoms=(
+        "prompt is truncated",
+        "prompt too long and cut off",
+        "max_prompt_length cuts the question",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.policy.causal.CausalPolicy.prompt": _cut_on_the_right}),

@@ -143,6 +143,12 @@ ILLNESS = Illness(
     summary="updates are smaller than the precision of the weights and are rounded away",
     fix="Keep float32 master weights for the optimizer; compute in bfloat16 with a copy of them.",
     explanation=__doc__,
+    symptoms=(
+        "weights do not change in bf16",
+        "nothing is learned in bfloat16",
+        "updates vanish in half precision",
+        "small learning rate has no effect in bf16",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -212,6 +212,12 @@ ILLNESS = Illness(
     summary="What stands for the ratio is none: an exp is missing or there is one too many.",
     fix="Use ratio = exp(new - old): the difference of log-probs, and one exp.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is negative",
+        "ratio is near 0",
+        "log-ratio used as a ratio",
+        "exp is missing",
+    ),
     trace=seen_in_run("RAT08"),
     source=check_source,
     scripts=Scripts(sick=changed("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),

@@ -177,6 +177,14 @@ ILLNESS = Illness(
     summary="the ratio new / old is not 1 in the first update after a rollout",
     fix="Compute old and new log-probs by the same code, in the same mode, precision, temperature and padding.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is not 1",
+        "ratio is not 1 at the first step",
+        "old and new log-probs differ before any update",
+        "old_log_prob and log_prob differ on policy",
+        "clip fraction is not 0 on policy",
+        "approx kl is not 0 at the first update",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

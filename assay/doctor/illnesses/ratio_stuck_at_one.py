@@ -229,6 +229,14 @@ ILLNESS = Illness(
     summary="the ratio new / old stays 1 although the policy has moved since it sampled",
     fix="Compute old log-probs once, before the first update of a rollout batch, and keep them for all its updates.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is always 1",
+        "ratio is 1",
+        "clip fraction is 0",
+        "ratio never changes",
+        "log_prob is always equal to old_log_prob",
+        "clip ratio is always 0",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

@@ -253,6 +253,11 @@ ILLNESS = Illness(
     summary="The sampler draws from logits as if they were probabilities, or the other way round.",
     fix="Take the softmax of the logits, divided by the temperature, and draw from that.",
     explanation=__doc__,
+    symptoms=(
+        "samples are random tokens from the start",
+        "multinomial on logits",
+        "probabilities are negative error in multinomial",
+    ),
     trace=seen_in_run("SAMP07"),
     source=check_source,
     scripts=Scripts(SICK, WELL),

@@ -239,6 +239,13 @@ ILLNESS = Illness(
     summary="the reference is not the frozen policy of the start",
     fix="Copy the model before training, freeze the copy, keep it in eval mode; with adapters, switch them off for it.",
     explanation=__doc__,
+    symptoms=(
+        "KL is always 0",
+        "KL stays 0",
+        "KL is not 0 at the start",
+        "reference model is trained too",
+        "reference changes during training",
+    ),
     trace=seen_in_run("KL05"),
     sick=sick,
     well=well,

@@ -141,6 +141,11 @@ ILLNESS = Illness(
     summary="the trained ids are not the sampled ids",
     fix="Carry the sampled ids to the loss; decode them for the reward only.",
     explanation=__doc__,
+    symptoms=(
+        "tokens change after decode and encode",
+        "retokenization changes the ids",
+        "token ids differ between rollout and training",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _read_back_from_text}),

@@ -220,6 +220,11 @@ ILLNESS = Illness(
     summary="the critic is trained towards whitened advantages",
     fix="Make the returns from the raw advantages, then whiten the advantages for the policy.",
     explanation=__doc__,
+    symptoms=(
+        "value loss does not fall",
+        "critic does not learn",
+        "returns are whitened",
+    ),
     sick=sick,
     well=well,
     plant=Plant(edits=_plant),

@@ -240,6 +240,11 @@ ILLNESS = Illness(
     summary="rewards belong to other rows",
     fix="Let each reward carry the index of its row; collect results in the order in which they were asked for.",
     explanation=__doc__,
+    symptoms=(
+        "rewards are assigned to the wrong completion",
+        "rewards in the wrong order",
+        "reward does not match the answer",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.score": _in_order_of_completion}),

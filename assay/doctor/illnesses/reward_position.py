@@ -177,6 +177,11 @@ ILLNESS = Illness(
     summary="the reward of an answer is not on its last trainable token",
     fix="Take the index of the last token from the mask, after any padding or gather, and add the reward there once.",
     explanation=__doc__,
+    symptoms=(
+        "reward on the wrong token",
+        "reward lands on padding",
+        "only the last token should get the reward",
+    ),
     sick=sick,
     well=well,
     plant=Plant(edits=_plant),

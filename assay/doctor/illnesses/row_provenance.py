@@ -221,6 +221,12 @@ ILLNESS = Illness(
     summary="log-probs or advantages of a row belong to another sample",
     fix="Shuffle, filter and gather all arrays of a batch together, by one index.",
     explanation=__doc__,
+    symptoms=(
+        "rows are mixed up after shuffling",
+        "log-probs of another sample",
+        "advantages belong to another row",
+        "gather across GPUs reorders samples",
+    ),
     trace=seen_in_run("ALGN10"),
     sick=sick,
     well=well,

@@ -277,6 +277,10 @@ ILLNESS = Illness(
     summary="the sampler's log-probs belong to the likeliest token, not to the sampled one",
     fix="Look the engine's log-prob up by the id of the sampled token; do not take the first candidate.",
     explanation=__doc__,
+    symptoms=(
+        "log-prob of the argmax instead of the sampled token",
+        "vLLM returns log-probs of the top token",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.verbs.generate": _first_candidate}),

@@ -205,6 +205,11 @@ ILLNESS = Illness(
     summary="the ratio of a sequence is a product over its tokens, not divided by their number",
     fix="Divide the summed log-ratio of a row by its number of loss tokens before the exp (GSPO, equation 7).",
     explanation=__doc__,
+    symptoms=(
+        "sequence ratio is huge",
+        "GSPO ratio explodes with length",
+        "ratio explodes for long completions",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

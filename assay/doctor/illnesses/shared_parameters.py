@@ -135,6 +135,10 @@ ILLNESS = Illness(
     summary="Two optimizers step the same parameters.",
     fix="Give each parameter to one optimizer: separate backbones, or one optimizer with parameter groups.",
     explanation=__doc__,
+    symptoms=(
+        "two optimizers for one model",
+        "parameters are stepped twice",
+    ),
     trace=seen_in_run("OPT04"),
     source=check_source,
     scripts=Scripts(sick=SICK, well=SICK.replace("[*actor.parameters(), *critic.parameters()]", "critic.parameters()")),

@@ -302,6 +302,11 @@ ILLNESS = Illness(
     summary="log-probs belong to the token before or behind",
     fix="Take the log-prob of token t from output t - 1: shift logits and targets against each other exactly once.",
     explanation=__doc__,
+    symptoms=(
+        "log-probs are shifted by one token",
+        "off by one in log-probs",
+        "model learns garbage, log-probs very low",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.policy.causal.CausalPolicy.logprobs": _first_token_lost}),

@@ -225,6 +225,15 @@ ILLNESS = Illness(
     summary="hardly any of the generated tokens carry the reward's signal into the weights",
     fix="Look at the largest loss in the list: rewards all equal, answers cut off, tokens clipped or weighed with 0.",
     explanation=__doc__,
+    symptoms=(
+        "most samples are wasted",
+        "learns very slowly",
+        "reward barely improves",
+        "reward does not move",
+        "reward does not increase",
+        "few samples carry signal",
+        "learning is slow although steps are fast",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

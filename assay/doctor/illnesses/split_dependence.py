@@ -196,6 +196,11 @@ ILLNESS = Illness(
     summary="loss and gradient depend on how the batch is cut into micro-batches",
     fix="Count the denominators over the whole update before its first part, and divide every part by them.",
     explanation=__doc__,
+    symptoms=(
+        "micro batch size changes the result",
+        "loss depends on micro-batches",
+        "different results with another per-device batch size",
+    ),
     trace=seen_in_run("LOSS03"),
     sick=sick,
     well=well,

@@ -230,6 +230,11 @@ ILLNESS = Illness(
     summary="a mean, std or quantile takes in what stands outside of the mask",
     fix="Give every reduction the mask: take the mean, std or quantile of values[mask] only.",
     explanation=__doc__,
+    symptoms=(
+        "mean over padded tokens",
+        "statistics include padding",
+        "KL or entropy metric too small because of padding",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.learner.policy_loss": _centred_over_padding}),

@@ -232,6 +232,13 @@ ILLNESS = Illness(
     summary="Gradients are cleared, made, clipped and used in the wrong order.",
     fix="Clear, backward, clip, step, and then the scheduler: in this order, once for each update.",
     explanation=__doc__,
+    symptoms=(
+        "zero_grad in the wrong place",
+        "gradients are never cleared",
+        "clip_grad_norm has no effect",
+        "max_grad_norm does not work",
+        "gradients add up over steps",
+    ),
     trace=seen_in_run("LOSS04"),
     source=check_source,
     scripts=Scripts(sick=SICK, well=GRPO),

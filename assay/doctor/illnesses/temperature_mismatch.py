@@ -322,6 +322,11 @@ ILLNESS = Illness(
     summary="log-probs are not those of the temperature that was sampled at",
     fix="Divide the logits by the sampling temperature before the log-softmax, in every pass that makes log-probs.",
     explanation=__doc__,
+    symptoms=(
+        "ratio is not 1 with temperature below 1",
+        "log-probs do not match at temperature 0.7",
+        "wrong temperature in the log-probs",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

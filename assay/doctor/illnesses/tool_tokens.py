@@ -100,6 +100,11 @@ ILLNESS = Illness(
     summary="tokens that the policy did not sample are in the loss",
     fix="Set the mask to 0 on tool output, template text and added EOS while the sequence is put together.",
     explanation=__doc__,
+    symptoms=(
+        "tool output is trained",
+        "observation tokens are in the loss",
+        "multi-turn: environment tokens in the loss",
+    ),
     sick=sick,
     well=well,
     plant=Plant(edits=_tool_in_the_middle),

@@ -243,6 +243,10 @@ ILLNESS = Illness(
     fix="Switch truncation off (top_k = 0, top_p = 1, min_p = 0), or renormalise the trainer's log-probs over the same "
     "tokens.",
     explanation=__doc__,
+    symptoms=(
+        "log-probs do not match with top_p or top_k",
+        "ratio is biased with top_k top_p min_p sampling",
+    ),
     trace=seen_in_run("SAMP02"),
     sick=sick,
     well=well,

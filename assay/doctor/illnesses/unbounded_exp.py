@@ -309,6 +309,14 @@ ILLNESS = Illness(
     summary="ratios or importance weights run away: an exp without a bound",
     fix="Clamp the log-ratio before the exp, and find out why old log-probs are so far from new ones.",
     explanation=__doc__,
+    symptoms=(
+        "ratio explodes",
+        "importance weights explode",
+        "exp overflows",
+        "ratio is huge",
+        "ratio becomes inf",
+        "importance sampling ratio explosion",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

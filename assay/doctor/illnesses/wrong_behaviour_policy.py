@@ -105,6 +105,11 @@ ILLNESS = Illness(
     summary="Another network than the trained one draws the tokens.",
     fix="Sample from the policy that is trained, or load its weights into the sampling copy before each rollout.",
     explanation=__doc__,
+    symptoms=(
+        "samples come from the reference model",
+        "wrong model generates",
+        "generating with another model than the one that is trained",
+    ),
     trace=seen_in_run("RAT05"),
     source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),

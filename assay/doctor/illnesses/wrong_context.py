@@ -221,6 +221,11 @@ ILLNESS = Illness(
     summary="completions are scored behind another prompt, or none",
     fix="Score prompt + completion of one and the same row, with the ids that the engine was given.",
     explanation=__doc__,
+    symptoms=(
+        "log-probs computed without the prompt",
+        "completions scored with the wrong prompt",
+        "log-probs very low for own samples",
+    ),
     sick=sick,
     well=well,
     plant=Plant(replaces={"assay.train.pack._tensors": _prompts_of_the_next_row}),

@@ -340,6 +340,15 @@ ILLNESS = Illness(
     summary="the loss is 0 and nothing is learned",
     fix="Look at the gradient norm: if it is 0 too, follow the cause that the finding names.",
     explanation=__doc__,
+    symptoms=(
+        "loss is zero",
+        "loss is 0",
+        "loss starts at 0",
+        "loss is always 0",
+        "loss 0.0 from the first step",
+        "loss goes to 0",
+        "loss near zero but reward changes",
+    ),
     sick=sick,
     well=well,
     plant=Plant(

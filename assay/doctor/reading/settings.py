@@ -19,6 +19,7 @@ HIGHEST_KL, HIGHEST_ENTROPY = 1.0, 0.2
 HIGHEST_DECAY = 0.5
 WIDEST_CLIP = 0.8
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.1, 2.0
+RATES = ("the learning rate", "`learning_rate`")  # the names of settings that are rates
 _CONFIGS = ("GRPOConfig", "RLOOConfig", "PPOConfig", "OnlineDPOConfig", "ReinforceConfig")
 _RANGES = {
     "learning_rate": (

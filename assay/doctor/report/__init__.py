@@ -6,6 +6,7 @@ a completion: where a message quotes one, TEXT_LEFT_OUT stands in its place.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,9 @@ from pathlib import Path
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Batch, Evidence
 from assay.record import METRICS_FILE
-from assay.verdict import Fact, State, Verdict, shown
+from assay.verdict import Fact, State, Verdict, escaped, shown
+
+__all__ = ["FORMATS", "LEVELS", "Crash", "Report", "escaped", "write"]
 
 FORMATS = ("full", "concise", "json", "sarif", "github", "md")
 LEVELS = ("error", "warning", "note")  # gravest first
@@ -23,6 +26,21 @@ TEXT_LEFT_OUT = "<text left out>"
 _LAST_FAILURE = re.compile(r"(?<=; the last failure: ).*(?=; repair the reward)", re.DOTALL)
 # measurements that are worth a look even where nothing is wrong
 WORTH_KNOWING = ("MET07", "SAMP06", "LOSS05", "PERF03")
+NO_TRAINING = "no loss, optimizer or sampling was recognised here"  # a note of a script
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A fault of Assay that ended the analysis of one input."""
+
+    kind: str  # of the exception
+    message: str
+    place: str = ""  # the line of ours that raised it
+
+    def __str__(self) -> str:
+        message = f": {self.message}" if self.message else ""
+        where = f" at {self.place}" if self.place else ""
+        return f"a fault of Assay, please report it: {self.kind}{where}{message}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,8 @@ class Report:
     looked_at: str = ""  # curves and batches, in words
     is_empty: bool = False  # neither a batch nor a step of a curve
     quotes: tuple[str, ...] = field(default=(), repr=False)  # prompts and completions as `shown`, the longest first
+    unread: str = ""  # the sentence on why nothing of it could be read
+    crash: Crash | None = None
 
     @classmethod
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
@@ -41,6 +61,29 @@ class Report:
         quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
         is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.trace)
         return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
+
+    @property
+    def kind(self) -> str:
+        """What it amounts to, in one word or two."""
+        if self.unread or self.crash:
+            return "unread" if self.unread else "crashed"
+        if self.diagnosis.findings:
+            return "findings"
+        if self.diagnosis.of(State.CRASHED):
+            return "incomplete"  # a check that crashed is never a pass
+        return "clean" if self.diagnosis.of(State.HEALTHY) else "nothing to judge"
+
+    def has_block(self, all_passes: bool) -> bool:
+        """Whether it is shown whole beside others, and not in one line."""
+        return self.kind == "findings" or (all_passes and self.kind not in ("unread", "crashed"))
+
+    @property
+    def failure(self) -> str:
+        """Why there is no diagnosis: one sentence that names the path; "" if there is one."""
+        if self.crash is not None:
+            return f"{self.path}: crashed: {self.crash}"
+        reason = self.unread.removeprefix(f"{self.path} ").removeprefix("could not be read: ")
+        return f"{self.path}: could not be read: {reason}" if reason else ""
 
     @property
     def roots(self) -> list[Word]:
@@ -64,7 +107,7 @@ class Report:
             return word.verdict.places[0].file
         root = Path(self.path)
         names = (word.source, f"examined/{word.source}") if word.source else (METRICS_FILE,)
-        return next((str(root / name) for name in names if (root / name).is_file()), self.path)
+        return next((str(root / name) for name in names if os.path.isfile(root / name)), self.path)
 
     def missing(self) -> dict[str, list[str]]:
         """What was not there --> codes of the checks that wanted it, the most wanted first; one line if nothing was."""
@@ -81,7 +124,8 @@ class Report:
         """The same report, with every quoted prompt and completion taken out."""
         words = tuple(replace(word, verdict=self._without_texts(word.verdict)) for word in self.diagnosis.words)
         notes = tuple(self._left_out(note) for note in self.diagnosis.notes)
-        return replace(self, diagnosis=replace(self.diagnosis, words=words, notes=notes), quotes=())
+        crash = self.crash and replace(self.crash, message="")  # it may quote anything
+        return replace(self, diagnosis=replace(self.diagnosis, words=words, notes=notes), quotes=(), crash=crash)
 
     def _without_texts(self, verdict: Verdict) -> Verdict:
         facts = tuple(
@@ -123,15 +167,6 @@ def write(
     if how == "md":
         return markdown.page(bare, all_passes=all_passes, why=why)
     return {"json": document.write, "sarif": sarif.write, "github": github.write}[how](bare)
-
-
-def escaped(text: str) -> str:
-    r"""One line in which every character that is not printable is escaped; user code and models wrote some of it.
-
-    >>> escaped("a\nb\x1b[2J")
-    'a\\nb\\x1b[2J'
-    """
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def file_and_cell(name: str) -> tuple[str, str]:

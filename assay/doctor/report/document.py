@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from assay import __version__
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, missing_names, step_of
+from assay.doctor.report.summary import Summary
 from assay.verdict import Fact, Place, State
 
 SCHEMA_VERSION = 1  # a field that is added does not change it; one that is renamed or taken away does
@@ -21,7 +23,12 @@ SCHEMA_VERSION = 1  # a field that is added does not change it; one that is rena
 def write(reports: Sequence[Report]) -> str:
     objects = [_report(report) for report in reports]
     whole = objects[0] if len(objects) == 1 else {**_versions(), "reports": objects}
-    return json.dumps(whole, indent=2, allow_nan=False)
+    return as_text({**whole, "summary": Summary.of(reports).as_mapping()})
+
+
+def as_text(whole: dict[str, Any]) -> str:
+    """JSON in which no CI runner that prints it sees a command: a sign of each is written as its number."""
+    return re.sub(r"#(?=#\w*\[)", r"\\u0023", json.dumps(whole, indent=2, allow_nan=False))
 
 
 def _versions() -> dict[str, Any]:
@@ -42,6 +49,8 @@ def _report(report: Report) -> dict[str, Any]:
         ],
         "crashed": [_told(word) for word in said(State.CRASHED)],
         "notes": list(report.diagnosis.notes),
+        **({"unread": report.unread} if report.unread else {}),
+        **({"crash": str(report.crash)} if report.crash else {}),
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import Report, escaped, file_and_cell
+from assay.doctor.report import NO_TRAINING, Report, escaped, file_and_cell
+from assay.doctor.report.summary import Summary
 from assay.verdict import State
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -14,7 +15,8 @@ _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 def write(reports: Sequence[Report]) -> str:
     lines = []
     for report in reports:
-        lines += [f"{escaped(report.path)}: note {escaped(note)}" for note in report.diagnosis.notes]
+        notes = [note for note in report.diagnosis.notes if note != NO_TRAINING or len(reports) == 1]
+        lines += [f"{escaped(report.path)}: note {escaped(note)}" for note in notes]
         for word in report.diagnosis.findings:
             title = f"{word.code} {word.illness.name} ({word.severity}, {word.confidence})"
             cause = report.diagnosis.causes.get(word.code)
@@ -28,17 +30,18 @@ def write(reports: Sequence[Report]) -> str:
             lines.append(command(_COMMANDS[word.level], {"title": title, **_where(report, word)}, "\n".join(message)))
         for word in report.diagnosis.of(State.CRASHED):
             title = f"{word.code} {word.illness.name} crashed"
-            lines.append(
-                command("warning", {"title": title, "file": escaped(report.path)}, escaped(word.verdict.message))
-            )
-        lines.append(f"{escaped(report.path)}: {report.counts}")
-    return "\n".join(lines)
+            lines.append(command("warning", {"title": title, "file": report.path}, escaped(word.verdict.message)))
+        if report.failure:
+            title = "could not be read" if report.unread else "could not be analysed"
+            lines.append(command("error", {"title": title, "file": report.path}, escaped(report.failure)))
+    whole = f"{escaped(reports[0].path)}: {reports[0].counts}"
+    return "\n".join([*lines, str(Summary.of(reports)) if len(reports) > 1 or reports[0].failure else whole])
 
 
 def _where(report: Report, word: Word) -> dict[str, str]:
     """File and line, but of no cell: its lines are not the file's. A column only if it is all on one line."""
     file, cell = file_and_cell(report.place(word))
-    where = {"file": escaped(file)}
+    where = {"file": file}
     if not word.verdict.places or cell:
         return where
     place = word.verdict.places[0]
@@ -54,7 +57,8 @@ def _in_cell(word: Word) -> list[str]:
 
 
 def command(name: str, properties: Mapping[str, str], message: str) -> str:
-    r"""
+    r"""The values are escaped as the runner wants it: a property keeps its text, so that a file is found by its name.
+
     >>> command("error", {"title": "a: b, c"}, "50%\ndone")
     '::error title=a%3A b%2C c::50%25%0Adone'
     """
@@ -67,4 +71,6 @@ def _data(text: str) -> str:
 
 
 def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    """Control characters other than line breaks have no escape there."""
+    quoted = _data(text).replace(":", "%3A").replace(",", "%2C")
+    return escaped(quoted)

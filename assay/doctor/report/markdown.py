@@ -6,12 +6,40 @@ import re
 from collections.abc import Sequence
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import Report, escaped
+from assay.doctor.report import NO_TRAINING, Report, escaped
+from assay.doctor.report.summary import Summary, missing_in_short
+from assay.doctor.report.text import MOST_CLEAN
 from assay.verdict import State
 
 
 def page(reports: Sequence[Report], *, all_passes: bool, why: bool = False) -> str:
-    return "\n\n".join("\n".join(_one(report, all_passes, why)) for report in reports)
+    """One input whole; of several those with findings first, then a list of the others and the sum of it all."""
+    if len(reports) == 1 and not reports[0].failure:
+        return "\n".join(_one(reports[0], all_passes, why))
+    blocks = [_one(report, all_passes, why, is_alone=False) for report in reports if report.has_block(all_passes)]
+    return "\n\n".join("\n".join(block) for block in [*blocks, _summary(reports, all_passes)])
+
+
+def _summary(reports: Sequence[Report], all_passes: bool) -> list[str]:
+    others = [report for report in reports if not report.has_block(all_passes)]
+    lines = ["# assay doctor: summary", "", f"{Summary.of(reports)}.", ""]
+    names = [report.path for report in others if report.kind == "clean"]
+    if len(names) > MOST_CLEAN:
+        lines.append(f"- clean: {len(names)} inputs")
+    else:
+        lines += [f"- clean: {plain(name)}" for name in names]
+    for report in others:
+        lines += [f"- {plain(report.failure)}"] if report.failure else []
+        lines += [
+            f"- note: {plain(report.path)}: {plain(note)}" for note in report.diagnosis.notes if note != NO_TRAINING
+        ]
+        lines += [
+            f"- crashed: {_title(word)} on {plain(report.path)}: {plain(word.verdict.message)}"
+            for word in report.diagnosis.of(State.CRASHED)
+        ]
+    missing = missing_in_short(reports)
+    lines += [f"- not enough data: {plain(missing)}"] if missing else []
+    return lines if lines[-1] else lines[:-1]
 
 
 def plain(text: str) -> str:
@@ -24,19 +52,23 @@ def plain(text: str) -> str:
     return quoted.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _one(report: Report, all_passes: bool, why: bool) -> list[str]:
+def _one(report: Report, all_passes: bool, why: bool, is_alone: bool = True) -> list[str]:
     lines = [f"# assay doctor: {plain(report.path)}", "", f"{plain(report.looked_at)}. {report.counts}.", ""]
     if report.diagnosis.notes:
         lines += [*(f"- note: {plain(note)}" for note in report.diagnosis.notes), ""]
     for root in report.roots:
         lines += [*_finding(report, root, why), ""]
-    if report.notable:
+    if report.notable and (is_alone or all_passes):
         lines += ["## Worth knowing", ""]
         for word in report.notable:
             lines += [f"- {_title(word)}: {plain(word.verdict.message)}", *_facts(word, "  ")]
         lines.append("")
     rest = [f"- crashed: {_title(word)}: {plain(word.verdict.message)}" for word in report.diagnosis.of(State.CRASHED)]
-    rest += [f"- not enough data: {plain(name)}: {', '.join(codes)}" for name, codes in report.missing().items()]
+    missing = missing_in_short([report])
+    if all_passes:
+        rest += [f"- not enough data: {plain(name)}: {', '.join(codes)}" for name, codes in report.missing().items()]
+    elif missing and is_alone:
+        rest.append(f"- not enough data: {plain(missing)}")
     lines += ["## Not judged", "", *rest, ""] if rest else []
     if all_passes:
         lines += ["## Healthy", ""]

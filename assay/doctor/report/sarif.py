@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from assay import __version__
 from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, escaped, file_and_cell
+from assay.doctor.report.document import as_text
 from assay.verdict import Place, Severity, State
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -24,6 +24,7 @@ def write(reports: Sequence[Report]) -> str:
     illnesses = {word.code: word.illness for report in reports for word in report.diagnosis.words}
     order = {code: index for index, code in enumerate(sorted(illnesses))}
     crashed = [(report, word) for report in reports for word in report.diagnosis.of(State.CRASHED)]
+    failed = [report for report in reports if report.failure]
     notes = [note for report in reports for note in report.diagnosis.notes]
     run = {
         "tool": {
@@ -36,8 +37,9 @@ def write(reports: Sequence[Report]) -> str:
         "columnKind": "unicodeCodePoints",
         "invocations": [
             {
-                "executionSuccessful": not crashed,
+                "executionSuccessful": not crashed and not failed,
                 "toolExecutionNotifications": [_crash(report, word) for report, word in crashed]
+                + [{"level": "error", "message": _message(report.failure)} for report in failed]
                 + [{"level": "note", "message": _message(note)} for note in notes],
             }
         ],
@@ -45,7 +47,7 @@ def write(reports: Sequence[Report]) -> str:
             _result(report, word, order[word.code]) for report in reports for word in report.diagnosis.findings
         ],
     }
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False)
+    return as_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
 
 
 def relative_uri(path: str) -> str:
@@ -157,4 +159,4 @@ def _fingerprint(report: Report, word: Word) -> str:
     place = word.verdict.places[0] if word.verdict.places else None
     uri = relative_uri(report.path if place is None else file_and_cell(place.file)[0])
     parts = [word.code, uri] if place is None else [word.code, uri, place.text]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

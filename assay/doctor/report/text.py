@@ -7,37 +7,78 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import Report, escaped
+from assay.doctor.report import NO_TRAINING, Report, escaped
+from assay.doctor.report.summary import Summary, missing_in_short
 from assay.verdict import Severity, State
 
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
 _BOLD = "1"
 MOST_FACTS = 5  # of a healthy check that is worth knowing
 MOST_PLACES = 4  # of one finding
+MOST_NOTES = 6  # above the findings of one input: the first finding must be on the first screen
+MOST_CLEAN = 20  # clean inputs that are named one by one
+MOST_NAMED = 5  # inputs that are named on one line
 _INDENT = " " * 9  # the width of a severity and a space
 
 
 def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: bool, why: bool = False) -> str:
-    return "\n\n".join(_one(report, width, colour, all_passes, why) for report in reports)
+    """One report whole; of several the findings first, then a line for each of the others, then the sum of it all."""
+    if len(reports) == 1 and not reports[0].failure:
+        return _one(reports[0], width, colour, all_passes, why)
+    shown = [report for report in reports if report.has_block(all_passes)]
+    others = [report for report in reports if not report.has_block(all_passes)]
+    blocks = [_one(report, width, colour, all_passes, why, is_alone=False) for report in shown]
+    rest = _others(others, width)
+    missing = missing_in_short(reports)
+    rest += _line(f"not enough data  {missing}", width) if missing and not all_passes else []
+    blocks += ["\n".join(rest)] if rest else []
+    return "\n\n".join([*blocks, "\n".join(_line(str(Summary.of(reports)), width))])
+
+
+def _others(reports: Sequence[Report], width: int) -> list[str]:
+    """The inputs without a finding: a line each, or their number if there are many; and what is wrong with some."""
+    lines: list[str] = []
+    clean = [report for report in reports if report.kind == "clean"]
+    idle = [report for report in reports if report.kind == "nothing to judge"]
+    for report in clean if len(clean) <= MOST_CLEAN else ():
+        count = len(report.diagnosis.of(State.HEALTHY))
+        lines += _line(f"clean    {report.path}: {report.looked_at}; {count} check{'s' * (count != 1)} healthy", width)
+    if len(clean) > MOST_CLEAN:
+        lines.append(f"clean    {len(clean)} inputs; --explain-all-passes lists them")
+    if idle:
+        names = ", ".join(report.path for report in idle[:MOST_NAMED])
+        more = f", and {len(idle) - MOST_NAMED} more" if len(idle) > MOST_NAMED else ""
+        lines += _line(f"nothing to judge  {names}{more}", width)
+    for report in reports:
+        for note in report.diagnosis.notes:
+            lines += _line(f"note     {report.path}: {note}", width) if note != NO_TRAINING else []
+        lines += _crashes(report, width, f" on {report.path}")
+        lines += _line(report.failure, width) if report.failure else []
+    return lines
 
 
 def concise(reports: Sequence[Report], *, colour: bool) -> str:
-    """One line a note, one a finding, and the counts."""
-    lines = []
+    """One line a note and one a finding, of several inputs the findings first; then the counts."""
+    notes: list[str] = []
+    found: list[str] = []
+    failed: list[str] = []
     for report in reports:
         place = escaped(report.path)
-        lines += [f"{place}: note {escaped(note)}" for note in report.diagnosis.notes]
+        kept = [note for note in report.diagnosis.notes if note != NO_TRAINING or len(reports) == 1]
+        notes += [f"{place}: note {escaped(note)}" for note in kept]
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
             where = next((f"{escaped(str(one))}:{one.column + 1}" for one in word.verdict.places), place)
-            lines.append(
+            found.append(
                 f"{where}: {_painted(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
                 f"[{word.confidence}]{follows}"
             )
-        lines += [f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed(report)]
-        lines.append(f"{place}: {report.counts}")
-    return "\n".join(lines)
+        failed += [f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed(report)]
+        failed += [escaped(report.failure)] if report.failure else []
+    if len(reports) == 1 and not reports[0].failure:
+        return "\n".join([*notes, *found, *failed, f"{escaped(reports[0].path)}: {reports[0].counts}"])
+    return "\n".join([*found, *notes, *failed, str(Summary.of(reports))])
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
@@ -56,24 +97,29 @@ def bold(text: str, colour: bool) -> str:
     return f"\x1b[{_BOLD}m{text}\x1b[0m" if colour else text
 
 
-def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool) -> str:
+def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, is_alone: bool = True) -> str:
     lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
-    if report.diagnosis.notes:
-        lines += [line for note in report.diagnosis.notes for line in _line(f"note     {note}", width)]
-        lines.append("")
-    only = len(report.diagnosis.words) == 1  # somebody asked for just this
+    notes = report.diagnosis.notes
+    most = len(notes) if all_passes or len(notes) <= MOST_NOTES else MOST_NOTES - 1
+    lines += [line for note in notes[:most] for line in _line(f"note     {note}", width)]
+    if len(notes) > most:
+        lines.append(f"note     {len(notes) - most} more with --explain-all-passes")
+    lines += [""] if notes else []
     for root in report.roots:
         lines += [*_finding(report, root, width, colour, why), ""]
-    if report.notable:
+    only = len(report.diagnosis.words) == 1  # somebody asked for just this
+    if report.notable and (is_alone or all_passes):
         lines.append(bold("worth knowing", colour))
         for word in report.notable:
             lines += _healthy(word, width, len(word.verdict.facts) if all_passes or only else MOST_FACTS)
         lines.append("")
-    rest = [
-        line for word in _crashed(report) for line in _line(f"crashed  {_title(word)}: {word.verdict.message}", width)
-    ]
-    for name, codes in report.missing().items():
-        rest += _line(f"not enough data  {name}: {', '.join(codes)}", width)
+    rest = _crashes(report, width)
+    missing = missing_in_short([report])
+    if all_passes:
+        for name, codes in report.missing().items():
+            rest += _line(f"not enough data  {name}: {', '.join(codes)}", width)
+    elif missing and is_alone:
+        rest += _line(f"not enough data  {missing}", width)
     lines += [*rest, ""] if rest else []
     if all_passes:
         for word in report.diagnosis.of(State.HEALTHY):
@@ -82,7 +128,17 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool) 
         for word in report.diagnosis.of(State.NOT_APPLICABLE):
             lines += _line(f"not applicable  {_title(word)}: {word.verdict.message}", width)
         lines.append("")
-    return "\n".join([*lines, *_line(report.counts, width)])
+    if is_alone or all_passes:
+        lines += _line(report.counts, width)
+    return "\n".join(lines).rstrip("\n")
+
+
+def _crashes(report: Report, width: int, where: str = "") -> list[str]:
+    return [
+        line
+        for word in _crashed(report)
+        for line in _line(f"crashed  {_title(word)}{where}: {word.verdict.message}", width)
+    ]
 
 
 def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) -> list[str]:

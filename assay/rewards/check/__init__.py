@@ -26,7 +26,19 @@ from assay.verdict import Severity, State
 
 # in the order of causes: what stands above may explain what stands below
 CHECKS: tuple[Check, ...] = (
-    Check("REW02", "reward_fails", behaviour.fails, severity=Severity.FATAL),
+    Check(
+        "REW02",
+        "reward_fails",
+        behaviour.fails,
+        severity=Severity.FATAL,
+        symptoms=(
+            "reward function raises",
+            "reward function crashes",
+            "reward times out",
+            "reward returns nan",
+            "reward returns None",
+        ),
+    ),
     Check(
         "REW01",
         "reward_constant",
@@ -39,6 +51,11 @@ CHECKS: tuple[Check, ...] = (
         "reward_random",
         behaviour.not_deterministic,
         frozenset({"REW03", "REW04", "REW05", "REW06", "REW07", "REW09", "REW10", "REW13", "REW16", "REW17", "ADV04"}),
+        symptoms=(
+            "reward is random",
+            "reward is not deterministic",
+            "same completion gets different rewards",
+        ),
     ),
     Check(
         "REW09",
@@ -47,14 +64,37 @@ CHECKS: tuple[Check, ...] = (
         frozenset(
             {"REW03", "REW04", "REW05", "REW06", "REW07", "REW10", "REW13", "REW14", "REW16", "REW17", "ADV04", "ADV09"}
         ),
+        symptoms=(
+            "reward depends on the order",
+            "reward has state",
+            "reward changes between calls",
+        ),
     ),
-    Check("REW10", "unsafe_in_parallel", behaviour.unsafe_in_parallel),
+    Check(
+        "REW10",
+        "unsafe_in_parallel",
+        behaviour.unsafe_in_parallel,
+        symptoms=(
+            "reward breaks with several workers",
+            "race condition in the reward",
+            "reward is not thread safe",
+        ),
+    ),
     Check(
         "REW16",
         "right_answer_unrecognised",
         answers.unrecognised,
         frozenset({"REW04", "REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
         severity=Severity.FATAL,
+        symptoms=(
+            "right answer gets 0",
+            "correct answers are not recognised",
+            "reward is always 0",
+            "accuracy reward is 0",
+            "answer extraction fails",
+            "format of the answer is not parsed",
+            "reward does not increase",
+        ),
     ),
     Check(
         "REW03",
@@ -62,6 +102,10 @@ CHECKS: tuple[Check, ...] = (
         answers.wrong_beats_right,
         frozenset({"REW04", "REW05", "REW06", "REW07", "REW17"}),
         severity=Severity.FATAL,
+        symptoms=(
+            "wrong answers get more reward",
+            "reward prefers bad answers",
+        ),
     ),
     Check(
         "REW04",
@@ -69,6 +113,11 @@ CHECKS: tuple[Check, ...] = (
         answers.pays_nonsense,
         frozenset({"REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
         severity=Severity.FATAL,
+        symptoms=(
+            "nonsense gets full reward",
+            "reward is always 1",
+            "garbage is rewarded",
+        ),
     ),
     Check(
         "REW06",
@@ -76,17 +125,101 @@ CHECKS: tuple[Check, ...] = (
         answers.answer_blind,
         frozenset({"REW05", "REW07", "REW14", "REW17", "ADV09"}),
         severity=Severity.FATAL,
+        symptoms=(
+            "reward ignores the answer",
+            "reward does not depend on correctness",
+        ),
     ),
-    Check("REW05", "empty_answer_pays", answers.pays_empty, frozenset({"REW17"}), severity=Severity.FATAL),
-    Check("REW07", "substring_pays", answers.pays_substring, frozenset({"REW17"})),
-    Check("REW17", "shortcut_pays", answers.pays_shortcut),
-    Check("REW11", "reward_too_large", behaviour.too_large),
+    Check(
+        "REW05",
+        "empty_answer_pays",
+        answers.pays_empty,
+        frozenset({"REW17"}),
+        severity=Severity.FATAL,
+        symptoms=(
+            "empty answer gets reward",
+            "model answers with nothing",
+            "model outputs empty completions",
+            "answers get shorter",
+        ),
+    ),
+    Check(
+        "REW07",
+        "substring_pays",
+        answers.pays_substring,
+        frozenset({"REW17"}),
+        symptoms=(
+            "reward by substring",
+            "model lists all answers",
+            "answer found inside a longer text counts",
+        ),
+    ),
+    Check(
+        "REW17",
+        "shortcut_pays",
+        answers.pays_shortcut,
+        symptoms=(
+            "format alone gets full reward",
+            "model finds a shortcut",
+            "reward hacking",
+            "reward without solving the task",
+        ),
+    ),
+    Check(
+        "REW11",
+        "reward_too_large",
+        behaviour.too_large,
+        symptoms=(
+            "reward is huge",
+            "reward scale too large",
+        ),
+    ),
     Check("ADV04", "degenerate_std", behaviour.degenerate_std),
     Check("ADV09", "zero_signal", behaviour.zero_signal, frozenset({"REW12"}), severity=Severity.FATAL),
-    Check("REW12", "reward_saturated", behaviour.saturated, severity=Severity.WASTEFUL),
-    Check("REW13", "length_pays", answers.length_bias, severity=Severity.FATAL),
-    Check("REW14", "question_ignored", answers.ignores_question),
-    Check("REW15", "reward_slow", behaviour.is_slow, severity=Severity.WASTEFUL),
+    Check(
+        "REW12",
+        "reward_saturated",
+        behaviour.saturated,
+        severity=Severity.WASTEFUL,
+        symptoms=(
+            "reward is already 1",
+            "task too easy",
+            "reward is saturated",
+            "all completions are right",
+        ),
+    ),
+    Check(
+        "REW13",
+        "length_pays",
+        answers.length_bias,
+        severity=Severity.FATAL,
+        symptoms=(
+            "reward by length",
+            "longer answers get more reward",
+            "completions get longer",
+            "model pads its answers",
+        ),
+    ),
+    Check(
+        "REW14",
+        "question_ignored",
+        answers.ignores_question,
+        symptoms=(
+            "reward ignores the question",
+            "same answer for every question is rewarded",
+        ),
+    ),
+    Check(
+        "REW15",
+        "reward_slow",
+        behaviour.is_slow,
+        severity=Severity.WASTEFUL,
+        symptoms=(
+            "reward is slow",
+            "reward function takes too long",
+            "scoring is slow",
+        ),
+    ),
 )
 SHOWN_FAILURES = 4  # kinds
 # what a check of ours can raise when it is wrong; it is then reported as crashed, never as healthy

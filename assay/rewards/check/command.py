@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.config import Config
-from assay.rewards.failures import escaped
+from assay.verdict import escaped
 
 _EVERY = 5.0  # seconds between lines of progress where the line cannot be redrawn
 

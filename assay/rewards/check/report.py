@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from assay.rewards.check.types import Check, Report, Verdict
-from assay.rewards.failures import escaped, failure_block
-from assay.verdict import Severity, State
+from assay.rewards.failures import failure_block
+from assay.verdict import Severity, State, escaped, without_commands
 
 SCHEMA_VERSION = 1
 FAILS = "REW02"  # the check that failures are shown with
@@ -40,7 +40,7 @@ def as_text(report: Report, *, verbose: bool, colour: bool) -> str:
         f"{counts[State.NOT_APPLICABLE]} not applicable, {counts[State.NOT_ENOUGH_DATA]} not enough data, "
         f"{counts[State.CRASHED]} crashed"
     )
-    return "\n".join(lines)
+    return "\n".join(map(without_commands, lines))
 
 
 def as_json(report: Report) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.rewards.check.probes import Probe, Role
-from assay.rewards.failures import escaped
 from assay.types import Failure
-from assay.verdict import Confidence, Severity, State, shown
+from assay.verdict import Confidence, Severity, State, escaped, shown
 
 _LONGEST_REASON = 160
 
@@ -80,6 +79,7 @@ class Check:
     judge: Callable[[Measured], Verdict]
     explains: frozenset[str] = frozenset()
     severity: Severity = Severity.HARMFUL  # the gravest it can come to
+    symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
 
     @property
     def summary(self) -> str:

@@ -1,0 +1,148 @@
+"""Paths --> Reports. An input that cannot be read, or that breaks a part of Assay, is a report of its own: it never
+keeps the doctor from the others.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from assay.config import ConfigError
+from assay.doctor.catalogue import Illness, by_code, catalogue
+from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
+from assay.doctor.evidence import Evidence
+from assay.doctor.evidence.open import open_evidence, patients
+from assay.doctor.report import NO_TRAINING, Crash, Report, escaped
+from assay.doctor.report.select import nearest
+from assay.record import RunError
+from assay.record.batch import Batch, BatchError
+from assay.source.program import Program
+from assay.source.text import SourceError
+from assay.verdict import Place, State, not_applicable
+
+# a run directory, and a function that takes a sentence on what was left out --> batches for which a model was asked
+Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
+
+UNREADABLE = (SourceError, BatchError, RunError, ConfigError)
+_OF_TRAINING = ("backward", "optimizer", "step", "generate", "multinomial", "sample")
+_LONGEST_MESSAGE = 300  # of an exception
+_PACKAGE = Path(__file__).parent.parent
+
+
+def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute: Recompute | None) -> list[Report]:
+    """A report for each input. Of a lone path that cannot be read there is no report: one of UNREADABLE is raised."""
+    is_lone = len(paths) == 1
+    reports: list[Report] = []
+    looked_at: set[Path] = set()
+    for path in paths:
+        try:
+            found = patients(path)
+        except UNREADABLE:
+            found = [path]  # whoever reads it says what is wrong
+        is_itself = found == [path]
+        for one in found:
+            if one not in looked_at:
+                looked_at.add(one)
+                reports.append(_report(one, illnesses, recompute if is_itself else None, is_lone and is_itself))
+    return _once(reports)
+
+
+def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None, raises: bool) -> Report:
+    try:
+        with _Looking(path):
+            return _diagnosed(path, illnesses, recompute)
+    except UNREADABLE as error:
+        if raises:
+            raise
+        return _failed(path, unread=str(error))
+    except Exception as error:
+        return _failed(path, crash=_crash(error))
+
+
+def _diagnosed(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
+    evidence = open_evidence(path)
+    if recompute is not None:
+        left_out: list[str] = []
+        batches = (*evidence.batches, *recompute(path, left_out.append))  # of equal words the last batch's counts
+        evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *left_out))
+    diagnosis = diagnose(evidence, illnesses)
+    notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
+    if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
+        notes.insert(0, NO_TRAINING)
+    return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
+
+
+def _failed(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
+    return Report(str(path), Diagnosis(()), "nothing that could be looked at", True, unread=unread, crash=crash)
+
+
+def _crash(error: Exception) -> Crash:
+    """With the innermost line of our own code."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(_PACKAGE)
+    ]
+    place = f"{Path(frames[-1].filename).relative_to(_PACKAGE.parent)}:{frames[-1].lineno}" if frames else ""
+    return Crash(type(error).__name__, str(error)[:_LONGEST_MESSAGE], place)
+
+
+def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequence[Illness]) -> bool:
+    """Whether a script was asked everything, and there was nothing to ask about."""
+    if len(illnesses) < len(catalogue()) or any(program.of(*_OF_TRAINING) for program in evidence.programs):
+        return False
+    return all(word.verdict.message == NOTHING for word in diagnosis.words if word.illness.source is not None)
+
+
+def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
+    """What comments silence; those that name no code, or silence nothing of what was looked for."""
+    asked = {one.code for one in illnesses if one.source is not None}
+    known = [word for one in catalogue() for word in (one.code, one.name)]
+    notes = [
+        f"{place}: {code} is silenced by a comment{f': {ignore.reason}' if ignore.reason else ''}"
+        for (code, place), ignore in program.silenced.items()
+    ]
+    for one in program.ignores:
+        named = {word: by_code(word) for word in sorted(one.codes)}
+        unknown = [word for word, illness in named.items() if illness is None]
+        notes += [f"{one.place}: ignore[{word}] is no code; {nearest(word, known)}" for word in unknown]
+        codes = {illness.code if illness else "" for illness in named.values()}
+        if one not in program.used_ignores and codes and codes <= asked:
+            notes.append(f"{one.place}: `{one.place.text}` silences nothing; take it away")
+    return notes
+
+
+def _once(reports: Sequence[Report]) -> list[Report]:
+    """A finding in a file that two scripts import is reported with the first of them."""
+    reported: set[tuple[str, Place]] = set()
+    kept: list[Report] = []
+    for report in reports:
+        words = []
+        for word in report.diagnosis.words:
+            found = {(word.code, place) for place in word.verdict.found_at or word.verdict.places[:1]}
+            if word.verdict.state is State.FINDING and found and found <= reported:
+                word = replace(word, verdict=not_applicable(f"reported already: {word.verdict.places[0]}"))
+            elif word.verdict.state is State.FINDING:
+                reported |= found
+            words.append(word)
+        diagnosis = replace(report.diagnosis, words=tuple(words), causes=root_causes(words))
+        kept.append(replace(report, diagnosis=diagnosis))
+    return kept
+
+
+class _Looking:
+    """One line on a terminal's stderr while a long run is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._line = f"looking at {escaped(str(path))} ..." if sys.stderr.isatty() else ""
+
+    def __enter__(self) -> None:
+        self._show(self._line)
+
+    def __exit__(self, *_: object) -> None:
+        self._show("\r\x1b[K" if self._line else "")
+
+    def _show(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
