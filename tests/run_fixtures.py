@@ -137,7 +137,7 @@ def contents(run: Path) -> dict[str, bytes]:
     """All that equal runs share, by name: the newest checkpoint and every record but times and events."""
     newest = max((run / "checkpoints").iterdir())
     files = [*newest.iterdir(), *(run / "rollouts").iterdir(), *(run / "dumps").iterdir()]
-    files += [*(run / "evaluations").glob("*"), *(run / "final").glob("*")]
+    files += [*(run / "evaluations").glob("*"), *(run / "final").glob("*"), *(run / "best").glob("*")]
     files += [run / name for name in ("metrics.jsonl", "evaluations.jsonl", "config.toml")]
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
 

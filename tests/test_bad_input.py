@@ -149,7 +149,7 @@ def test_only_a_run_can_be_resumed_and_only_as_it_is(assay_command, run_path):
         (["--resume", file], ["notes.txt is a file"]),
         (["--resume", run_path, "--out", run_path], ["leave CONFIG and --out away"]),
         (["my.toml", "--resume", run_path], ["leave CONFIG and --out away"]),
-        (["--resume", run_path, "--set", "loss.kl_coef=1"], ["loss.kl_coef=1", "only run.steps may change"]),
+        (["--resume", run_path, "--set", "loss.kl_coef=1"], ["loss.kl_coef=1", "--change loss.kl_coef=1 does"]),
         (["--resume", run_path, "--set", "run.steps=none"], ["run.steps = 'none' must be a whole number"]),
         (["--resume", run_path, "--print-config"], ["leave --resume away"]),
     ):

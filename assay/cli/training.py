@@ -42,7 +42,16 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Goes on with a run; --set run.steps=N alone may change.", rich_help_panel=OUTPUT
+            metavar="RUN", help="Goes on with a run; --set run.steps=N makes it longer.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--change",
+            metavar="SECTION.KEY=VALUE",
+            help="With --resume: changes a setting half-way, and records it.",
+            rich_help_panel=SETTINGS,
         ),
     ] = None,
     doctor: Annotated[
@@ -65,10 +74,12 @@ def train(
         if resume is not None:
             if print_config:
                 raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
-            code = _resume(resume, config, out, overrides or [], doctor, trust=trust)
+            code = _resume(resume, config, out, overrides or [], changes or [], doctor, trust=trust)
         else:
             if trust:
                 raise configuration.ConfigError("--trust goes with --resume; a config that you name runs as it is")
+            if changes:
+                raise configuration.ConfigError("--change goes with --resume; a new run takes its settings from --set")
             if print_config:
                 typer.echo(configuration.template(config, overrides or []))
                 return
@@ -95,7 +106,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A checkpoint of the run, or final; by default the newest.",
+            help="A checkpoint of the run, final or best; by default the newest.",
             rich_help_panel=SETTINGS,
         ),
     ] = None,
@@ -185,7 +196,7 @@ def export(
     out: Annotated[Path, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
     merge: Annotated[bool, typer.Option("--merge", help="LoRA: full weights with the adapter added in.")] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A checkpoint of the run; by default the newest.")
+        str | None, typer.Option(metavar="NAME", help="A checkpoint, final or best; by default the newest checkpoint.")
     ] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
@@ -319,21 +330,31 @@ def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int
 
 
 def _resume(
-    run_path: Path, config: Path | None, out: Path | None, overrides: list[str], doctor: str, *, trust: bool
+    run_path: Path,
+    config: Path | None,
+    out: Path | None,
+    overrides: list[str],
+    changes: list[str],
+    doctor: str,
+    *,
+    trust: bool,
 ) -> int:
     if config is not None or out is not None:
         raise configuration.ConfigError("--resume takes config and directory from the run; leave CONFIG and --out away")
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
     if others:
-        raise configuration.ConfigError(f"--set {others[0]} would change a run half-way; only run.steps may change")
-    steps = configuration.load(None, overrides).run.steps if overrides else None
+        raise configuration.ConfigError(
+            f"--set {others[0]} would change a run half-way; --change {others[0]} does, and records it"
+        )
+    if overrides:
+        configuration.load(None, overrides)  # a wrong value is refused whatever the run is
     from assay.record import RunDirectory
 
     RunDirectory.open(run_path)
     say("importing torch and transformers ...")
     from assay.train import run
 
-    return run.resume(run_path, steps, _watcher(doctor, run_path), trust=trust)
+    return run.resume(run_path, [*overrides, *changes], _watcher(doctor, run_path), trust=trust)
 
 
 def _watcher(doctor: str, path: Path) -> Watcher | None:

@@ -146,6 +146,11 @@ def contradictions(config: Config) -> list[str]:
         or config.run.name != Path(config.run.name).name
         or config.run.name in (".", "..")
         or not config.run.name.isprintable(),
+        f"evaluate.patience = {config.evaluate.patience} counts evaluations, but evaluate.every = "
+        f"{config.evaluate.every} and evaluate.prompts = {config.evaluate.prompts} leave none to count; set both": bool(
+            config.evaluate.patience
+        )
+        and not (config.evaluate.every and config.evaluate.prompts),
         "reward.min_scored and reward.max_failed are shares between 0 and 1": max(reward.min_scored, reward.max_failed)
         > 1,
     }

@@ -243,6 +243,9 @@ class CheckpointConfig:
 
     every: int = setting(20, "optimizer updates between checkpoints; may fall inside a step", low=1)
     keep: int = setting(2, "newest checkpoints kept", low=1)
+    best: bool = setting(
+        True, "with evaluate.every: leave the weights with the best held-out score in <run>/best, as in final"
+    )
     final: bool = setting(True, "leave the trained weights as a Hugging Face directory in <run>/final")
 
 
@@ -262,6 +265,9 @@ class EvaluateConfig:
         256, "held-out prompts; 0 = no evaluation; auto = 256 for the embedded model, 32 for others", low=0
     )
     every: int = setting(0, "steps between evaluations; 0 = before and after training only", low=0)
+    patience: int = setting(
+        0, "stop after this many evaluations in a row without a better held-out score; 0 = never", low=0
+    )
     samples: int = setting(4, "sampled answers a prompt, the k of pass@k", low=1)
     pass_reward: float = setting(1.0, "an answer passes if its reward is at least this")
 

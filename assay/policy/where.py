@@ -13,12 +13,13 @@ from assay.config import ConfigError
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-CHECKPOINTS, FINAL, MARK = "checkpoints", "final", "run.json"  # in a run directory
+CHECKPOINTS, MARK = "checkpoints", "run.json"  # in a run directory
+PUBLISHED = ("final", "best")  # weights that a run leaves
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run, and which of its models: a checkpoint, `final`, or its newest checkpoint if None."""
+    """A run, and which of its models: a checkpoint, `final`, `best`, or its newest checkpoint if None."""
 
     run: Path
     name: str | None
@@ -44,8 +45,8 @@ def source_of(path: str) -> Source | None:
     place = Path(path)
     if (place / MARK).is_file():
         return Source(place, None)
-    if place.name == FINAL and (place.parent / MARK).is_file():
-        return Source(place.parent, FINAL)
+    if place.name in PUBLISHED and (place.parent / MARK).is_file():
+        return Source(place.parent, place.name)
     if place.name == CHECKPOINTS and (place.parent / MARK).is_file():
         raise ConfigError(f"model.path = {path!r} holds the checkpoints of a run; name one of them, or {place.parent}")
     if place.parent.name == CHECKPOINTS and (place.parent.parent / MARK).is_file():

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -53,6 +53,7 @@ class Ledger:
 
     files: dict[str, list[Facts]] = field(default_factory=dict)
     lines: dict[str, list[Line]] = field(default_factory=dict)
+    removed: dict[str, list[Facts]] = field(default_factory=dict)  # what the run wrote once and was about to remove
     damaged: list[int] = field(default_factory=list)  # numbers of its own lines that cannot be trusted
     torn: bool = False
 
@@ -127,6 +128,15 @@ def sync(run: Path) -> None:
         durable.sync_file(run / FILE)
 
 
+def is_as_written(run: Path, name: str) -> bool:
+    """Whether the run covers this file and it is as the run wrote it."""
+    ledger = read(run)
+    try:
+        return ledger is not None and facts_of(durable.read_file(run / name)) in ledger.files.get(name, [])
+    except OSError:
+        return False
+
+
 def read(run: Path) -> Ledger | None:
     """None for a run that has no checksums. An entry that is damaged is left out and counted."""
     try:
@@ -148,13 +158,15 @@ def _enter(ledger: Ledger, text: bytes) -> bool:
     try:
         entry = json.loads(text)
         if "removed" in entry:
-            _drop(ledger, [name for name in ledger.files if name.startswith(f"{entry['removed']}/")])
+            for name in [name for name in ledger.files if name.startswith(f"{entry['removed']}/")]:
+                ledger.removed[name] = ledger.files.pop(name)
         elif "rewound" in entry:
             for name, length in entry["rewound"].items():
                 kept = [line for line in ledger.lines.get(name, ()) if line.at + line.facts.bytes <= int(length)]
                 ledger.lines[name] = kept
             step = int(entry["step"])
-            _drop(ledger, [name for name in ledger.files if _number(name) > step])
+            for name in [name for name in ledger.files if _number(name) > step]:
+                del ledger.files[name]
         else:
             name, facts = str(entry["file"]), Facts(int(entry["bytes"]), str(entry["sha256"]))
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -167,11 +179,6 @@ def _enter(ledger: Ledger, text: bytes) -> bool:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False
     return True
-
-
-def _drop(ledger: Ledger, names: Iterable[str]) -> None:
-    for name in names:
-        del ledger.files[name]
 
 
 def _number(name: str) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from assay.config import Config
+from assay.config import Config, ConfigError, from_mapping, to_mapping
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -30,3 +31,31 @@ def settings_of(config: Config) -> dict[str, Any]:
         "steps": config.run.steps,
         "trainer": "assay",
     }
+
+
+def settings_by_step(config: Config, events: Sequence[Mapping[str, Any]]) -> Callable[[int], dict[str, Any]]:
+    """Which settings made a step of the run: `assay train --resume --change` changes them half-way.
+
+    `config` holds the newest values; a "changed" event says after which step a value took the place of another. A run
+    that was resumed from before a change made it again.
+    """
+    changes: list[Mapping[str, Any]] = []
+    for event in events:
+        if event.get("kind") == "changed":
+            changes.append(event)
+        elif event.get("kind") == "resume":
+            changes = [change for change in changes if change["step"] <= event["step"]]
+
+    def at(step: int) -> dict[str, Any]:
+        settings = to_mapping(config)
+        for change in reversed(changes):
+            if step <= change["step"]:
+                section, _, key = change["setting"].partition(".")
+                settings[section][key] = change["before"]
+        return settings_of(from_mapping(settings))
+
+    try:
+        at(0)
+    except (ConfigError, LookupError, TypeError, AttributeError):
+        return lambda step: settings_of(config)  # somebody changed events.jsonl
+    return at

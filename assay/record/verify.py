@@ -26,8 +26,9 @@ from assay.record import (
 )
 from assay.record.checksums import Facts, Ledger, Line
 from assay.record.text import encodable
+from assay.record.weights import PUBLISHED
 
-FINAL, CHECKPOINTS, MARK = "final", "checkpoints", "run.json"
+CHECKPOINTS, MARK = "checkpoints", "run.json"
 MOST_NAMED = 5  # files without a checksum in the closing line
 _COPY = "restore it from a copy of the run"
 _TORN = "it is left out, and assay train --resume removes it"
@@ -237,7 +238,8 @@ def _is_row(line: bytes) -> bool:
 
 
 def _verify_file(run: Path, name: str, contents: Sequence[Facts], found: Verification, *, full: bool) -> None:
-    fix = f"make it again with: assay export {run} --out DIR" if name.startswith(f"{FINAL}/") else _COPY
+    is_published = name.partition("/")[0] in PUBLISHED
+    fix = f"make it again with: assay export {run} --out DIR" if is_published else _COPY
     try:
         durable.require_regular(run / name)
         size = (run / name).stat().st_size
@@ -259,8 +261,9 @@ def _matches(data: bytes, facts: Facts) -> bool:
 
 
 def _is_unpublished(run: Path, name: str) -> bool:
-    """final/ gets its checksums before it gets its name: a run killed in between has none yet."""
-    return name.startswith(f"{FINAL}/") and not os.path.lexists(run / FINAL) and not _is_finished(run)
+    """final/ and best/ get their checksums before their names: a run killed in between has none yet."""
+    directory = name.partition("/")[0]
+    return directory in PUBLISHED and not os.path.lexists(run / directory) and not _is_finished(run)
 
 
 def _is_finished(run: Path) -> bool:

@@ -34,13 +34,12 @@ def export_weights(
     on_written: Callable[[Path], None] = lambda directory: None,
 ) -> None:
     """Writes the policy's weights, in its compute dtype, its tokenizer and its model card to `target`, which must not
-    exist yet.
+    exist when all is written.
 
     With low-rank adapters, `merge` decides: full weights with the adapters added in, or the adapters alone, the PEFT
     way, for the base model that the user named as `source`. The policy itself stays as it is, bit for bit; merging
     holds a second copy of the weights for a moment. Calls `on_written` with the directory before it gets its name.
     """
-    refuse_existing(target)
     readable = durable.usual_mode()
     aside = durable.new_aside(target)
     try:

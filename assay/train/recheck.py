@@ -31,8 +31,9 @@ from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_of
 from assay.record.trust import POLICY, load_config, refuse_untrusted
-from assay.record.verify import FINAL
+from assay.record.weights import PUBLISHED
 from assay.train import checkpoint
+from assay.train.changes import refuse_edited
 from assay.train.checkpoint import Checkpoint, CheckpointError
 from assay.train.evaluate_saved import ProgressLine
 from assay.train.examine import asked_plainly, logprobs_by_row, packed
@@ -40,7 +41,7 @@ from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
 from assay.train.machine import set_up, settled
 from assay.train.pack import with_confirmed_sharing
 from assay.train.saved_policy import policy_of
-from assay.train.saver import KINDS, refuse_other_settings
+from assay.train.saver import KINDS
 from assay.train.seen_inputs import SeenInputs
 from assay.types import Prompt, Rollout, Sample, StopReason
 
@@ -72,7 +73,7 @@ def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool =
     unfit: list[str] = []
     used = 0
     for saved in _checkpoints(run / "checkpoints", name, damaged):
-        refuse_other_settings(config, saved, run / "config.toml")
+        refuse_edited(saved, config, run)
         try:
             step, rows = _sampled_by(run, saved, config)
         except _Unfit as error:
@@ -93,8 +94,8 @@ def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool =
 def _checkpoints(root: Path, name: str | None, damaged: list[str]) -> Iterator[Checkpoint]:
     """The whole ones, newest first; of each other one a sentence goes to `damaged`."""
     names = [path.name for path in reversed(checkpoints(root)) if not path.name.endswith(REPLACED)]
-    if name == FINAL:
-        raise RunError(f"{FINAL} holds the weights after the last step, which sampled no recorded rollout")
+    if name in PUBLISHED:
+        raise RunError(f"{name} holds weights without the rollouts that they sampled; name a checkpoint")
     if not names:
         raise RunError(f"{root} holds no checkpoint, so that no model can be asked again; leave --recompute")
     if name is not None and name not in names:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from assay import config as configuration
@@ -32,28 +32,37 @@ from assay.record import (
 from assay.record.evaluations import forget_answers
 from assay.record.manifest import checkpoints
 from assay.record.trust import LOGS, POLICY, REWARDS, is_signed, load_config, refuse_untrusted, signed
-from assay.record.verify import FINAL, check_history
+from assay.record.verify import check_history
+from assay.record.weights import BEST, FINAL, clear_weights
 from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
 from assay.train import checkpoint
+from assay.train.best import Progress, StoppedEarly
 from assay.train.budget import budgeted
+from assay.train.changes import (
+    Change,
+    changes_since,
+    check_new_steps,
+    refuse_edited,
+    with_changes,
+    with_packing_of,
+)
 from assay.train.choose import NoSignal
 from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
 from assay.train.export import export_weights
 from assay.train.failed_rewards import RewardFailed
 from assay.train.failure import RunFailed
-from assay.train.final import clear_final, note_final
 from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy, frozen_with_adapter
 from assay.train.loop import Stages, train
 from assay.train.machine import set_up, settled
 from assay.train.model_card import model_card
 from assay.train.opening import few_heldout, opening_facts, with_rate
-from assay.train.pack import with_confirmed_sharing
+from assay.train.pack import cut, with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
-from assay.train.saver import KINDS, Saver, refuse_other_settings
+from assay.train.saver import KINDS, Saver
 from assay.train.seed import inherit, open_seeded, open_source
 from assay.train.seed_files import ADAPTER, SEED, Seed, base_of, write_seed
 from assay.train.sinks import open_sinks, require_packages
@@ -92,27 +101,29 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, None, watcher)
 
 
-def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None, *, trust: bool = False) -> int:
-    """Goes on with the run in `path` from its newest good checkpoint, up to `steps` if given. `trust` runs the code
-    that a config of somebody else names."""
+def resume(path: Path, asked: Sequence[str] = (), watcher: Watcher | None = None, *, trust: bool = False) -> int:
+    """Goes on with the run in `path` from its newest good checkpoint. `asked` are changes of settings, as
+    section.key=value. `trust` runs the code that a config of somebody else names."""
     refuse_unwritable_name(path)
     directory = RunDirectory.open(path)
     with _only_writer(directory.path):
         config_file = directory.path / "config.toml"
-        config = load_config(directory.path)
+        recorded = load_config(directory.path)
+        config = with_changes(config_file, recorded, asked) if asked else recorded
         if not trust:
             refuse_untrusted(directory.path, config, (POLICY, REWARDS, LOGS))
         damages: list[str] = []
         saved = _newest_checkpoint(directory, damages.append)
         done = 0
+        changed: list[Change] = []
         if saved is not None:
-            refuse_other_settings(config, saved, config_file)
+            refuse_edited(saved, recorded, directory.path)
+            changed = changes_since(saved, config, directory.path)
             done = saved.state["place"]["step"]
         unverified: list[str] = []
         check_history(directory.path, -1 if saved is None else done, unverified.append)
-        if steps is not None:
-            _check_new_steps(steps, config, saved)
-            config = replace(config, run=replace(config.run, steps=steps))
+        if asked:
+            check_new_steps(recorded, config, saved)
         set_up(config)
         task = open_task(config)
         with Interrupt() as interrupt, Display(config.run.steps, steps_before=done) as display:
@@ -133,6 +144,8 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None,
                     policy, _, seed = _open_policy(config, tick, display.say)
                 else:
                     policy, seed = open_seeded(config, directory.path, tick, display.say), None
+                if config.optimizer != recorded.optimizer:
+                    config = budgeted(config, policy)
                 heldout = len(heldout_prompts(task, policy, config))
                 reward = open_rewards(config, task, policy.codec.decode, interrupt.check, display.say)
             except Interrupted as stop:
@@ -142,8 +155,12 @@ def resume(path: Path, steps: int | None = None, watcher: Watcher | None = None,
                 raise ConfigError(str(error)) from error
             with closing(reward):
                 _introduce(config, directory, policy, task, heldout, display)
-                if steps is not None:
+                if config != recorded:
+                    checksums.begin(directory.path)  # which tells a change of ours from an edited file
                     directory.replace_file(config_file.name, configuration.to_toml(config, meanings=False).encode())
+                for change in changed:
+                    display.say(f"{change}, from step {done + 1} on")
+                    directory.append_event("changed", step=done, **asdict(change))
                 _keep_seed(directory, policy, seed)
                 return _carry_out(config, task, reward, policy, directory, display, interrupt, saved, watcher)
 
@@ -195,6 +212,23 @@ def _carry_out(
     verbs = Verbs(config, task, reward, learner, directory, display, interrupt, sinks, watch)
     seed_global_generators(derived_seed(config.run.seed, "global"))
     saver = Saver(config, learner, interrupt, directory, sources_of(config, task))
+
+    def publish(name: str, step: int) -> None:
+        """The policy as it is now, in the place of what the run wrote there before."""
+
+        def make_room(written: Path) -> None:
+            clear_weights(directory.path, name, display.say)
+            checksums.note_directory(directory.path, name, written)
+
+        card = model_card(directory.path, config, step=step, merge=False)
+        base = base_of(directory.path, config)
+        export_weights(policy, directory.path / name, merge=False, source=base, card=card, on_written=make_room)
+
+    def publish_best(step: int) -> None:
+        publish(BEST, step)
+        directory.append_event(BEST, step=step)
+
+    progress = Progress(config, directory.path, saver.save, publish_best)
     place, work = Place(), None
     if saved is None:
         directory.rewind(-1)
@@ -202,18 +236,26 @@ def _carry_out(
         size = sum(weight.numel() for weight in policy.model.parameters())
         directory.append_event("start", steps=config.run.steps, parameters=size)
     else:
-        place, work = saver.restore(saved, verbs.credit, verbs.cut)
+        before = with_packing_of(config, saved)
+        place, work = saver.restore(
+            saved, verbs.credit, lambda samples, place: cut(samples, before, place.step, learner.policy)
+        )
         directory.rewind(place.step)
         forget_answers(directory.path, place.step)
-        clear_final(directory.path, display.say)  # the weights of an earlier end; this run goes further
+        clear_weights(directory.path, FINAL, display.say)  # of an earlier end; this run goes further
+        progress.resume(place.step, display.say)
         directory.append_event("resume", checkpoint=saved.path.name, step=place.step, update=place.update)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
             verbs.clock.begin(place.step + 1)
+            if before != config and not work.updates:  # the passes are to be smaller, for instance
+                work = replace(work, batch=verbs.pack(work.samples, place))
 
     def safe_point(place: Place, work: Work | None) -> None:
         saver.safe_point(place, work)
         watch.stop_if_asked()
+        if work is None:
+            progress.look(place.step)
 
     stages = Stages(
         draw=verbs.draw,
@@ -229,17 +271,9 @@ def _carry_out(
     failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
     try:
         with closing(sinks):
-            stopped = _train_and_evaluate(config, verbs, saver, stages, place, work)
+            stopped = _train_and_evaluate(config, verbs, saver, stages, progress, place, work)
         if stopped is None and config.checkpoint.final:
-            clear_final(directory.path, display.say)  # somebody may have put something there meanwhile
-            export_weights(
-                policy,
-                directory.path / FINAL,
-                merge=False,
-                source=base_of(directory.path, config),
-                card=model_card(directory.path, config, step=config.run.steps, merge=False),
-                on_written=lambda written: note_final(directory.path, written),
-            )
+            publish(FINAL, saver.steps_done)
     except failures as failure:
         facts = {"failure": failure.facts} if isinstance(failure, RewardFailed) and failure.facts else {}
         with suppress(RunError):  # a full disk may be what ended the run
@@ -264,7 +298,13 @@ def _carry_out(
 
 
 def _train_and_evaluate(
-    config: Config, verbs: Verbs, saver: Saver, stages: Stages, place: Place, work: Work | None
+    config: Config,
+    verbs: Verbs,
+    saver: Saver,
+    stages: Stages,
+    progress: Progress,
+    place: Place,
+    work: Work | None,
 ) -> Interrupted | None:
     """The whole of the run. What a signal or a broken reward cuts short is saved; returns the signal, if one came."""
     try:
@@ -273,6 +313,11 @@ def _train_and_evaluate(
         train(stages, place, work, config.run.steps)
         saver.save()
         verbs.evaluate(config.run.steps)
+        progress.look(config.run.steps)
+    except StoppedEarly as early:
+        saver.save()
+        verbs.directory.append_event("stopped early", step=saver.steps_done, reason=str(early))
+        verbs.display.say(str(early))
     except Interrupted as stop:
         saver.save()
         return stop
@@ -317,20 +362,6 @@ def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -
         return checkpoint.load_latest(root, report, KINDS)
     except checkpoint.CheckpointError as error:
         raise RunError(str(error)) from error
-
-
-def _check_new_steps(steps: int, config: Config, saved: checkpoint.Checkpoint | None) -> None:
-    if steps != config.run.steps and config.optimizer.schedule != "constant":
-        raise ConfigError(
-            f"run.steps = {steps} would move the end of the {config.optimizer.schedule} learning-rate schedule, by "
-            f"which the steps so far were trained, from step {config.run.steps}; only a constant one can be extended"
-        )
-    if saved is None:
-        return
-    done, under_way = saved.state["place"]["step"], saved.state["work"] is not None
-    if steps < done + under_way:
-        begun = f" and begun step {done + 1}" if under_way else ""
-        raise ConfigError(f"run.steps = {steps}, but the run has done {done} steps{begun} already; give a larger one")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from assay.foreign.faults import reason, translate_faults
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
 from assay.record import RunError, manifest
-from assay.record.verify import FINAL
+from assay.record.weights import FINAL, PUBLISHED, step_of
 from assay.train import checkpoint
 from assay.train.machine import set_up, settled
 from assay.train.seed_files import with_seed
@@ -39,13 +39,13 @@ def open_saved(
     on_warm_step: Callable[[int, int], None],
     report: Callable[[str], None],
 ) -> SavedPolicy:
-    """The policy of a run as checkpoint `name` has it: the newest whole one if None, or `final`.
+    """The policy of a run as checkpoint `name` has it: the newest whole one if None, or `final` or `best`.
 
     `report` hears a sentence about each damaged checkpoint that is passed over, and what loading has to say."""
     config = settled(config)
     set_up(config)  # the same threads and kernels as in the run give the same numbers
-    if name == FINAL:
-        return SavedPolicy(_final_policy(run, config, on_warm_step, report), config.run.steps, FINAL)
+    if name in PUBLISHED:
+        return SavedPolicy(_published_policy(run, name, config, on_warm_step, report), step_of(run, name), name)
     saved = read_checkpoint(run, name, report)
     policy = policy_of(saved, config, on_warm_step, report)
     return SavedPolicy(policy, saved.state["place"]["step"], saved.path.name)
@@ -119,10 +119,10 @@ def read_checkpoint(run: Path, name: str | None, report: Callable[[str], None]) 
     return saved
 
 
-def _final_policy(
-    run: Path, config: Config, on_warm_step: Callable[[int, int], None], report: Callable[[str], None]
+def _published_policy(
+    run: Path, name: str, config: Config, on_warm_step: Callable[[int, int], None], report: Callable[[str], None]
 ) -> CausalPolicy:
-    directory = final_directory(run)
+    directory = published_directory(run, name)
     if not (directory / ADAPTER_CONFIG).is_file():
         whole = replace(config.model, path=str(directory), lora_rank=0)
         return load_policy(replace(config, model=whole), on_warm_step, report)
@@ -131,13 +131,16 @@ def _final_policy(
     return policy
 
 
-def final_directory(run: Path) -> Path:
-    directory = run / FINAL
+def published_directory(run: Path, name: str) -> Path:
+    directory = run / name
     if not directory.is_dir():
-        raise RunError(f"{directory} does not exist: the run is not finished, or checkpoint.final is false")
+        why = "the run is not finished, or checkpoint.final is false"
+        if name != FINAL:
+            why = "no evaluation was better than the start, evaluate.every is 0, or checkpoint.best is false"
+        raise RunError(f"{directory} does not exist: {why}")
     for file in directory.iterdir():
         if not (file.is_file() or file.is_dir()):  # whoever reads a pipe waits for ever
-            raise RunError(f"{file} is not a regular file; remove it, or make final again with: assay export")
+            raise RunError(f"{file} is not a regular file; remove it, or make {name} again with: assay export")
     return directory
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from assay.config import Config, ConfigError, to_mapping
+from assay.config import Config, to_mapping
 from assay.record import RunDirectory
 from assay.train import checkpoint
 from assay.train.failure import RunFailed
@@ -59,6 +58,10 @@ class Saver:
         self._saved: tuple[Place, bool] | None = None
         self._frozen = fingerprint_of_frozen(learner.policy.model)
 
+    @property
+    def steps_done(self) -> int:
+        return self._latest[0].step
+
     def safe_point(self, place: Place, work: Work | None) -> None:
         """Remembers where the run stands, saves if a checkpoint is due, and stops if that was asked for."""
         self._latest = (place, work)
@@ -71,7 +74,7 @@ class Saver:
         if work is not None and work.updates and not math.isfinite(work.updates[-1].update_norm):
             raise RunFailed(
                 f"an update of step {place.step + 1} moved the weights out of the range of numbers; the checkpoints "
-                "from before it are kept; lower optimizer.learning_rate and start anew"
+                "from before it are kept; lower optimizer.learning_rate and start again"
             )
         if self._saved is None or self._number(place) // self.config.checkpoint.every > (
             self._number(self._saved[0]) // self.config.checkpoint.every
@@ -124,7 +127,7 @@ class Saver:
         if self._has_masters:
             for name, master in zip(learner.names, learner.masters, strict=True):
                 master.data.copy_(saved.tensors["masters"][name])
-        if learner.keeps_reference:
+        if learner.keeps_reference and "reference" in saved.tensors:  # none if the KL was switched on since
             learner.reference_model.load_state_dict(saved.tensors["reference"], strict=False)
         _restore_optimizer(learner, saved.tensors["optimizer"])
         restore_global_generators(saved.tensors["generators"], saved.state["generators"])
@@ -149,20 +152,6 @@ class Saver:
 
     def _number(self, place: Place) -> int:
         return place.step * self.config.updates_a_step + place.update
-
-
-def refuse_other_settings(config: Config, saved: checkpoint.Checkpoint, source: Path) -> None:
-    """A run goes on with the settings it began with: others would give a run that no config can repeat. A setting that
-    there was not yet when the run was saved is at its default."""
-    defaults = to_mapping(Config())
-    for section, settings in _lasting(config).items():
-        for key, value in settings.items():
-            before = saved.state["config"].get(section, {}).get(key, defaults[section].get(key))
-            if before != value:
-                raise ConfigError(
-                    f"{source}: {section}.{key} = {value!r}, but {saved.path.name} was saved with {before!r}; put the "
-                    "old value back, or start a new run"
-                )
 
 
 def _lasting(config: Config) -> dict[str, dict[str, Any]]:

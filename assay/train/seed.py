@@ -22,9 +22,10 @@ from assay.foreign.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy, model_directory, with_adapter
 from assay.policy.probe import examined
-from assay.policy.where import FINAL, Source, source_of
+from assay.policy.where import PUBLISHED, Source, source_of
 from assay.record import RunDirectory, RunError
-from assay.train.saved_policy import check_frozen, final_directory, put_adapter, put_weights, read_checkpoint
+from assay.record.weights import step_of
+from assay.train.saved_policy import check_frozen, published_directory, put_adapter, put_weights, read_checkpoint
 from assay.train.seed_files import Seed, file_facts, seed_adapter, with_seed
 
 Tick = Callable[[int, int], None]
@@ -47,7 +48,7 @@ def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[C
     """(the policy, the config with the very model in model.path, what is to be written into the new run)."""
     other = _config_of(source)
     try:
-        opened = _open_final if source.name == FINAL else _open_checkpoint
+        opened = _open_published if source.name in PUBLISHED else _open_checkpoint
         policy, seed = opened(config, other, source, tick, say)
     except (ConfigError, RunError) as error:
         raise type(error)(f"model.path = {str(source.run)!r}: {error}") from error
@@ -81,9 +82,9 @@ def _config_of(source: Source) -> Config:
     return configuration.load(source.run / "config.toml")
 
 
-def _open_final(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[CausalPolicy, Seed]:
-    directory = final_directory(source.run)
-    facts = {"source": str(directory), "step": other.run.steps}
+def _open_published(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[CausalPolicy, Seed]:
+    directory = published_directory(source.run, str(source.name))
+    facts = {"source": str(directory), "step": step_of(source.run, str(source.name))}
     if not (directory / ADAPTER_CONFIG).is_file():
         whole = replace(config.model, path=str(directory), lora_rank=0)
         policy = load_policy(replace(config, model=whole), tick, say)

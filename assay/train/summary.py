@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.record.metrics import component_means
+from assay.train.best import SCORE, best_row
 from assay.train.plot import number
 
 Row = Mapping[str, Any]
@@ -39,6 +40,10 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
         if {row.get("pass_at_k") for row in ends} - {None, 0.0, 1.0}:
             passes = {"greedy": "pass_greedy", "pass@1": "pass_at_1", f"pass@{ends[-1]['k']}": "pass_at_k"}
             facts["passed"] = _from_to(ends, passes)
+    best = best_row(evaluations) if len(evaluations) > 2 else None
+    if best is not None:
+        when = f"after step {best['step']}" if best["step"] else "before training; no later score was better"
+        facts["best"] = f"held-out sampled {number(best[SCORE])} {when}"
     facts["zero-variance"] = f"{share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} {steps})"
     deviation, mismatch = _largest(rows, "first_ratio_max_deviation"), _largest(rows, "mismatch_max")
     if deviation is not None and mismatch is not None:

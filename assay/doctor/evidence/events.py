@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.verdict import shown
+
 Event = Mapping[str, Any]
 
+MOST_CHANGES = 5  # the newest ones
 LONGEST = 600  # characters of a reason; user code may have written it
 _BEGINS, _ENDS = ("start", "resume"), ("failed", "stopped", "finished")
 _ON_THE_WAY = {
@@ -14,6 +17,7 @@ _ON_THE_WAY = {
     "damaged checkpoint": "a checkpoint is damaged",
     "damaged record": "a part of the record could not be verified when the run was resumed",
     "not examined": "an update was not examined",
+    "stopped early": "the run stopped early",
     "doctor failed": "the doctor broke while the run was made",
 }
 
@@ -34,6 +38,11 @@ def sentences_of(events: Sequence[Event]) -> list[str]:
         if same:
             often = f" ({len(same)} times; the last is told)" if len(same) > 1 else ""
             found.append(f"{sentence}{_place(same[-1])}{often}{_reason(same[-1])}")
+    changes = [event for event in events if event.get("kind") == "changed"]
+    for event in changes[-MOST_CHANGES:]:
+        names = ("setting", "before", "after", "step")
+        setting, before, after, step = (shown(str(event.get(name)))[1:-1] for name in names)
+        found.append(f"{setting} was changed from {before} to {after} after step {step}")
     return found
 
 

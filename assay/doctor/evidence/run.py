@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from assay.record.batch import BatchError
 from assay.record.batch_file import read_batch
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet
-from assay.record.settings import settings_of
+from assay.record.settings import settings_by_step, settings_of
 from assay.record.trust import load_config
 from assay.record.verify import Problem, verify
 from assay.verdict import shown
@@ -56,7 +56,8 @@ def read_run(path: Path) -> Evidence:
     settings = {} if config is None else settings_of(config)
     rows = {name: _rows(path / name, notes) for name in (*_BY_STEP, EVENTS_FILE)}
     metrics = {row["step"]: row for row in rows[METRICS_FILE]}
-    batches = (*_examined(path, notes), *_recorded(path, settings, metrics, notes))
+    settings_at = (lambda step: settings) if config is None else settings_by_step(config, rows[EVENTS_FILE])
+    batches = (*_examined(path, notes), *_recorded(path, settings_at, metrics, notes))
     if not batches and not any(rows.values()) and not (path / "run.json").exists():
         raise RunError(f"{path} is not a run directory: it holds no run.json and nothing that can be read; {_GIVE}")
     records_rollouts = not is_attached and (config is None or config.record.rollouts != "none")
@@ -256,7 +257,10 @@ def _examined(path: Path, notes: list[str]) -> list[Batch]:
 
 
 def _recorded(
-    path: Path, settings: Mapping[str, Any], metrics: Mapping[int, Mapping[str, Any]], notes: list[str]
+    path: Path,
+    settings_at: Callable[[int], Mapping[str, Any]],
+    metrics: Mapping[int, Mapping[str, Any]],
+    notes: list[str],
 ) -> list[Batch]:
     files = {number[0]: file for number, file in _numbered(path / "rollouts", _ROLLOUTS)}
     whole = [step for step in files if step in metrics] or list(files)  # a metrics line comes last: the step is done
@@ -265,7 +269,7 @@ def _recorded(
         try:
             rows = list(from_parquet(files[step]))
             source = f"step {step} of the recorded rollouts"
-            batch = batch_of_rows(rows, settings, step=step, source=source, numbers=metrics.get(step))
+            batch = batch_of_rows(rows, settings_at(step), step=step, source=source, numbers=metrics.get(step))
         except ValueError as error:  # BatchError is one
             notes.append(str(error))
             continue

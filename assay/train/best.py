@@ -1,0 +1,82 @@
+"""The held-out scores of a run --> which step was the best, its weights in RUN/best, and when the run may stop.
+
+The score is the mean reward of the sampled answers. All evaluations of a run ask the same problems with the same random
+numbers, so the scores can be compared. Everything is decided from evaluations.jsonl: a run that is killed and resumed
+decides alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.config import Config
+from assay.record import read_evaluations
+from assay.record.weights import BEST, clear_weights, step_of
+
+SCORE = "reward_sampled"
+Row = Mapping[str, Any]
+
+
+class StoppedEarly(Exception):
+    """The held-out score no longer gets better. The message is a sentence; the run ends as if it were finished."""
+
+
+class Progress:
+    """`publish(step)` writes the policy as it is now to RUN/best; `save()` writes a checkpoint."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: Path,
+        save: Callable[[], None],
+        publish: Callable[[int], None],
+    ) -> None:
+        self._config, self._run = config, run
+        self._save, self._publish = save, publish
+
+    def resume(self, step: int, say: Callable[[str], None]) -> None:
+        """Removes weights of a step that a run resumed after `step` has not made yet."""
+        kept = step_of(self._run, BEST)
+        if kept > step and (self._run / BEST).exists():
+            say(f"{self._run / BEST} holds the weights after step {kept}, which the run makes again; it is removed")
+            clear_weights(self._run, BEST, say)
+
+    def look(self, step: int) -> None:
+        """Between two steps. Raises StoppedEarly."""
+        every, patience = self._config.evaluate.every, self._config.evaluate.patience
+        if not every:
+            return
+        rows = [row for row in read_evaluations(self._run).rows if row["step"] <= step]
+        best = best_row(rows)
+        if best is None:
+            return
+        is_kept = step_of(self._run, BEST) == step and (self._run / BEST).is_dir()
+        if best["step"] == step > 0 and self._config.checkpoint.best and not is_kept:
+            self._save()  # first: a run never goes on from before the weights that it calls the best
+            self._publish(step)
+        behind = evaluations_since_best(rows)
+        if 0 < patience <= behind and step < self._config.run.steps:
+            when = f"after step {best['step']}" if best["step"] else "before training"
+            raise StoppedEarly(
+                f"stopped early after step {step}: {behind} evaluations in a row were not better than the held-out "
+                f"score {best[SCORE]:.4g} {when} (evaluate.patience = {patience}); to go on: "
+                f"assay train --resume {self._run} --change evaluate.patience=0"
+            )
+
+
+def best_row(rows: Sequence[Row]) -> Row | None:
+    """The first evaluation with the highest score; None without any score.
+
+    >>> best_row([{"step": 0, "reward_sampled": 0.1}, {"step": 5, "reward_sampled": 0.4}])["step"]
+    5
+    """
+    scored = [row for row in rows if row.get(SCORE) is not None]
+    return max(scored, key=lambda row: row[SCORE], default=None)
+
+
+def evaluations_since_best(rows: Sequence[Row]) -> int:
+    """How many evaluations came after the best one; one without a score is not better either."""
+    best = best_row(rows)
+    return 0 if best is None else len(rows) - 1 - list(rows).index(best)

@@ -1,0 +1,141 @@
+"""`assay train --resume RUN --change section.key=value`: which settings of a run may change half-way, and which did.
+
+What may change is how the next updates are made and what is written of them. What may not: the model, the task, how
+answers are sampled and compared, what a reward is, and into how many updates a step is cut; a run that begins with
+this one's policy (model.path = RUN) may choose all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay import config as configuration
+from assay.config import Config, ConfigError, to_mapping
+from assay.record import checksums
+from assay.train import checkpoint
+
+STEPS = "run.steps"
+PACKING = ("microbatches", "pass_tokens", "share_prompts")  # of [optimizer]: into what passes an update is cut
+CHANGEABLE: Mapping[str, Sequence[str]] = {
+    "run": ("steps", "threads", "max_skipped"),
+    "model": ("gradient_checkpointing",),
+    "reward": ("timeout", "workers", "min_scored", "max_failed"),
+    "rollout": ("max_rows", "refill_rounds"),
+    "loss": tuple(to_mapping(Config())["loss"]),
+    "optimizer": (
+        "learning_rate", "schedule", "warmup", "beta1", "beta2", "weight_decay", "clip_norm", *PACKING,
+    ),
+    "checkpoint": ("every", "keep", "final", "best"),
+    "record": ("rollouts", "extremes"),
+    "evaluate": ("every", "patience"),
+    "log": ("completions", "tensorboard"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    setting: str  # section.key
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting} = {self.before!r} becomes {self.after!r}"
+
+
+def with_changes(file: Path, recorded: Config, asked: Sequence[str]) -> Config:
+    """The config of a run with `section.key=value` changes; refuses those that a run cannot take half-way."""
+    for text in asked:
+        if text.partition("=")[2].strip() == "auto":
+            raise ConfigError(f"--change {text}: a run has its own number by now; give the new one")
+    try:
+        config = configuration.load(file, asked)
+    except ConfigError as error:
+        raise ConfigError(*(text.replace("--set ", "--change ") for text in error.sentences)) from error
+    fixed = [change for change in _differences(to_mapping(recorded), to_mapping(config)) if not _may_change(change)]
+    if fixed:
+        raise ConfigError(*(_why_fixed(change.setting, file.parent) for change in fixed))
+    return config
+
+
+def refuse_edited(saved: checkpoint.Checkpoint, recorded: Config, run: Path) -> None:
+    """Refuses a config.toml that differs from a checkpoint's by more than what `--change` wrote into it."""
+    file = run / "config.toml"
+    is_ours = checksums.is_as_written(run, file.name)
+    for change in _lasting_differences(saved, recorded):
+        if not (is_ours and _may_change(change)):
+            fix = f"give it as --change {change.setting}=..." if _may_change(change) else "start a new run"
+            raise ConfigError(
+                f"{file}: {change.setting} = {change.after!r}, but {saved.path.name} was saved with {change.before!r}; "
+                f"put the old value back, or {fix}"
+            )
+
+
+def changes_since(saved: checkpoint.Checkpoint, config: Config, run: Path) -> list[Change]:
+    """What differs from the settings that a checkpoint was saved with."""
+    found = _lasting_differences(saved, config)
+    reference = next((change for change in found if change.setting == "loss.kl_coef"), None)
+    if reference and not reference.before and saved.state["work"] is not None:
+        step = saved.state["place"]["step"] + 1
+        raise ConfigError(
+            f"--change loss.kl_coef={reference.after!r}: {saved.path.name} stands inside step {step}, which has no "
+            f"log-probs of a reference; finish that step first: assay train --resume {run} --set run.steps={step}"
+        )
+    return found
+
+
+def check_new_steps(recorded: Config, config: Config, saved: checkpoint.Checkpoint | None) -> None:
+    """Refuses an end that the run has passed, or that its learning rate was not made for."""
+    steps, schedule = config.run.steps, config.optimizer.schedule
+    if steps != recorded.run.steps and schedule != "constant":
+        raise ConfigError(
+            f"run.steps = {steps} would move the end of the {schedule} learning-rate schedule, by which the steps so "
+            f"far were trained, from step {recorded.run.steps}; only a constant one can be extended: add --change "
+            "optimizer.schedule=constant"
+        )
+    if saved is None:
+        return
+    done, under_way = saved.state["place"]["step"], saved.state["work"] is not None
+    if steps < done + under_way:
+        begun = f" and begun step {done + 1}" if under_way else ""
+        raise ConfigError(f"run.steps = {steps}, but the run has done {done} steps{begun} already; give a larger one")
+
+
+def with_packing_of(config: Config, saved: checkpoint.Checkpoint) -> Config:
+    """The config with the passes into which the step under way was cut."""
+    before = saved.state["config"].get("optimizer", {})
+    packing = {key: before[key] for key in PACKING if key in before}
+    return replace(config, optimizer=replace(config.optimizer, **packing))
+
+
+def _lasting_differences(saved: checkpoint.Checkpoint, config: Config) -> list[Change]:
+    """All but run.steps. A setting that there was not yet when the checkpoint was saved is at its default."""
+    defaults = to_mapping(Config())
+    before = {section: {**defaults[section], **saved.state["config"].get(section, {})} for section in defaults}
+    return [change for change in _differences(before, to_mapping(config)) if change.setting != STEPS]
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    return [
+        Change(f"{section}.{key}", before[section].get(key), value)
+        for section, settings in after.items()
+        for key, value in settings.items()
+        if before[section].get(key) != value
+    ]
+
+
+def _may_change(change: Change) -> bool:
+    section, _, key = change.setting.partition(".")
+    return key in CHANGEABLE.get(section, ())
+
+
+def _why_fixed(setting: str, run: Path) -> str:
+    section = setting.partition(".")[0]
+    allowed = ", ".join(CHANGEABLE.get(section, ()))
+    mine = f" (of [{section}] these may: {allowed})" if allowed else ""
+    return (
+        f"--change {setting}: this setting cannot change half-way{mine}; start a new run that begins with this policy: "
+        f"assay train --set model.path={run} --set {setting}=..."
+    )
