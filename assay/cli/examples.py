@@ -9,6 +9,7 @@ EXAMPLES = {
         "assay train --print-config > my.toml",
         "assay train my.toml --set run.steps=200 --set loss.objective=gspo",
         "assay train --resume runs/sort",
+        "assay train --resume runs/sort --change optimizer.learning_rate=1e-4",
     ),
     "eval": (
         "assay eval runs/sort",
