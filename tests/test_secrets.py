@@ -11,6 +11,7 @@ from assay.config.secrets import redact, secrets, without_secrets
 
 KEY = 'sk-0?1>2/3+4~5 "6&7\\8'
 DATA = KEY.encode()
+IN_BASE64 = base64.b64encode(DATA).decode()
 
 MARK = "[value of JUDGE_API_KEY]"
 
@@ -31,12 +32,10 @@ SPELLINGS = {
     "over two lines": f"{KEY[:9]}\n    {KEY[9:]}",
     "over two lines, quoted": f"{KEY[:9]}\\r\\n{KEY[9:]}",
     "hex in lines": "\r\n".join((DATA.hex()[:20], DATA.hex()[20:])),
-    "base64 in quoted lines": repr(base64.b64encode(DATA).decode()[:9] + "\n" + base64.b64encode(DATA).decode()[9:])[
-        1:-1
-    ],
+    "base64 in quoted lines": "\\n".join((IN_BASE64[:9], IN_BASE64[9:])),
     "HTML": html.escape(KEY),
-    "base64": base64.b64encode(DATA).decode(),
-    "base64 without padding": base64.b64encode(DATA).decode().rstrip("="),
+    "base64": IN_BASE64,
+    "base64 without padding": IN_BASE64.rstrip("="),
     "base64 for URLs": base64.urlsafe_b64encode(DATA).decode(),
 }
 INSIDE = {
