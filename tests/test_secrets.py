@@ -11,6 +11,7 @@ from assay.config.secrets import redact, secrets, without_secrets
 
 KEY = 'sk-0?1>2/3+4~5 "6&7\\8'
 DATA = KEY.encode()
+IN_BASE64 = base64.b64encode(DATA).decode()
 
 MARK = "[value of JUDGE_API_KEY]"
 
@@ -27,15 +28,22 @@ SPELLINGS = {
     "JSON": json.dumps(KEY)[1:-1],
     "JSON of PHP": json.dumps(KEY)[1:-1].replace("/", "\\/"),
     "Python": repr(KEY)[1:-1],
+    "hex with colons": DATA.hex(":"),
+    "over two lines": f"{KEY[:9]}\n    {KEY[9:]}",
+    "over two lines, quoted": f"{KEY[:9]}\\r\\n{KEY[9:]}",
+    "hex in lines": "\r\n".join((DATA.hex()[:20], DATA.hex()[20:])),
+    "base64 in quoted lines": "\\n".join((IN_BASE64[:9], IN_BASE64[9:])),
     "HTML": html.escape(KEY),
-    "base64": base64.b64encode(DATA).decode(),
-    "base64 without padding": base64.b64encode(DATA).decode().rstrip("="),
+    "base64": IN_BASE64,
+    "base64 without padding": IN_BASE64.rstrip("="),
     "base64 for URLs": base64.urlsafe_b64encode(DATA).decode(),
 }
 INSIDE = {
     "after one byte": base64.b64encode(b"x" + DATA + b"yz").decode(),
     "after two bytes": base64.urlsafe_b64encode(b"xy" + DATA + b"z").decode(),
     "a header": base64.b64encode(b"Bearer " + DATA).decode(),
+    "in a URL": urllib.parse.quote(base64.b64encode(b"xy" + DATA).decode(), safe=""),
+    "in the JSON of PHP": base64.b64encode(b"x" + DATA).decode().replace("/", "\\/"),
     "in lines": base64.encodebytes(b"x" * 50 + DATA + b"y" * 50).decode(),
 }
 
@@ -59,8 +67,14 @@ def test_a_secret_inside_of_a_longer_base64_is_taken_out(monkeypatch, name):
 def test_text_without_a_secret_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", KEY)
     monkeypatch.setenv("SHORT_KEY", "reward")
-    text = "the reward could not be computed: c2VjcmV0IGtleQ== %41 0x73 \\u0041\n"
+    monkeypatch.setenv("EMPTY_KEY", " " * 9)
+    text = "the reward could not be computed: c2VjcmV0IGtleQ== %41 0x73 \\u0041\n         indented\n"
     assert without_secrets(text) == text
+
+
+def test_white_space_around_a_secret_is_no_part_of_it(monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", " first-value\n")
+    assert without_secrets("refused: first-value.") == "refused: [value of JUDGE_API_KEY]."
 
 
 def test_a_variable_that_changes_is_seen(monkeypatch):

@@ -36,7 +36,16 @@ class _Verb(_WithPlainFlags, TyperCommand):
 
 
 class _Program(_WithPlainFlags, TyperGroup):
-    pass
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (MemoryError, ImportError, OSError, RuntimeError) as error:  # torch's own are RuntimeErrors
+            from assay.rewards.limits import out_of_memory
+
+            sentence = out_of_memory(error)
+            if not sentence:
+                raise
+            fail(sentence, 1)
 
 
 app = typer.Typer(

@@ -140,7 +140,7 @@ def evaluate(
 
     asked = {"evaluate.prompts": prompts, "evaluate.samples": samples}
     try:
-        if config is not None:
+        if config is not None and not (target / "run.json").exists():
             configuration.load(config, overrides or [])
         elif not (target / "config.json").exists():
             RunDirectory.open(target)

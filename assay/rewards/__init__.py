@@ -122,9 +122,10 @@ def _worker_function(name: str, function: str, config: Config, own_reward: str) 
     if not colon or not name.isidentifier() or not place:
         raise ConfigError(f"reward.functions = {function!r} is not of the form file.py:function")
     if not place.endswith(".py"):
+        file = f"{place.replace('.', '/')}.py"
         raise ConfigError(
             f"reward.functions = {function!r} names a module, and a reward function must stand in a file: give "
-            f"path/to/file.py:{name}"
+            f"{file if os.path.isfile(file) else 'path/to/file.py'}:{name}"
         )
     if not os.path.isfile(place):
         raise ConfigError(f"reward.functions = {function!r}: there is no file {place}")

@@ -1,4 +1,4 @@
-"""Limits of the system that stand in the way of worker processes: open files, processes, memory."""
+"""Limits of the system that stand in the way of worker processes, or of this one: open files, processes, memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from assay.config import ConfigError
 FILES_OF_A_WORKER = 3  # pipes: requests, answers, what is printed
 FILES_TO_START = 8  # open for a moment while a process is started; later the run's own files need as many
 
-_OUT_OF_MEMORY = ("MemoryError", "Cannot allocate memory", "failed to map segment", "bad_alloc", "out of memory")
+_OUT_OF_MEMORY = (
+    "MemoryError",
+    "Cannot allocate memory",
+    "can't allocate memory",  # torch
+    "could not create a primitive",  # oneDNN, and says no more
+    "failed to map segment",
+    "bad_alloc",
+    "out of memory",
+)
 
 
 def refuse_too_few_files(workers: int) -> None:
@@ -46,6 +54,15 @@ def memory_limit() -> str:
     if limit == resource.RLIM_INFINITY:
         return ""
     return f" (ulimit -v gives each of the reward.workers {limit / 1e6:,.0f} MB of memory; raise it)"
+
+
+def out_of_memory(error: Exception) -> str:
+    """What to say if a limit on the memory of this process was in the way; "" if there is none, or it was not."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY or not (isinstance(error, MemoryError) or is_out_of_memory(str(error))):
+        return ""
+    last_line = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    return f"there is not enough memory: ulimit -v allows {limit / 1e6:,.0f} MB; raise it ({last_line})"
 
 
 def is_out_of_memory(printed: str) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import selectors
+import math
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,9 +159,9 @@ class Pool:
 
     def _wait(self, workers: Iterable[Worker]) -> None:
         """Until one of them has something to say, the first deadline is over, or it is time to look for signals."""
-        with selectors.PollSelector() as selector:  # needs no open file of its own
-            for worker in workers:
-                worker.watch(selector)
-            left = min(worker.deadline for worker in workers) - time.monotonic()
-            selector.select(min(max(left, 0.0), TICK_SECONDS))
+        poll = select.poll()  # needs no open file of its own
+        for worker in workers:
+            worker.watch(poll)
+        left = min(worker.deadline for worker in workers) - time.monotonic()
+        poll.poll(math.ceil(1000 * min(max(left, 0.0), TICK_SECONDS)))
         self._check_interrupt()

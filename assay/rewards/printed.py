@@ -54,7 +54,9 @@ class Echo:
         if self._left <= 0:
             return
         *lines, rest = (self._unfinished.get(worker, b"") + data).split(b"\n")
-        while len(rest) > _LONGEST_LINE:
+        if len(rest) > 2 * _LONGEST_LINE:
+            rest = _decoded(rest).encode()  # before it is cut: half of a secret would not be recognised
+        while len(rest) > 2 * _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
         self._unfinished[worker] = rest
@@ -62,7 +64,7 @@ class Echo:
             if self._left <= 0:
                 return
             self._left -= 1
-            self._report(f"the reward prints: {_decoded(line[:_LONGEST_LINE])}")
+            self._report(f"the reward prints: {_decoded(line)[:_LONGEST_LINE]}")
             if self._left == 0:
                 self._report(f"the reward has printed {ECHOED} lines; what else it prints is not shown unless it fails")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import time
@@ -87,15 +87,15 @@ class Worker:
         self._longest_reply = REPLY_LENGTH * (2 * len(samples) + 1)
         self._send({"number": self._number, "function": function, "samples": samples}, seconds)
 
-    def watch(self, selector: selectors.BaseSelector) -> None:
+    def watch(self, poll: select.poll) -> None:
         if self._not_started:
             return
         stdin, stdout, stderr = self._streams()
-        selector.register(stdout, selectors.EVENT_READ)
+        poll.register(stdout, select.POLLIN)
         if self._is_printing:
-            selector.register(stderr, selectors.EVENT_READ)
+            poll.register(stderr, select.POLLIN)
         if self._outgoing:
-            selector.register(stdin, selectors.EVENT_WRITE)
+            poll.register(stdin, select.POLLOUT)
 
     def advance(self) -> dict[str, Any] | None:
         """The answer to what was asked last, or {"error": why there will be none}; None while it may still come."""
@@ -111,7 +111,6 @@ class Worker:
             pass
         except BrokenPipeError:
             self._outgoing = memoryview(b"")  # dead or dying; what it said before is still to be read
-        self._read_printed()
         try:
             while chunk := os.read(stdout.fileno(), 65536):
                 self._received += chunk
@@ -123,7 +122,7 @@ class Worker:
             self._read_printed()
             return {"error": self._died()}
         except BlockingIOError:
-            pass
+            self._read_printed()
         if time.monotonic() < self.deadline:
             return None
         words = "did not load within" if self.is_starting else "took longer than"

@@ -109,7 +109,7 @@ def evaluate(
     tries = [[*likeliest, *others] for likeliest, others in zip(greedy, sampled, strict=True)]
     asked = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
     answers = 1 + config.evaluate.samples
-    scored = reward.score(asked, failures.count(asked, answers, on_scored))
+    scored = reward.score(asked, failures.count(asked, on_scored))
     failures.look_at(asked, scored)
     scores = _cut(scored, answers)
     return Evaluation(

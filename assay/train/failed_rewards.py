@@ -6,6 +6,7 @@ step's rollouts than reward.max_failed allows, or a reward that does not work at
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,11 +44,11 @@ class FailedRewards:
         self._empty_rounds = 0
         self._kinds: set[tuple[str, str]] = set()
 
-    def count(self, pairs: Sequence[Asked], group_size: int, on_scored: Callable[[int, int], None]) -> OnScore:
+    def count(self, pairs: Sequence[Asked], on_scored: Callable[[int, int], None]) -> OnScore:
         """For the scores of one round; it raises RewardFailed at the failure that is one too many."""
         known = failed = 0
         share = self._config.reward.max_failed
-        allowed = max(share * len(pairs), group_size) if share > 0 else 0.0
+        allowed = max(share * len(pairs), _rollouts_of_one_row(pairs)) if share > 0 else 0.0
 
         def on_score(index: int, score: Score) -> None:
             nonlocal known, failed
@@ -66,7 +67,7 @@ class FailedRewards:
                 why = f", and reward.max_failed = {share:g} allows {int(allowed)} of these {len(pairs)}"
                 raise self._failure(f"{counts}{why}", pairs[index], score)
             if not self._has_worked and len(self._failed_prompts) >= NEVER_WORKED:
-                raise self._failure(f"{counts}, the first of the run", pairs[index], score)
+                raise self._failure(f"any completion of the first {NEVER_WORKED} prompts", pairs[index], score)
 
         return on_score
 
@@ -98,3 +99,10 @@ class FailedRewards:
         for line in failure_block(error.facts):
             error.add_note(line)
         return error
+
+
+def _rollouts_of_one_row(pairs: Sequence[Asked]) -> int:
+    """The most that one row has. A row may be drawn twice for a step; if there is no other row, once counts."""
+    by_row = Counter(prompt.text for prompt, _ in pairs)
+    by_draw = Counter(prompt.id for prompt, _ in pairs)
+    return max((by_row if len(by_row) > 1 else by_draw).values(), default=0)

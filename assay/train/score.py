@@ -38,7 +38,7 @@ def score(
     on_scored: Callable[[int, int], None],
 ) -> list[Group]:
     pairs = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
-    scores = reward.score(pairs, failures.count(pairs, config.rollout.group_size, on_scored))
+    scores = reward.score(pairs, failures.count(pairs, on_scored))
     failures.look_at(pairs, scores)
     extras = _extra_components(pairs, config, learner)
     if extras:

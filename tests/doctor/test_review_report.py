@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import assay
 from assay import observation
 from assay.cli import app
-from assay.config import Config, RecordConfig, to_toml
+from assay.config import Config, RecordConfig, load, to_toml
 from assay.doctor.diagnosis import Diagnosis
 from assay.doctor.evidence.events import LONGEST, sentences_of
 from assay.doctor.evidence.run import read_run
@@ -228,7 +228,7 @@ def test_a_long_reason_is_cut_in_the_middle():
 def test_what_a_reward_raised_is_not_in_machine_output(how):
     score = Score.failed("ValueError: no number in a\nsecret completion")
     pair = (Prompt("p", "2 + 2?", (1,), "4"), Rollout("p", (1,), (0.0,), StopReason.EOS, 0, "a"))
-    count = FailedRewards(Config()).count([pair], 0, lambda known, total: None)
+    count = FailedRewards(load(None, ["reward.max_failed=0"])).count([pair], lambda known, total: None)
     with pytest.raises(RewardFailed) as failure:
         count(0, score)
     notes = tuple(sentences_of([{"kind": "failed", "reason": str(failure.value)}]))

@@ -1,13 +1,16 @@
 """Limits of the system that leave no room for workers: one sentence that names reward.workers and the limit."""
 
 import errno
+import os
 import resource
+import subprocess
+import sys
 
 import pytest
 from rewards.asking import asked, body, score_all
 
 from assay.config import ConfigError
-from assay.rewards.limits import why_not_started
+from assay.rewards.limits import out_of_memory, why_not_started
 
 
 class Limited:
@@ -87,3 +90,23 @@ def test_another_error_is_said_as_it_is():
     assert why_not_started(FileNotFoundError(errno.ENOENT, "No such file or directory")) == (
         "its process could not be started: No such file or directory"
     )
+
+
+def test_a_limit_on_memory_that_leaves_no_room_for_the_trainer_is_one_sentence(tmp_path):
+    command = f"ulimit -v 400000; exec {sys.executable} -P -m assay train --set run.steps=1 --out run"
+    ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    (sentence,) = [line for line in ended.stderr.splitlines() if line.startswith("assay: ")]
+    assert sentence.startswith("assay: there is not enough memory: ulimit -v allows 410 MB; raise it (")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    lack = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 8 bytes")
+    other = RuntimeError("shapes do not match")
+    assert out_of_memory(lack) == ""  # the system's own: no limit was set
+    with Limited(resource.RLIMIT_AS, 1_000_000_000_000):
+        assert out_of_memory(lack).startswith("there is not enough memory: ulimit -v allows 1,000,000 MB; raise it")
+        assert out_of_memory(MemoryError()).endswith("(MemoryError)")
+        assert out_of_memory(other) == ""

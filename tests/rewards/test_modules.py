@@ -89,8 +89,5 @@ def test_a_module_of_the_working_directory_is_not_imported_and_its_file_is_offer
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/style.py").write_text("def score(completion): return 1.0\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"reward\.functions = 'mine\.style:score': .* No module named 'mine'"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"'mine\.style:score' names a module, .* file: give mine/style\.py:score$"):
         rewards(functions=["mine.style:score"])
-    assert "to use the file here, give mine/style.py:score" in caught.value.__notes__

@@ -85,6 +85,19 @@ def test_a_line_without_an_end_is_reported_in_pieces():
     assert max(map(len, said)) < 3000
 
 
+@pytest.mark.parametrize("size", [100, 1_995, 65_536])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_no_part_of_a_secret_is_left_where_a_long_line_is_cut(monkeypatch, size, end):
+    monkeypatch.setenv("SOME_API_KEY", KEY)
+    said = []
+    echo = Echo(said.append)
+    data = b"x" * 10 + b"".join(b"x" * (2_000 - len(KEY)) + KEY.encode() for _ in range(40)) + end
+    for start in range(0, len(data), size):
+        echo.hear("a", data[start : start + size])
+    assert said
+    assert not [line for line in said if "sk-" in line or "cdef" in line]
+
+
 LOUD = body(
     "print('first'); sys.stderr.write('error too\\n')\n"
     "    os.write(1, b'from C\\n'); subprocess.run(['echo', 'from a child'])\n"

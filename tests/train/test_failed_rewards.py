@@ -1,5 +1,7 @@
 """When rewards that fail end a run, and what is said of them: one bad row never does, a broken reward does."""
 
+from dataclasses import replace
+
 import pytest
 
 from assay.config import load
@@ -40,7 +42,7 @@ def score(failures, prompts, failing, first=0, rollouts=range(GROUP)):
     pairs = pairs_of(prompts, first)
     scores = [bad() if index // GROUP in failing and index % GROUP in rollouts else GOOD for index in range(len(pairs))]
     seen = []
-    on_score = failures.count(pairs, GROUP, lambda known, total: seen.append((known, total)))
+    on_score = failures.count(pairs, lambda known, total: seen.append((known, total)))
     for index, one in enumerate(scores):
         on_score(index, one)
     failures.look_at(pairs, scores)
@@ -54,6 +56,27 @@ def test_one_bad_row_never_ends_a_run(prompts, row):
     for step in range(4):
         score(failures, prompts, {row % prompts}, first=100 * step)
         score(failures, prompts, set(), first=100 * step + 50)
+
+
+def score_a_round_of(texts):
+    """Scores a round with these prompts in this order; the rollouts of the prompt "bad" fail."""
+    failures, _, _ = watching()
+    score(failures, 1, set(), first=99)
+    pairs = [
+        (replace(prompt, text=texts[index // GROUP]), rollout)
+        for index, (prompt, rollout) in enumerate(pairs_of(len(texts)))
+    ]
+    on_score = failures.count(pairs, lambda known, total: None)
+    for index, (prompt, _) in enumerate(pairs):
+        on_score(index, bad() if prompt.text == "bad" else GOOD)
+
+
+def test_a_bad_row_that_is_drawn_twice_for_a_step_is_still_one_row():
+    score_a_round_of(["bad", "1>", "2>", "bad"])
+    with pytest.raises(
+        RewardFailed, match=r"for 9 of 9 completions, and reward\.max_failed = 0\.25 allows 8 of these 32"
+    ):
+        score_a_round_of(["bad"] * 4)
 
 
 def test_bad_rows_up_to_the_share_are_allowed_wherever_they_stand():
@@ -88,10 +111,7 @@ def test_the_share_is_a_setting_and_0_allows_nothing():
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_a_reward_that_never_works_ends_the_run_after_a_few_prompts_whatever_is_allowed(share):
     failures, _, _ = watching(max_failed=share)
-    words = (
-        rf"for {GROUP * (NEVER_WORKED - 1) + 1} of {GROUP * (NEVER_WORKED - 1) + 1} completions, the first of the run"
-    )
-    with pytest.raises(RewardFailed, match=words):
+    with pytest.raises(RewardFailed, match=f"for any completion of the first {NEVER_WORKED} prompts; the last failure"):
         score(failures, 48, set(range(48)))
 
 
@@ -99,7 +119,7 @@ def test_prompts_that_fail_are_counted_over_steps_until_one_works():
     failures, _, _ = watching()
     for step in range(NEVER_WORKED - 1):
         score(failures, 1, {0}, first=step)
-    with pytest.raises(RewardFailed, match="the first of the run"):
+    with pytest.raises(RewardFailed, match=f"for any completion of the first {NEVER_WORKED} prompts; the last failure"):
         score(failures, 1, {0}, first=99)
     failures, _, _ = watching()
     score(failures, 1, {0}, rollouts=range(1, GROUP))
@@ -138,7 +158,7 @@ def test_the_first_failure_is_said_at_once_and_each_kind_once_in_full():
     failures, said, events = watching(max_failed=1.0)
     pairs = pairs_of(10)
     scores = [bad(text=str(index), line=index // 10, kind="KeyError") for index in range(len(pairs))]
-    on_score = failures.count(pairs, GROUP, lambda known, total: None)
+    on_score = failures.count(pairs, lambda known, total: None)
     on_score(0, scores[0])
     assert said == ["the first completion could not be scored: score: raised KeyError: 0"]
     on_score(1, GOOD)
