@@ -7,35 +7,52 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 KEPT = 16  # first items of a container that is cut short
-_DEEPEST = 3  # containers within containers
 
-# Every quantifier is possessive: a text that does not match is looked at once for each depth, never again and again.
-_QUOTED = r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'|\"[^\"\\\n]*+(?:\\.[^\"\\\n]*+)*+\""
-_SPACE = r"(?:[ \t\n]|#[^\n'\"]*+\n|\0[0-9:]++\0)*+"
-_NUMBER = r"[-+]?+[0-9.](?:[0-9a-zA-Z_.]|(?<=[eE])[-+])*+"
-_ATOM = rf"(?>{_NUMBER}|(?:[a-zA-Z]{{0,2}}(?:{_QUOTED}){_SPACE})++|True|False|None|\*\*?\.\.\.)"
-_BLANK = re.compile(r"\0([0-9]+):([0-9]+)\0")  # lines and columns that were cut out; the text itself holds no \0
+# Every quantifier is possessive, and what was matched is not looked at again: the time is linear in the text.
+# A string that is not closed ends with its line or the text; Python does not read such a text anyway.
+_TRIPLE = r"'''(?:[^'\\]|\\.|'(?!''))*+(?:''')?+|\"\"\"(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"\"\")?+"
+_QUOTED = r"'(?:[^'\\\n]|\\.)*+'?+|\"(?:[^\"\\\n]|\\.)*+\"?+"
+_COMMENT = r"#[^\n]*+"
+_SPACE = rf"(?:[ \t\n]|{_COMMENT}\n)*+"
+_NUMBER = r"[-+]?+\.?+[0-9](?:[0-9a-zA-Z_.]|(?<=[eE])[-+])*+"
+_CONSTANT = r"(?:True|False|None)\b"
+_ATOM = rf"(?>{_NUMBER}|(?:[a-zA-Z]{{0,2}}+(?:{_TRIPLE}|{_QUOTED}){_SPACE})++|{_CONSTANT})"
+_OTHER = rf"(?:(?!{_CONSTANT})[^\W\d]\w*+(?!['\"])|[^\w\s'\"#\[\](){{}},:]|\s)++|."
+_DEPTH_AT_ONCE = 2  # of containers that are matched as one token
 # a lexeme costs about one node of the syntax tree, whatever its length
-_LEXEME = re.compile(
-    r"\s*+(?:'''(?:[^'\\]|\\.|'(?!''))*+(?:''')?|\"\"\"(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"\"\")?"
-    r"|'(?:[^'\\\n]|\\.)*+'?|\"(?:[^\"\\\n]|\\.)*+\"?|#[^\n]*+|\w++|[^\w\s])",
-    re.DOTALL,
-)
+_LEXEME = re.compile(rf"\s*+(?:{_TRIPLE}|{_QUOTED}|{_COMMENT}|\w++|[^\w\s])", re.DOTALL)
+
+
+class _Cut(NamedTuple):
+    start: int
+    end: int
+    is_keyed: bool
+
+
+class _Patterns(NamedTuple):
+    token: re.Pattern[str]
+    item: re.Pattern[str]  # with its comma
+    key: re.Pattern[str]  # with its colon
 
 
 def shorten(text: str, most: int) -> str:
     """Containers of literals with more than `most` items keep the first of them and the last."""
-    if text.count(",") <= most or "\0" in text:
+    if text.count(",") <= most:
         return text
-    for depth in range(_DEEPEST + 1):  # what stands inside first
-        if depth and sum(map(text.count, ("],", "),", "},"))) <= most:
-            break
-        text = _run_of_items(depth).sub(lambda run, depth=depth: _cut(run, depth, most), text)  # type: ignore[misc]
-    return _filled(text)
+    parts: list[str] = []
+    end = 0
+    for cut in _Reading(text, most).cuts:
+        mark = "**...," if cut.is_keyed else "*...,"
+        parts += [text[end : cut.start], mark, _blanks(text, cut, len(mark))]
+        end = cut.end
+    return "".join([*parts, text[end:]])
 
 
 def count_lexemes(text: str) -> int:
@@ -47,41 +64,117 @@ def count_lexemes(text: str) -> int:
     return _LEXEME.subn("", text.rstrip())[1]
 
 
-def _cut(run: re.Match[str], depth: int, most: int) -> str:
-    text = run[0]
-    if len(text) < 2 * most:
-        return text
-    ends = [item.end() for item in islice(_item_and_comma(depth).finditer(text), most + 1)]
-    line = run.string.rfind("\n", 0, run.start()) + 1
-    if len(ends) <= most or "#" in run.string[line : run.start()]:  # the mark must not land in a comment
-        return text
-    head, rest = text[: ends[KEPT - 1]], _filled(text[ends[KEPT - 1] :])
-    mark = "**...," if run[1] else "*...,"
-    lines = rest.count("\n")
-    columns = len(rest) - rest.rindex("\n") - 1 if lines else len(rest) - len(mark)
-    return f"{head}{mark}\0{lines}:{columns}\0"
+def _blanks(text: str, cut: _Cut, taken: int) -> str:
+    lines = text.count("\n", cut.start, cut.end)
+    if not lines:
+        return " " * (cut.end - cut.start - taken)
+    return "\n" * lines + " " * (cut.end - text.rindex("\n", cut.start, cut.end) - 1)
 
 
-def _filled(text: str) -> str:
-    return _BLANK.sub(lambda blank: "\n" * int(blank[1]) + " " * int(blank[2]), text)
+@dataclass(slots=True)
+class _Container:
+    """An open bracket, and the last row of literals in it: items that follow one another."""
+
+    start: int  # of the row
+    end: int  # of the row, behind its last comma
+    kept: int = 0  # the end of the items of the row that stay
+    count: int = 0  # items of the row
+    item: str = ""  # what stands behind the last comma: nothing, a "literal", a "key" with its colon, or "other"
+    is_literal: bool = True  # nothing else was in it
+
+
+class _Reading:
+    """One pass through a text. `cuts` are in order, and none is within another."""
+
+    def __init__(self, text: str, most: int) -> None:
+        self.cuts: list[_Cut] = []
+        self._text, self._most, self._patterns = text, most, _patterns(most)
+        self._open = [_Container(0, 0)]
+        steps: dict[str, Callable[[re.Match[str]], None]] = {
+            "items": self._items,
+            "literal": self._literal,
+            "start": self._start,
+            "stop": self._stop,
+            "comma": lambda token: self._end_item(token.end()),
+            "colon": self._colon,
+            "other": self._other,
+        }
+        for token in self._patterns.token.finditer(text):
+            if token.lastgroup is not None:
+                steps[token.lastgroup](token)
+        for container in self._open[::-1]:
+            self._end_row(container)
+
+    def _items(self, token: re.Match[str]) -> None:
+        container = self._open[-1]
+        container.item = "literal" if container.item in ("", "key") else "other"  # the first may have begun before
+        for item in islice(self._patterns.item.finditer(self._text, *token.span()), self._most + 1):
+            self._end_item(item.end())
+            container.item = "literal"
+        container.end = token.end()
+        container.item = ""
+
+    def _literal(self, _: re.Match[str] | None = None) -> None:
+        container = self._open[-1]
+        container.item = "literal" if container.item in ("", "key") else "other"
+
+    def _start(self, token: re.Match[str]) -> None:
+        self._open.append(_Container(token.end(), token.end()))
+
+    def _stop(self, token: re.Match[str]) -> None:
+        if len(self._open) == 1:
+            return  # not Python
+        container = self._open.pop()
+        self._end_row(container)
+        if container.is_literal and container.item in ("", "literal"):
+            self._literal()
+        else:
+            self._other()
+
+    def _colon(self, _: re.Match[str]) -> None:
+        container = self._open[-1]
+        container.item = "key" if container.item == "literal" else "other"
+
+    def _other(self, _: re.Match[str] | None = None) -> None:
+        self._open[-1].item = "other"
+
+    def _end_item(self, end: int) -> None:
+        container = self._open[-1]
+        if container.item == "literal":
+            container.count += 1
+            container.end = end
+            if container.count == KEPT:
+                container.kept = end
+        else:
+            self._end_row(container)
+            container.start, container.end, container.count, container.is_literal = end, end, 0, False
+        container.item = ""
+
+    def _end_row(self, container: _Container) -> None:
+        if container.count <= self._most:
+            return
+        while self.cuts and self.cuts[-1].start >= container.kept:
+            self.cuts.pop()  # within what is cut out now
+        is_keyed = self._patterns.key.match(self._text, container.start) is not None
+        self.cuts.append(_Cut(container.kept, container.end, is_keyed))
 
 
 @cache
-def _run_of_items(depth: int) -> re.Pattern[str]:
-    """Items with their commas, one behind the other; group 1 is the key of the first, in a dictionary."""
-    item = _item(depth)
-    entry = rf"{_ATOM}{_SPACE}:{_SPACE}{item}{_SPACE},{_SPACE}"
-    return re.compile(rf"(?=({_ATOM}{_SPACE}:))(?:{entry})++|(?:{item}{_SPACE},{_SPACE})++")
-
-
-@cache
-def _item_and_comma(depth: int) -> re.Pattern[str]:
-    return re.compile(rf"(?:{_ATOM}{_SPACE}:{_SPACE})?+{_item(depth)}{_SPACE},{_SPACE}")
-
-
-def _item(depth: int) -> str:
-    """An atom, or a container of such, at most `depth` deep."""
-    if depth == 0:
-        return _ATOM
-    inner = rf"(?:{_ATOM}{_SPACE}:{_SPACE})?+{_item(depth - 1)}{_SPACE},?+{_SPACE}"
-    return rf"(?>{_ATOM}|[\[({{]{_SPACE}(?:{inner})*+[\])}}])"
+def _patterns(most: int) -> _Patterns:
+    literal = _ATOM  # or a container in which nothing is to be cut
+    for _ in range(_DEPTH_AT_ONCE):
+        inner = rf"{literal}{_SPACE}(?::{_SPACE}{literal}{_SPACE})?+,?+{_SPACE}"
+        literal = rf"(?>{_ATOM}|[\[({{]{_SPACE}(?:{inner}){{0,{most}}}+[\])}}])"
+    item = rf"{literal}{_SPACE}(?::{_SPACE}{literal}{_SPACE})?+,{_SPACE}"
+    kinds = {
+        "items": rf"(?:{item})++",
+        "literal": literal,
+        "start": rf"[\[({{]{_SPACE}",
+        "stop": r"[\])}]",
+        "comma": rf",{_SPACE}",
+        "colon": ":",
+        "other": _OTHER,
+    }
+    token = "|".join(rf"(?P<{name}>{pattern})" for name, pattern in kinds.items())
+    compiled = [re.compile(one, re.DOTALL) for one in (rf"[ \t\n]++|{_COMMENT}|{token}", item, rf"{literal}{_SPACE}:")]
+    return _Patterns(*compiled)

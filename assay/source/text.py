@@ -24,7 +24,10 @@ _MOST_ITEMS = (256, 32)  # of one literal container in a longer text; the second
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", "env"}
 _MAGIC = re.compile(r"^(\s*)[%!?](.*)$")
 _WHOLE_CELL = re.compile(r"^\s*%%(?!time|capture|timeit|prun)\w")
-_PYTHON_2 = re.compile(r"^\s*(print\s+[^(=\s]|exec\s+['\"]|except\s+\w+\s*,\s*\w+\s*:|raise\s+\w+\s*,)", re.MULTILINE)
+_PYTHON_2 = re.compile(
+    r"^[ \t]*(print[ \t]+[^(=\s]|exec[ \t]+['\"]|except[ \t]+\w+[ \t]*,[ \t]*\w+[ \t]*:|raise[ \t]+\w+[ \t]*,)",
+    re.MULTILINE,
+)
 
 
 class SourceError(ValueError):

@@ -115,3 +115,15 @@ def test_a_script_with_a_hostile_name_and_text_commands_nothing(how, tmp_path, m
     assert not commands_in(done.stdout, how)
     missing = CliRunner().invoke(app, ["doctor", "::gone.py", "--format", how])
     assert not commands_in(missing.stderr)
+
+
+@pytest.mark.parametrize("how", [(), ("--json",), ("--verbose",)], ids=["text", "json", "verbose"])
+def test_what_a_reward_raises_commands_nothing(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "::error::a\n::stop-commands::b ##[error]c ##vso[d]"
+    (tmp_path / "::x.py").write_text(f"def reward(prompt, completion, answer):\n    raise ValueError({text!r})\n")
+    done = CliRunner().invoke(app, ["reward-check", "::x.py:reward", *how], env={"COLUMNS": "40"})
+    assert done.exit_code == 1, done.output
+    assert "ValueError" in done.stdout
+    assert not commands_in(done.stdout)
+    assert how != ("--json",) or text in json.loads(done.stdout)["failures"][0]["error"]

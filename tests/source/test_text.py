@@ -44,6 +44,7 @@ def test_a_script_in_any_encoding_is_read_and_its_lines_counted(content, tmp_pat
         (b"try:\n    x\nexcept E, e:\n    pass\n", ":3 is written for Python 2"),
         (b"x = " + b"(" * 1000 + b"1" + b")" * 1000, ":1 is not valid Python (too many nested parentheses)"),
         (b"x = " + b"+".join([b"a"] * 50_000), "is nested too deeply to be read"),
+        (b"x = 1\n" + b"\n" * 300_000 + b"def f(:\n", ":300002 is not valid Python"),  # hours, if searched twice
         (b"if 1:\n\tx = 1\n        y = 2\n", ":3 is not valid Python"),
     ],
 )

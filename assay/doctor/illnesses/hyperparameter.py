@@ -55,7 +55,7 @@ Settings = Mapping[str, Any]
 
 
 class Rates(NamedTuple):
-    """Learning rates of Adam for models with at least so many parameters."""
+    """Learning rates of Adam for models of this number of parameters or more."""
 
     parameters: float
     usual: tuple[float, float]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from assay import __version__
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, missing_names, step_of
 from assay.doctor.report.summary import Summary
-from assay.verdict import Fact, Place, State
+from assay.verdict import Fact, Place, State, json_without_commands
 
 SCHEMA_VERSION = 1  # a field that is added does not change it; one that is renamed or taken away does
 
@@ -27,8 +26,7 @@ def write(reports: Sequence[Report]) -> str:
 
 
 def as_text(whole: dict[str, Any]) -> str:
-    """JSON in which no CI runner that prints it sees a command: a sign of each is written as its number."""
-    return re.sub(r"#(?=#\w*\[)", r"\\u0023", json.dumps(whole, indent=2, allow_nan=False))
+    return json_without_commands(json.dumps(whole, indent=2, allow_nan=False))
 
 
 def _versions() -> dict[str, Any]:

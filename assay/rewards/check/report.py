@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.rewards.check.types import Check, Report, Verdict
 from assay.rewards.failures import failure_block
-from assay.verdict import Severity, State, escaped, without_commands
+from assay.verdict import Severity, State, escaped, json_without_commands, without_commands
 
 SCHEMA_VERSION = 1
 FAILS = "REW02"  # the check that failures are shown with
@@ -56,7 +56,7 @@ def as_json(report: Report) -> str:
         "failures": [dict(facts) for facts in report.failures],
         "checks": [_as_mapping(report, check, verdict) for check, verdict in report.verdicts],
     }
-    return json.dumps(document, indent=2)
+    return json_without_commands(json.dumps(document, indent=2))
 
 
 def _as_mapping(report: Report, check: Check, verdict: Verdict) -> dict[str, Any]:
