@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ def explain_fault(
     """The error as a part of a sentence: the file, the field without which `attempt` succeeds, and the fix."""
     if is_memory(error):
         return reason(error)
+    if "trust_remote_code" in str(error):  # in whatever sentence transformers asks for it
+        return (
+            f"{names[0]} names Python code of its own (auto_map), which is not run; a policy's code is run with "
+            "model.trust_remote_code = true, if you have read it, and a judge's never"
+        )
     fix = "correct it, or put the model's own file back"
     if TOKENIZER_SETTINGS[0] in names and (fault := _fault_of_tokenizer(directory / TOKENIZER)):
         return f"{TOKENIZER}: {fault}; {fix}"
@@ -150,12 +155,20 @@ def _succeeds(attempt: Callable[[Path], object], place: Path) -> bool:
 
 def _refuse_kernels(files: ModelFiles) -> None:
     """A name with a slash is a repository on the hub, whose code would be fetched and run."""
-    for name in KERNELS:
-        if "/" in str(files.config.get(name) or ""):
+    for name, value in _settings_in(files.config):
+        if name in KERNELS and "/" in str(value):
             raise ConfigError(
-                f"{files.what} cannot be loaded: {CONFIG} asks for {name} = {str(files.config[name])[:60]!r}, code "
-                "from the hub; remove the field, or set model.trust_remote_code = true if you have read that code"
+                f"{files.what} cannot be loaded: {CONFIG} asks for {name} = {str(value)[:60]!r}, code from the hub; "
+                "remove the field, or set model.trust_remote_code = true if you have read that code"
             )
+
+
+def _settings_in(settings: dict[str, Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Each setting with its name; models of several parts (text_config, ...) have them in nested tables."""
+    for name, value in settings.items():
+        yield name, value
+        if isinstance(value, dict) and depth:
+            yield from _settings_in(value, depth - 1)
 
 
 def _unfit_weights(files: ModelFiles, build: Callable[[Path], Any], error: BaseException) -> str:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay import config as configuration
 from assay.config import Config, ConfigError
 from assay.config.sections import ModelConfig
 from assay.foreign.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -24,6 +23,7 @@ from assay.policy.load import load_policy, model_directory, with_adapter
 from assay.policy.probe import examined
 from assay.policy.where import PUBLISHED, Source, source_of
 from assay.record import RunDirectory, RunError
+from assay.record.trust import load_config
 from assay.record.weights import step_of
 from assay.train.saved_policy import check_frozen, published_directory, put_adapter, put_weights, read_checkpoint
 from assay.train.seed_files import Seed, file_facts, seed_adapter, with_seed
@@ -79,7 +79,7 @@ def open_seeded(config: Config, run: Path, tick: Tick, say: Say) -> CausalPolicy
 
 def _config_of(source: Source) -> Config:
     RunDirectory.open(source.run)
-    return configuration.load(source.run / "config.toml")
+    return load_config(source.run)
 
 
 def _open_published(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[CausalPolicy, Seed]:

@@ -180,8 +180,9 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(directory, 
     assert f"{name} is a broken link" in refusal(directory)
 
 
-def test_attention_kernels_from_the_hub_are_code_and_are_not_fetched(directory):
-    change(directory / "config.json", attn_implementation="somebody/kernels")
+@pytest.mark.parametrize("nest", [lambda asked: asked, lambda asked: {"text_config": {"decoder": asked}}])
+def test_attention_kernels_from_the_hub_are_code_and_are_not_fetched(directory, nest):
+    change(directory / "config.json", **nest({"attn_implementation": "somebody/kernels"}))
     sentence = refusal(directory)
     assert "config.json asks for attn_implementation = 'somebody/kernels', code from the hub" in sentence
     assert "model.trust_remote_code = true" in sentence

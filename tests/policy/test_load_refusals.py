@@ -164,7 +164,8 @@ def test_a_models_own_code_runs_only_if_that_was_asked_for(tmp_path, monkeypatch
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     path = strange_model(tmp_path)
     message = refused(path)
-    assert "cannot be loaded" in message
+    assert "cannot be loaded: config.json names Python code of its own (auto_map), which is not run" in message
+    assert "model.trust_remote_code = true" in message
     assert not list(tmp_path.rglob("RAN"))
     policy = loaded(path, "model.trust_remote_code=true")
     assert list(tmp_path.rglob("RAN"))

@@ -1,6 +1,7 @@
 """model.path = a run: the new run begins with exactly its policy, keeps what it needs of it, and records its source."""
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -209,6 +210,9 @@ def test_a_source_that_cannot_seed_a_run_is_refused_before_anything_is_written(a
     refused(assay_command, run_path, source, str(source), "holds no checkpoint")
     (source / "config.toml").write_text("[run\n")
     refused(assay_command, run_path, source, str(source / "config.toml"), "not valid TOML")
+    (source / "config.toml").unlink()
+    os.mkfifo(source / "config.toml")  # nobody waits for it
+    refused(assay_command, run_path, source, str(source / "config.toml"), "not a regular file")
     refused(assay_command, run_path, sources / "lora", "leave model.dtype = 'auto'", **LORA, model__dtype="bfloat16")
 
 
