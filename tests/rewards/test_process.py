@@ -11,7 +11,7 @@ import pytest
 from rewards.asking import asked, body, score_all
 
 from assay.config import ConfigError
-from assay.rewards.call import load_function
+from assay.rewards.modules import load_functions
 from assay.types import Rollout, StopReason
 
 
@@ -196,8 +196,8 @@ def test_a_module_is_refused_because_a_reward_function_stands_in_a_file(rewards,
 
 def test_a_worker_imports_no_module_but_our_own():
     with pytest.raises(ImportError, match="os is not a Python file"):
-        load_function("os:system")
-    assert load_function("assay.rewards.builtin:exact")
+        next(load_functions(["os:system"]))
+    assert next(load_functions(["assay.rewards.builtin:exact"]))
 
 
 def test_a_ctrl_c_does_not_end_a_call(rewards):
