@@ -38,13 +38,15 @@ def _merge(
     lane = tl.arange(0, WIDTH)[None, :]
     place = row.to(tl.int64) * heads * width + head[:, None] * width + lane
     inside = (head[:, None] < heads) & (lane < width)
-    has_second = tl.load(seen + row) != 0
+    # as a number of heads: the interpreter of triton 3.9 takes no mask that was made from a single truth value
+    heads_of_second = tl.where(tl.load(seen + row) != 0, heads, 0)
     first = tl.load(logsumexps + head * rows + row, mask=head < heads, other=0.0)
-    second = tl.load(other_logsumexps + head * rows + row, mask=(head < heads) & has_second, other=-1e30)
+    second = tl.load(other_logsumexps + head * rows + row, mask=head < heads_of_second, other=-1e30)
     higher = tl.maximum(first, second)
     total = higher + tl.log(tl.exp(first - higher) + tl.exp(second - higher))
     tl.store(joint_logsumexps + head * rows + row, total, mask=head < heads)
     value = tl.load(outputs + place, mask=inside, other=0.0).to(tl.float32) * tl.exp(first - total)[:, None]
-    other = tl.load(others + place, mask=inside & has_second, other=0.0).to(tl.float32)
+    inside_second = (head[:, None] < heads_of_second) & (lane < width)
+    other = tl.load(others + place, mask=inside_second, other=0.0).to(tl.float32)
     value += other * tl.exp(second - total)[:, None]
     tl.store(joint + place, value.to(joint.dtype.element_ty), mask=inside)

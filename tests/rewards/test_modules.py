@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 from rewards.asking import asked, body, score_all
@@ -85,9 +86,10 @@ def test_the_directory_of_a_file_is_the_last_place_to_look(tmp_path):
     assert sys.path[-1] == str(tmp_path)
 
 
-def test_a_module_of_the_working_directory_is_not_imported_and_its_file_is_offered(rewards, tmp_path, monkeypatch):
+def test_a_module_of_the_working_directory_is_refused_and_not_imported(rewards, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/style.py").write_text("def score(completion): return 1.0\n")
+    (tmp_path / "mine/style.py").write_text("open('imported', 'w')\ndef score(completion): return 1.0\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"'mine\.style:score' names a module, .* file: give mine/style\.py:score$"):
         rewards(functions=["mine.style:score"])
+    assert not Path("imported").exists()

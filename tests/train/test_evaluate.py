@@ -342,7 +342,7 @@ def test_a_model_directory_is_evaluated_with_a_config(run, policy, tmp_path):
         (["{run}", "--set", "loss.kl_coef=1"], "--set loss.kl_coef=1 would change what is evaluated"),
         (["{run}", "--checkpoint", "update-7"], "holds no checkpoint 'update-7'; it holds update-00000006"),
         (["{run}", "--set", "evaluate.prompts=0"], "evaluate.prompts = 0 asks nothing"),
-        (["{run}", "--config", "x.toml"], "--config goes with a model directory"),
+        (["{run}", "--config", "{config}"], "--config goes with a model directory"),
         (["{run}", "--set", "rollout.max_tokens=100"], "the model's context is 64"),
         (["{run}/checkpoints"], "is not a run directory"),
         (["{model}"], "is a model directory, not a run; say with --config"),
@@ -352,7 +352,9 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(run, tmp_path, arguments, sen
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    ended = command("eval", *(argument.format(run=run, model=model) for argument in arguments))
+    config = tmp_path / "x.toml"
+    config.touch()
+    ended = command("eval", *(argument.format(run=run, model=model, config=config) for argument in arguments))
     assert ended.exit_code == 2
     assert ended.stdout == ""
     (told,) = [line for line in ended.stderr.splitlines() if line.startswith("assay: ")]

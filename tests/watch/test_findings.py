@@ -90,7 +90,7 @@ def test_the_ratio_is_printed_by_update_and_explained(serve):
     text = serve(LETTERS, "3")["text"]
     assert "1.0 on the first update of each rollout batch, drifting later: by design" in text
     assert "      3      2 " in text
-    assert "curves of 20 steps or more: MET01" in text
+    assert "most often missing: curves of 20 steps or more (6)" in text
 
 
 def test_fail_on_turns_a_finding_into_exit_code_1(tmp_path):
