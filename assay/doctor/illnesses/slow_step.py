@@ -119,7 +119,7 @@ def _passes(curves: Curves) -> list[Fact]:
 
 def _padding(curves: Curves) -> float | None:
     if curves.settings.get("trainer") == "assay" or not curves.has("length_mean", "length_max"):
-        return None  # Assay cuts its passes by tokens and packs them: no batch is as wide as the longest answer
+        return None  # Assay cuts its passes by tokens: no batch of it is as wide as the longest answer
     mean_N, longest_N = curves.need("length_mean", "length_max")
     with np.errstate(divide="ignore", invalid="ignore"):
         waste_N = 1.0 - mean_N / longest_N

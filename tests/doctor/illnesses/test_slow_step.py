@@ -37,6 +37,14 @@ def test_a_step_is_wasteful_by_scoring_padding_or_spikes(curves, state):
         assert state is State.NOT_ENOUGH_DATA
 
 
+def test_padding_is_none_of_an_assay_runs_problems():
+    """Its passes are cut by tokens, whatever the longest answer is."""
+    curves = timed(length_mean=10.0)
+    assert slow_step.check_curves(curves).state is State.FINDING
+    own = replace(curves, settings={**curves.settings, "trainer": "assay"})
+    assert slow_step.check_curves(own).state is State.HEALTHY
+
+
 @pytest.mark.parametrize(
     ("slow", "words"),
     [((0,), "compilation"), ((4, 9, 14), "every 5 steps"), ((2, 3, 8, 9, 11), "irregularly"), ((), "alike")],
