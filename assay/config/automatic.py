@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from assay import durable
+
 AUTO = "auto"
 EMBEDDED = "embedded"
 
@@ -72,7 +74,7 @@ def is_embedded(path: object) -> bool:
         if run is None:
             return False
         try:
-            path = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["model"]["path"]
+            path = tomllib.loads(durable.read_file(run / "config.toml").decode())["model"]["path"]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return False  # such a run is refused with a reason when it is opened
     return False
