@@ -1,4 +1,4 @@
-"""Rewards that fail: who is told what, and when they end the run.
+"""Rewards that fail: what is reported, and when they end the run.
 
 A row that cannot be scored does not end a run by itself: its group is dropped. What ends it is a larger share of a
 step's rollouts than reward.max_failed allows, or a reward that does not work at all.
@@ -17,7 +17,7 @@ from assay.train.failure import RunFailed
 from assay.types import Score
 
 NEVER_WORKED = 8  # prompts at the beginning of a process of which no rollout could be scored: why wait for the others
-EMPTY_ROUNDS = 8  # rounds in a row of which no rollout could be scored; only steps of one prompt come to so many
+EMPTY_ROUNDS = 8  # rounds in a row of which no rollout could be scored; only steps of one prompt get that far
 MOST_REPORTED = 5  # kinds of failures that are reported in full
 
 
