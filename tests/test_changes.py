@@ -1,6 +1,7 @@
 """`assay train --resume RUN --change section.key=value`: what may change half-way, that it is recorded, and that a
 killed run keeps the change."""
 
+import json
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from assay import config as configuration
 from assay.doctor.evidence.run import read_run
 from assay.record.settings import settings_by_step
 from assay.train.changes import CHANGEABLE
+from assay.train.model_card import model_card
 
 UPDATE = "assay.train.learner:Learner.update"
 RATE = ("--change", "optimizer.learning_rate=0.002")
@@ -158,7 +160,10 @@ def test_the_kl_can_be_switched_on_between_steps_and_not_inside_of_one(assay_com
         ("run.seed=2", "these may: steps, threads, max_skipped"),
         ("reward.functions=exact", "begins with this policy"),
         ("optimizer.learning_rate=auto", "give the new one"),
+        ('optimizer.learning_rate="auto"', "give the new one"),
         ("optimizer.learning_rate=fast", "must be a number"),
+        (f"optimizer.learning_rate={'9' * 400}", "has 400 digits"),
+        ("run.threads=100000000", "more than 1024"),
         ("optimizer.lr=1", "optimizer.learning_rate"),
         ("learning_rate=1", "--change 'learning_rate=1' lacks the section"),
         ("nothing", "--change 'nothing' is not of the form"),
@@ -224,3 +229,82 @@ def test_events_that_somebody_changed_leave_the_config_as_it_is(event):
     config = configuration.load(None, [])
     at = settings_by_step(config, [{"kind": "changed", "step": 9, **event}])
     assert at(1)["clip_high"] == 0.2
+
+
+def test_a_change_that_is_taken_back_is_on_record_too(assay_command, stopped, run_path):
+    shutil.copytree(stopped, run_path)
+    trap = Trap(UPDATE, 1, "KILL", "before")  # before a checkpoint holds the change
+    assert assay_command.run("train", "--resume", run_path, *RATE, traps=[trap]).code == -9
+    assert assay_command.run("train", "--resume", run_path, traps=[trap]).code == -9
+    assert len(changed(run_path)) == 1  # going on with a change is not another change
+    ended = resume(assay_command, run_path, "--change", "optimizer.learning_rate=0.001")
+    assert "optimizer.learning_rate = 0.002 becomes 0.001, from step 2 on" in ended.stderr
+    assert [(event["before"], event["after"]) for event in changed(run_path)] == [(0.001, 0.002), (0.002, 0.001)]
+    assert [row["learning_rate"] for row in rows(run_path / "metrics.jsonl")] == [0.001] * 4
+
+
+@pytest.mark.parametrize("change", ["optimizer.learning_rate=0.5", "rollout.max_rows=4"])
+def test_a_finished_run_refuses_a_change_that_no_step_would_be_made_with(assay_command, stopped, run_path, change):
+    shutil.copytree(stopped, run_path)
+    resume(assay_command, run_path)
+    before = {path: path.read_bytes() for path in run_path.rglob("*") if path.is_file()}
+    ended = assay_command.run("train", "--resume", run_path, "--change", change)
+    assert ended.code == 2, ended.stderr
+    assert "the run has done all of its 4 steps" in ended.sentences[0]
+    assert {path: path.read_bytes() for path in run_path.rglob("*") if path.is_file()} == before
+    resume(assay_command, run_path, "--change", change, "--set", "run.steps=5")
+    assert [event["steps"] for event in rows(run_path / "events.jsonl") if event["kind"] == "resume"] == [4, 5]
+
+
+def test_the_model_card_names_the_settings_that_made_the_weights(assay_command, stopped, run_path):
+    shutil.copytree(stopped, run_path)
+    resume(assay_command, run_path, *RATE)
+    card = (run_path / "final/README.md").read_text()
+    assert "learning rate 0.002 |" in card
+    assert "| changed half-way | `optimizer.learning_rate` from `0.001` to `0.002` after step 1 |" in card
+    config = configuration.load(run_path / "config.toml", ["optimizer.learning_rate=0.5"])
+    with (run_path / "events.jsonl").open("a") as events:
+        event = {"kind": "changed", "step": 4, "setting": "optimizer.learning_rate", "before": 0.002, "after": 0.5}
+        events.write(json.dumps(event) + "\n")
+    assert model_card(run_path, config, step=4, merge=False) == card
+
+
+def test_the_kl_cannot_move_from_the_reward_into_the_loss_inside_of_a_step(assay_command, run_path):
+    changes = {"run__steps": 3, "loss__kl_coef": 0.1, "loss__kl_placement": "reward"}
+    trap = Trap(UPDATE, 6, "TERM", "after")
+    assert assay_command.run("train", *settings(**changes), "--out", run_path, traps=[trap]).code == 143
+    move = ("--change", "loss.kl_placement=loss")
+    ended = assay_command.run("train", "--resume", run_path, *move)
+    assert ended.code == 2, ended.stderr
+    assert "loss.kl_placement = 'loss' cannot begin now" in ended.sentences[0]
+    # the command that the sentence gives works, and then so does the change
+    advice = ended.sentences[0].partition("assay train ")[2].split()
+    resume(assay_command, run_path, *advice[2:])
+    resume(assay_command, run_path, *move, "--set", "run.steps=3")
+    kl = [row["ref_kl"] for row in rows(run_path / "metrics.jsonl")]
+    assert kl[1] is None
+    assert kl[2] > 0
+
+
+def test_a_constant_rate_may_begin_to_fall_in_a_run_that_becomes_longer(assay_command, stopped, run_path):
+    shutil.copytree(stopped, run_path)
+    resume(assay_command, run_path, "--change", "optimizer.schedule=linear", "--set", "run.steps=5")
+    rates = [row["learning_rate"] for row in rows(run_path / "metrics.jsonl")]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.001
+    ended = assay_command.run("train", "--resume", run_path, "--set", "run.steps=6")
+    assert ended.code == 2
+    assert "would move the end of the linear learning-rate schedule" in ended.sentences[0]
+
+
+def test_zero_threads_are_counted_again(assay_command, stopped, run_path):
+    shutil.copytree(stopped, run_path)
+    resume(assay_command, run_path, "--change", "run.threads=2", "--set", "run.steps=2")
+    resume(assay_command, run_path, "--change", "run.threads=0", "--set", "run.steps=3")
+    assert [(event["before"], event["after"]) for event in changed(run_path)] == [(1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("event", [{"kind": "resume"}, {"kind": "changed"}, {"kind": "changed", "step": "9"}])
+def test_events_without_a_step_are_passed_over(event):
+    change = {"kind": "changed", "setting": "loss.clip_high", "before": 0.3, "after": 0.2, "step": 9}
+    assert settings_by_step(configuration.load(None, []), [change, event])(1)["clip_high"] == 0.3

@@ -51,6 +51,9 @@ __all__ = [
 ]
 
 
+MOST_THREADS = 1024  # with very many, torch ends the process without a word
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     run: RunConfig = field(default_factory=RunConfig)
@@ -146,6 +149,9 @@ def contradictions(config: Config) -> list[str]:
         or config.run.name != Path(config.run.name).name
         or config.run.name in (".", "..")
         or not config.run.name.isprintable(),
+        f"run.threads = {config.run.threads} is more than {MOST_THREADS}; give at most the number of cores": (
+            config.run.threads > MOST_THREADS
+        ),
         f"evaluate.patience = {config.evaluate.patience} counts evaluations, but evaluate.every = "
         f"{config.evaluate.every} and evaluate.prompts = {config.evaluate.prompts} leave none to count; set both": bool(
             config.evaluate.patience

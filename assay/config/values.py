@@ -74,7 +74,10 @@ def typed(name: str, value: Any, wanted: Any) -> Any:
             raise ConfigError(f"{name} = {value!r} must be a table, for instance {{max_digits = 5}}")
         return dict(value)
     if wanted is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} has {len(str(abs(value)))} digits, more than a number can have") from None
     if type(value) is not wanted:
         words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
         quoted = "; put it in quotes" if wanted is str else ""

@@ -33,18 +33,28 @@ def settings_of(config: Config) -> dict[str, Any]:
     }
 
 
+def recorded_changes(events: Sequence[Mapping[str, Any]], last: int | None = None) -> list[Mapping[str, Any]]:
+    """The "changed" events that still hold: a run that was resumed from before a change made the change again.
+
+    `last` is the last step that a run about to be resumed has done."""
+    changes: list[Mapping[str, Any]] = []
+    for event in [*events, *([] if last is None else [{"kind": "resume", "step": last}])]:
+        kind, step = event.get("kind"), event.get("step")
+        if kind == "start":
+            changes = []
+        elif kind == "changed" and isinstance(step, int):
+            changes.append(event)
+        elif kind == "resume" and isinstance(step, int):
+            changes = [change for change in changes if change["step"] <= step]
+    return changes
+
+
 def settings_by_step(config: Config, events: Sequence[Mapping[str, Any]]) -> Callable[[int], dict[str, Any]]:
     """Which settings made a step of the run: `assay train --resume --change` changes them half-way.
 
-    `config` holds the newest values; a "changed" event says after which step a value took the place of another. A run
-    that was resumed from before a change made it again.
+    `config` holds the newest values; a "changed" event says after which step a value took the place of another.
     """
-    changes: list[Mapping[str, Any]] = []
-    for event in events:
-        if event.get("kind") == "changed":
-            changes.append(event)
-        elif event.get("kind") == "resume":
-            changes = [change for change in changes if change["step"] <= event["step"]]
+    changes = recorded_changes(events)
 
     def at(step: int) -> dict[str, Any]:
         settings = to_mapping(config)

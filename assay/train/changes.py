@@ -14,10 +14,14 @@ from typing import Any
 
 from assay import config as configuration
 from assay.config import Config, ConfigError, to_mapping
+from assay.config.automatic import AUTO
+from assay.config.values import read_text
 from assay.record import checksums
+from assay.record.settings import recorded_changes
 from assay.train import checkpoint
 
 STEPS = "run.steps"
+MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that only matter while a step is made
 PACKING = ("microbatches", "pass_tokens", "share_prompts")  # of [optimizer]: into what passes an update is cut
 CHANGEABLE: Mapping[str, Sequence[str]] = {
     "run": ("steps", "threads", "max_skipped"),
@@ -48,7 +52,7 @@ class Change:
 def with_changes(file: Path, recorded: Config, asked: Sequence[str]) -> Config:
     """The config of a run with `section.key=value` changes; refuses those that a run cannot take half-way."""
     for text in asked:
-        if text.partition("=")[2].strip() == "auto":
+        if read_text(text.partition("=")[2].strip(), str) == AUTO:
             raise ConfigError(f"--change {text}: a run has its own number by now; give the new one")
     try:
         config = configuration.load(file, asked)
@@ -64,7 +68,7 @@ def refuse_edited(saved: checkpoint.Checkpoint, recorded: Config, run: Path) -> 
     """Refuses a config.toml that differs from a checkpoint's by more than what `--change` wrote into it."""
     file = run / "config.toml"
     is_ours = checksums.is_as_written(run, file.name)
-    for change in _lasting_differences(saved, recorded):
+    for change in _lasting(_differences(_saved_settings(saved), to_mapping(recorded))):
         if not (is_ours and _may_change(change)):
             fix = f"give it as --change {change.setting}=..." if _may_change(change) else "start a new run"
             raise ConfigError(
@@ -73,30 +77,56 @@ def refuse_edited(saved: checkpoint.Checkpoint, recorded: Config, run: Path) -> 
             )
 
 
-def changes_since(saved: checkpoint.Checkpoint, config: Config, run: Path) -> list[Change]:
-    """What differs from the settings that a checkpoint was saved with."""
-    found = _lasting_differences(saved, config)
-    reference = next((change for change in found if change.setting == "loss.kl_coef"), None)
-    if reference and not reference.before and saved.state["work"] is not None:
+def unrecorded_changes(
+    saved: checkpoint.Checkpoint, config: Config, events: Sequence[Mapping[str, Any]]
+) -> list[Change]:
+    """What differs from the settings that the run's record says are in force after a checkpoint: those that it was
+    saved with, and the changes since. A kill may have come between a change and its event."""
+    values = _saved_settings(saved)
+    for event in recorded_changes(events, last=saved.state["place"]["step"]):
+        section, _, key = str(event.get("setting")).partition(".")
+        if key in values.get(section, {}):
+            values[section][key] = event.get("after")
+    return _lasting(_differences(values, to_mapping(config)))
+
+
+def check_step_under_way(saved: checkpoint.Checkpoint, config: Config, run: Path) -> None:
+    """Refuses a KL in the loss that begins inside a step: the step has no log-probs of a reference."""
+    loss = _saved_settings(saved)["loss"]
+    had_reference = loss["kl_coef"] > 0 and loss["kl_placement"] == "loss"
+    needs_reference = config.loss.kl_coef > 0 and config.loss.kl_placement == "loss"
+    if needs_reference and not had_reference and saved.state["work"] is not None:
         step = saved.state["place"]["step"] + 1
+        key = "kl_placement" if loss["kl_coef"] > 0 else "kl_coef"
         raise ConfigError(
-            f"--change loss.kl_coef={reference.after!r}: {saved.path.name} stands inside step {step}, which has no "
-            f"log-probs of a reference; finish that step first: assay train --resume {run} --set run.steps={step}"
+            f"loss.{key} = {getattr(config.loss, key)!r} cannot begin now: {saved.path.name} stands inside step "
+            f"{step}, which has no log-probs of a reference; finish that step first: assay train --resume {run} "
+            f"--set run.steps={step} --change loss.{key}={loss[key]}"
         )
-    return found
+
+
+def refuse_without_a_step(changed: Sequence[Change], config: Config, saved: checkpoint.Checkpoint, run: Path) -> None:
+    """Refuses changes of how steps are made if no step is left to make."""
+    done = saved.state["place"]["step"]
+    idle = [change.setting for change in changed if change.setting.partition(".")[0] in MAKES_STEPS]
+    if idle and done >= config.run.steps:
+        raise ConfigError(
+            f"--change {idle[0]}: the run has done all of its {done} steps, so nothing would be made with the new "
+            f"value; add the number of steps: assay train --resume {run} --set run.steps=N --change {idle[0]}=..."
+        )
 
 
 def check_new_steps(recorded: Config, config: Config, saved: checkpoint.Checkpoint | None) -> None:
     """Refuses an end that the run has passed, or that its learning rate was not made for."""
+    if saved is None:
+        return
     steps, schedule = config.run.steps, config.optimizer.schedule
-    if steps != recorded.run.steps and schedule != "constant":
+    if steps != recorded.run.steps and "constant" not in (schedule, recorded.optimizer.schedule):
         raise ConfigError(
             f"run.steps = {steps} would move the end of the {schedule} learning-rate schedule, by which the steps so "
             f"far were trained, from step {recorded.run.steps}; only a constant one can be extended: add --change "
             "optimizer.schedule=constant"
         )
-    if saved is None:
-        return
     done, under_way = saved.state["place"]["step"], saved.state["work"] is not None
     if steps < done + under_way:
         begun = f" and begun step {done + 1}" if under_way else ""
@@ -110,11 +140,15 @@ def with_packing_of(config: Config, saved: checkpoint.Checkpoint) -> Config:
     return replace(config, optimizer=replace(config.optimizer, **packing))
 
 
-def _lasting_differences(saved: checkpoint.Checkpoint, config: Config) -> list[Change]:
-    """All but run.steps. A setting that there was not yet when the checkpoint was saved is at its default."""
+def _saved_settings(saved: checkpoint.Checkpoint) -> dict[str, dict[str, Any]]:
+    """A setting that there was not yet when the checkpoint was saved is at its default."""
     defaults = to_mapping(Config())
-    before = {section: {**defaults[section], **saved.state["config"].get(section, {})} for section in defaults}
-    return [change for change in _differences(before, to_mapping(config)) if change.setting != STEPS]
+    return {section: {**defaults[section], **saved.state["config"].get(section, {})} for section in defaults}
+
+
+def _lasting(changes: Sequence[Change]) -> list[Change]:
+    """All but run.steps, which checkpoints do not hold."""
+    return [change for change in changes if change.setting != STEPS]
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

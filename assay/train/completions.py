@@ -53,11 +53,14 @@ def table_of(record: StepRecord) -> CompletionTable:
 def table_steps(tables: int, steps: int) -> frozenset[int]:
     """The steps after which a run of `steps` shows its tables: the first, the last, and evenly between.
 
-    >>> sorted(table_steps(3, 120)), sorted(table_steps(1, 120)), sorted(table_steps(9, 2)), sorted(table_steps(0, 5))
-    ([1, 60, 120], [1], [1, 2], [])
+    >>> sorted(table_steps(3, 120)), sorted(table_steps(1, 120)), sorted(table_steps(10**30, 2))
+    ([1, 60, 120], [1], [1, 2])
+    >>> table_steps(0, 5)
+    frozenset()
     """
     if tables == 0:
         return frozenset()
+    tables = min(tables, steps)
     return frozenset(1 + index * (steps - 1) // max(tables - 1, 1) for index in range(tables))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import Config
-from assay.record import RunError, read_evaluations
+from assay.record import RunError, read_evaluations, read_events
+from assay.record.settings import recorded_changes, settings_by_step
 from assay.rewards import function_name
 from assay.train.plot import number
 from assay.train.words import printable
@@ -39,7 +40,7 @@ def model_card(run: Path, config: Config, *, step: int, merge: bool) -> str:
     parts = [
         _front_matter(config, adapter),
         f"# {printable(config.run.name)}\n\nTrained with GRPO by Assay.",
-        _table({"": ""} | _facts(config, step, merge)),
+        _table({"": ""} | _facts(config, read_events(run).rows, step, merge)),
         f"## Held-out score\n\n{_scores(run, config, step)}",
         f"## Load it\n\n{_loading(run, config, adapter)}",
         f"## Versions\n\n{_versions(run)}",
@@ -58,19 +59,28 @@ def _is_on_the_hub(name: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
-def _facts(config: Config, step: int, merge: bool) -> dict[str, str]:
-    model, reward, loss, rollout = config.model, config.reward, config.loss, config.rollout
+def _facts(config: Config, events: Sequence[Mapping[str, Any]], step: int, merge: bool) -> dict[str, str]:
+    model, reward, rollout = config.model, config.reward, config.rollout
     weights = reward.weights or (1.0,) * len(reward.functions)
     functions = [
         f"{weight:g} x {_code(function_name(name))}" for name, weight in zip(reward.functions, weights, strict=True)
     ]
     lora = f"LoRA adapters of rank {model.lora_rank}{', added into the weights' * merge}"
+    made_by = settings_by_step(config, events)(step)
+    changes = [event for event in recorded_changes(events) if event["step"] < step]
+    changed = ", ".join(
+        f"{_code(str(change.get('setting')))} from {_code(str(change.get('before')))} to "
+        f"{_code(str(change.get('after')))} after step {change['step']}"
+        for change in changes
+    )
     return {
         "base model": _code(model.path),
         "trained": lora if model.lora_rank else "all weights",
         "task": _code(config.task.name),
         "reward": ", ".join(functions) or "the task's own",
-        "objective": f"{loss.objective}, KL coefficient {loss.kl_coef:g}, learning rate {config.optimizer.peak:g}",
+        "objective": f"{made_by['objective']}, KL coefficient {made_by['kl_coef']:g}, learning rate "
+        f"{made_by['learning_rate']:g}",
+        **({"changed half-way": changed} if changed else {}),
         "steps": f"{step}, each of {rollout.prompts} prompts x {rollout.group_size} answers of up to "
         f"{rollout.max_tokens} tokens",
         "sampling": f"temperature {rollout.temperature:g}",

@@ -25,6 +25,7 @@ from assay.record import (
     checksums,
     describe_environment,
     read_evaluations,
+    read_events,
     read_metrics,
     refuse_unwritable_name,
     writing,
@@ -41,9 +42,11 @@ from assay.train.best import Progress, StoppedEarly
 from assay.train.budget import budgeted
 from assay.train.changes import (
     Change,
-    changes_since,
     check_new_steps,
+    check_step_under_way,
     refuse_edited,
+    refuse_without_a_step,
+    unrecorded_changes,
     with_changes,
     with_packing_of,
 )
@@ -109,7 +112,7 @@ def resume(path: Path, asked: Sequence[str] = (), watcher: Watcher | None = None
     with _only_writer(directory.path):
         config_file = directory.path / "config.toml"
         recorded = load_config(directory.path)
-        config = with_changes(config_file, recorded, asked) if asked else recorded
+        config = settled(with_changes(config_file, recorded, asked)) if asked else recorded
         if not trust:
             refuse_untrusted(directory.path, config, (POLICY, REWARDS, LOGS))
         damages: list[str] = []
@@ -118,12 +121,15 @@ def resume(path: Path, asked: Sequence[str] = (), watcher: Watcher | None = None
         changed: list[Change] = []
         if saved is not None:
             refuse_edited(saved, recorded, directory.path)
-            changed = changes_since(saved, config, directory.path)
+            check_step_under_way(saved, config, directory.path)
+            changed = unrecorded_changes(saved, config, read_events(directory.path).rows)
             done = saved.state["place"]["step"]
         unverified: list[str] = []
         check_history(directory.path, -1 if saved is None else done, unverified.append)
         if asked:
             check_new_steps(recorded, config, saved)
+            if saved is not None:
+                refuse_without_a_step(changed, config, saved, directory.path)
         set_up(config)
         task = open_task(config)
         with Interrupt() as interrupt, Display(config.run.steps, steps_before=done) as display:
@@ -244,7 +250,8 @@ def _carry_out(
         forget_answers(directory.path, place.step)
         clear_weights(directory.path, FINAL, display.say)  # of an earlier end; this run goes further
         progress.resume(place.step, display.say)
-        directory.append_event("resume", checkpoint=saved.path.name, step=place.step, update=place.update)
+        facts = {"checkpoint": saved.path.name, "step": place.step, "update": place.update, "steps": config.run.steps}
+        directory.append_event("resume", **facts)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
         if work is not None:
             verbs.clock.begin(place.step + 1)
