@@ -93,7 +93,7 @@ def test_the_commands_about_a_run_work_in_their_order(type_in, newcomer, smollm2
         type_in(command)
     if run == "runs/look":
         rows = [json.loads(line) for line in (newcomer / run / "metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
         assert all(row["reward_mean"] is not None and row["ratio_max"] >= 1.0 for row in rows)
 
 

@@ -119,7 +119,7 @@ def test_a_module_is_never_a_reward(assay_command, foreign, spec, command):
         ended = assay_command.run(verb, *options, foreign, "--trust")
     function = spec.rpartition(":")[2]
     assert f"{spec!r} names a module, and a reward function must stand in a file" in ended.sentences[-1]
-    assert ended.sentences[-1].endswith(f"give path/to/file.py:{function}")
+    assert ended.sentences[-1].endswith(f".py:{function}")
 
 
 def test_the_sentence_after_a_signal_goes_on_as_it_is(assay_command, scored_run, foreign):
