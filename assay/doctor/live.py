@@ -105,6 +105,8 @@ class LiveDoctor:
         """A last look at the curves, and the tally."""
         if self._rows:
             self._look(Evidence(curves=self._curves()), _of_kind("curves"), self._rows[-1]["step"])
+        if not self._looks:
+            return  # nothing was left to do
         roots = self._roots()
         counts = {sure: sum(word.confidence is sure for word in roots) for sure in Confidence}
         found = ", ".join(f"{count} {sure}" for sure, count in counts.items() if count) or "no findings"

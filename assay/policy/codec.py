@@ -55,8 +55,9 @@ class TokenizerCodec:
         tokenizer: Any = self.tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise PromptRefused(
-                "the tokenizer has no chat template, so it cannot pose a conversation; use a chat model, or pose the "
-                "task as plain text (task.options: style or chat)"
+                "the tokenizer has no chat template, so it cannot pose a conversation; use a chat model (model.path = "
+                "'smollm2' is one), or pose the task as plain text: task.options.chat = false for rows of a file, "
+                "task.options.style for other tasks (assay tasks NAME lists its values)"
             )
         check_chat_template(tokenizer)
         try:

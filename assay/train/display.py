@@ -210,10 +210,17 @@ class Display:
         self._print(short(text))
 
     def summary(
-        self, run: Path, rows: Sequence[Row], evaluations: Sequence[Row], seconds: float, *, trusted: str = ""
+        self,
+        run: Path,
+        rows: Sequence[Row],
+        evaluations: Sequence[Row],
+        seconds: float,
+        *,
+        go_on: str = "",
+        names_best: bool = False,
     ) -> None:
-        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first. `trusted`
-        is what stands behind the command that goes on."""
+        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first. `go_on`
+        stands behind the command that resumes the run."""
         self._stop(keep=False)
         done = self._steps_before + self._finished
         speed = f", {self._tokens / self._step_seconds:,.0f} tokens/s" if self._step_seconds else ""
@@ -223,7 +230,7 @@ class Display:
         headline = Text(f"{verb}: ", "bold green" if verb == "finished" else "bold yellow")
         self._print(headline.append(f"{done} of {self._steps} steps{resumed}, {human_seconds(seconds)}{speed}", "bold"))
 
-        self.facts(summary_facts(rows, evaluations))
+        self.facts(summary_facts(rows, evaluations, names_best=names_best))
 
         width = min(self.console.width, WIDEST) if self.console.is_interactive else WIDEST
         curve, start = [row.get("reward_mean") for row in rows], rows[0]["step"] if rows else 1
@@ -233,7 +240,7 @@ class Display:
         commands = {
             "run": str(run),
             "read": f"assay show {shlex.quote(str(run))}",
-            "go on": f"assay train --resume {shlex.quote(str(run))}{trusted}"
+            "go on": f"assay train --resume {shlex.quote(str(run))}{go_on}"
             + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
         }
         for label, command in commands.items():  # never wrapped: they are to be copied

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from assay.config import Config
 from assay.policy.load import resolved
@@ -33,7 +34,8 @@ def allowed_cores() -> int:
 
 
 def set_up(config: Config) -> None:
-    """Same bits on the same machine: fixed threads, deterministic kernels."""
+    """Same bits on the same machine: fixed threads, deterministic kernels. transformers draws no bars into our log."""
+    transformers_logging.disable_progress_bar()
     if config.run.device == "cpu" and config.model.dtype == "bfloat16":
         # oneDNN picks AMX for bfloat16 where the CPU announces it, and virtual machines announce what they then refuse:
         # the process dies with SIGILL; this is read at the first matrix product

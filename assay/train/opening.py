@@ -53,7 +53,7 @@ def few_heldout(config: Config, task: Task, heldout: int) -> str:
         return ""
     why, fix = "", "give more of them"
     if isinstance(task, FileTask) and not task.options.heldout_file:
-        why = f" (task.options.heldout = {task.options.heldout:g} of {sum(task.sizes)} rows)"
+        why = f" (task.options.heldout = {task.options.heldout:g}, about that share of {sum(task.sizes)} rows)"
         fix = "raise task.options.heldout for a steadier score"
     return (
         f"only {_count(heldout, 'prompt')} held out{why}: one answer more or less moves the held-out score by "

@@ -161,7 +161,7 @@ def resume(path: Path, asked: Sequence[str] = (), watcher: Watcher | None = None
                 raise ConfigError(str(error)) from error
             with closing(reward):
                 _introduce(config, directory, policy, task, heldout, display)
-                if config != recorded:
+                if config != recorded or not checksums.is_as_written(directory.path, config_file.name):
                     checksums.begin(directory.path)  # which tells a change of ours from an edited file
                     directory.replace_file(config_file.name, configuration.to_toml(config, meanings=False).encode())
                 for change in changed:
@@ -253,6 +253,8 @@ def _carry_out(
         facts = {"checkpoint": saved.path.name, "step": place.step, "update": place.update, "steps": config.run.steps}
         directory.append_event("resume", **facts)
         display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
+        if place.step >= config.run.steps:
+            display.say(f"all {place.step} steps are done; --set run.steps={2 * place.step} would add as many")
         if work is not None:
             verbs.clock.begin(place.step + 1)
             if before != config and not work.updates:  # the passes are to be smaller, for instance
@@ -299,7 +301,15 @@ def _carry_out(
     watched = {"doctor_seconds": watch.seconds} if watch else {}
     directory.append_event("finished", seconds=seconds, **watched)
     steps, evaluations = read_metrics(directory.path).rows, read_evaluations(directory.path).rows
-    display.summary(directory.path, steps, evaluations, seconds, trusted=trusted)
+    is_early = saver.steps_done < config.run.steps
+    display.summary(
+        directory.path,
+        steps,
+        evaluations,
+        seconds,
+        go_on=" --change evaluate.patience=0" * is_early + trusted,
+        names_best=bool(config.evaluate.every and config.checkpoint.best),
+    )
     watch.finished()
     return 0
 

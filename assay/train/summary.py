@@ -21,7 +21,8 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
-def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, str]:
+def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row], *, names_best: bool = False) -> dict[str, str]:
+    """`names_best`: the best evaluation too, whose weights are kept."""
     few = max(1, min(FEW, len(rows) // 2))
     head, tail = rows[:few], rows[-few:]
     rewards = " -> ".join(number(_mean(part, "reward_mean")) for part in (head, tail))
@@ -40,9 +41,9 @@ def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
         if {row.get("pass_at_k") for row in ends} - {None, 0.0, 1.0}:
             passes = {"greedy": "pass_greedy", "pass@1": "pass_at_1", f"pass@{ends[-1]['k']}": "pass_at_k"}
             facts["passed"] = _from_to(ends, passes)
-    best = best_row(evaluations) if len(evaluations) > 2 else None
+    best = best_row(evaluations) if names_best else None
     if best is not None:
-        when = f"after step {best['step']}" if best["step"] else "before training; no later score was better"
+        when = f"after step {best['step']}, in best/" if best["step"] else "before training; no later score was better"
         facts["best"] = f"held-out sampled {number(best[SCORE])} {when}"
     facts["zero-variance"] = f"{share(_mean(tail, 'zero_variance_share'))} of the groups   (last {few} {steps})"
     deviation, mismatch = _largest(rows, "first_ratio_max_deviation"), _largest(rows, "mismatch_max")

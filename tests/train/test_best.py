@@ -143,6 +143,7 @@ def test_a_run_that_gets_no_better_stops_early_and_is_finished(assay_command, ru
     kinds = [event["kind"] for event in rows(run_path / "events.jsonl")]
     assert kinds[-2:] == ["stopped early", "finished"]
     assert f"stopped early after step {stop}: 2 evaluations in a row" in ended.stderr
+    assert f"assay train --resume {run_path} --change evaluate.patience=0" in ended.stderr.splitlines()[-2]
     assert f"| steps | {stop}, each of" in (run_path / "final/README.md").read_text()
     row = json.loads(assay_command.run("eval", run_path, "--checkpoint", "final", "--json").stdout)
     assert row["step"] == stop
@@ -171,4 +172,7 @@ def test_a_run_killed_around_its_early_end_ends_alike(assay_command, run_path, n
 def test_patience_needs_evaluations(assay_command, run_path):
     ended = assay_command.run("train", "--set", "evaluate.patience=3", "--out", run_path)
     assert ended.code == 2
-    assert "evaluate.patience = 3 counts evaluations, but evaluate.every = 0" in ended.sentences[0]
+    assert (
+        "evaluate.patience = 3 counts evaluations between steps, and there are none; set evaluate.every"
+        in ended.sentences[0]
+    )
