@@ -75,7 +75,7 @@ def test_a_few_held_out_rows_are_not_passed_over_in_silence(tmp_path):
     assert 0 < count < 20
     sentence = few_heldout(config, task, count)
     assert sentence.startswith(f"only {count} prompt")
-    assert "task.options.heldout = 0.1 of 40 rows" in sentence
+    assert "task.options.heldout = 0.1, about that share of 40 rows" in sentence
     assert f"moves the held-out score by {1 / count:.2f}; raise task.options.heldout" in sentence
     assert few_heldout(config, task, 25) == ""
     asked_for = replace(config, evaluate=replace(config.evaluate, prompts=count))
