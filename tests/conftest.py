@@ -39,6 +39,12 @@ LONGEST_FILES = (
 # what `make test-fast` leaves out: tests that start commands, that interpret kernels, or that take seconds each
 SLOW_FIXTURES = {"assay_command", "smollm2", "warm_peer", "warm_python"}
 SLOW_FILES = (
+    "tests/doctor/illnesses/test_review_sampling.py", "tests/doctor/test_hostile_names.py",
+    "tests/doctor/test_many_inputs.py", "tests/doctor/test_review_report.py", "tests/doctor/test_unreadable_inputs.py",
+    "tests/foreign/", "tests/record/test_verify.py", "tests/rewards/test_check_gallery.py",
+    "tests/rewards/test_children.py", "tests/rewards/test_failures.py", "tests/rewards/test_judge_http",
+    "tests/rewards/test_printed.py", "tests/source/test_literals.py", "tests/test_first_words.py",
+    "tests/test_interpreter.py",
     "tests/adapters/", "tests/bench/", "tests/engine/", "tests/kernels/", "tests/proof/", "tests/watch/",
     "tests/doctor/test_catalogue.py", "tests/doctor/test_false_alarms.py", "tests/doctor/test_garbage.py",
     "tests/doctor/test_live.py", "tests/doctor/test_report_schemas.py", "tests/doctor/test_script_command.py",

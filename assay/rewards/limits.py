@@ -20,6 +20,7 @@ _OUT_OF_MEMORY = (
     "failed to map segment",
     "bad_alloc",
     "out of memory",
+    "error return without exception set",  # Python that has no memory for the exception
 )
 
 

@@ -187,7 +187,8 @@ class Worker:
 
     def _died(self) -> str:
         assert self._process is not None
-        words = "could not be loaded: its process" if self.is_starting else "its process"
+        was_starting = self.is_starting
+        words = "could not be loaded: its process" if was_starting else "its process"
         try:
             code = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -195,4 +196,6 @@ class Worker:
         finally:
             self.stop()
         how = f"died ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
-        return f"{words} {how}{memory_limit() if is_out_of_memory(self.printed.text) else ''}"
+        # a process that dies at its start without a word had perhaps no memory for one
+        is_memory = is_out_of_memory(self.printed.text) or (was_starting and not self.printed.text.strip())
+        return f"{words} {how}{memory_limit() if is_memory else ''}"

@@ -13,11 +13,12 @@ from typing import Any
 from safetensors import SafetensorError
 
 from assay import durable
-from assay.config import ConfigError
+from assay.config import Config, ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
-from assay.record import RunDirectory, RunError, refuse_unwritable_name
+from assay.record import RunDirectory, RunError, checksums, refuse_unwritable_name
 from assay.record.trust import POLICY, load_config, refuse_untrusted
+from assay.record.weights import clear_weights
 from assay.train.model_card import model_card
 from assay.train.saved_policy import open_saved
 from assay.train.seed_files import base_of
@@ -71,6 +72,18 @@ def export_weights(
         raise RunError(f"{target} could not be written: {why}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # renamed by now, unless something failed
+
+
+def publish(policy: CausalPolicy, config: Config, run: Path, name: str, step: int, say: Callable[[str], None]) -> None:
+    """Writes the policy as it is after `step` to RUN/name, in the place of what the run wrote there before."""
+
+    def make_room(written: Path) -> None:
+        clear_weights(run, name, say)
+        checksums.note_directory(run, name, written)
+
+    card = model_card(run, config, step=step, merge=False)
+    base = base_of(run, config)
+    export_weights(policy, run / name, merge=False, source=base, card=card, on_written=make_room)
 
 
 def export_run(

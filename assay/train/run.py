@@ -53,21 +53,20 @@ from assay.train.changes import (
 from assay.train.choose import NoSignal
 from assay.train.display import Display
 from assay.train.evaluate import heldout_prompts
-from assay.train.export import export_weights
+from assay.train.export import publish
 from assay.train.failed_rewards import RewardFailed
 from assay.train.failure import RunFailed
 from assay.train.interrupt import Interrupt, Interrupted
 from assay.train.learner import Learner, frozen_copy, frozen_with_adapter
 from assay.train.loop import Stages, train
 from assay.train.machine import set_up, settled
-from assay.train.model_card import model_card
 from assay.train.opening import few_heldout, opening_facts, with_rate
 from assay.train.pack import cut, with_confirmed_sharing
 from assay.train.place import Place, Work
 from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.saver import KINDS, Saver
 from assay.train.seed import inherit, open_seeded, open_source
-from assay.train.seed_files import ADAPTER, SEED, Seed, base_of, write_seed
+from assay.train.seed_files import ADAPTER, SEED, Seed, write_seed
 from assay.train.sinks import open_sinks, require_packages
 from assay.train.sources import changes, sources_of
 from assay.train.verbs import Verbs, check_rows, draw
@@ -219,19 +218,8 @@ def _carry_out(
     seed_global_generators(derived_seed(config.run.seed, "global"))
     saver = Saver(config, learner, interrupt, directory, sources_of(config, task))
 
-    def publish(name: str, step: int) -> None:
-        """The policy as it is now, in the place of what the run wrote there before."""
-
-        def make_room(written: Path) -> None:
-            clear_weights(directory.path, name, display.say)
-            checksums.note_directory(directory.path, name, written)
-
-        card = model_card(directory.path, config, step=step, merge=False)
-        base = base_of(directory.path, config)
-        export_weights(policy, directory.path / name, merge=False, source=base, card=card, on_written=make_room)
-
     def publish_best(step: int) -> None:
-        publish(BEST, step)
+        publish(policy, config, directory.path, BEST, step, display.say)
         directory.append_event(BEST, step=step)
 
     progress = Progress(config, directory.path, saver.save, publish_best)
@@ -282,7 +270,7 @@ def _carry_out(
         with closing(sinks):
             stopped = _train_and_evaluate(config, verbs, saver, stages, progress, place, work)
         if stopped is None and config.checkpoint.final:
-            publish(FINAL, saver.steps_done)
+            publish(policy, config, directory.path, FINAL, saver.steps_done, display.say)
     except failures as failure:
         facts = {"failure": failure.facts} if isinstance(failure, RewardFailed) and failure.facts else {}
         with suppress(RunError):  # a full disk may be what ended the run

@@ -81,12 +81,10 @@ def test_without_evaluations_between_or_switched_off_there_is_no_best(assay_comm
 @pytest.mark.parametrize(
     ("place", "number", "when"),
     [
-        ("assay.train.run:export_weights", 1, "before"),
-        ("assay.record.checksums:note_directory", 2, "before"),
+        ("assay.train.export:export_weights", 1, "before"),
         ("assay.record.checksums:note_directory", 2, "after"),
         ("assay.record.checksums:note_removal", 1, "after"),
-        ("assay.train.run:export_weights", 2, "after"),
-        ("assay.train.best:Progress.look", 3, "before"),
+        ("assay.train.export:export_weights", 2, "after"),
         ("assay.train.learner:Learner.update", 14, "after"),
     ],
 )
@@ -161,7 +159,7 @@ def test_a_run_that_gets_no_better_stops_early_and_is_finished(assay_command, ru
 def test_a_run_killed_around_its_early_end_ends_alike(assay_command, run_path, number):
     straight = run_path.with_name("straight")
     assert assay_command.run("train", *settings(**BREAKING), "--out", straight).code == 0
-    place = ("assay.train.saver:Saver.save", "assay.train.run:export_weights")[number - 1]
+    place = ("assay.train.saver:Saver.save", "assay.train.export:export_weights")[number - 1]
     passed = assay_command.run("train", *settings(**BREAKING), "--out", run_path.with_name("c"), count=[place]).passed
     trap = Trap(place, passed[place], "KILL", "before")
     assert assay_command.run("train", *settings(**BREAKING), "--out", run_path, traps=[trap]).code == -9
