@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from run_fixtures import settings
+from terminal_rows import shown_rows
 
 ROOT = Path(__file__).parent.parent
 TWO_REWARDS = """
@@ -110,30 +111,31 @@ def in_a_terminal(arguments, cache, until):
             os.write(terminal, b"\x03")
             pressed = True
     os.waitpid(child, 0)
-    return screen(data.decode(errors="replace"))
+    return shown_rows(data.decode(errors="replace"))
 
 
-def screen(text):
-    """What rich's line feeds, cursor movements and erasures leave of a text."""
-    rows, row = [""], 0
-    for token in re.findall(r"\x1b\[[?0-9;]*[a-zA-Z]|\n|\r|[^\x1b\n\r]+", text):
-        if token == "\n":
-            row += 1
-            rows += [""] * (row + 1 - len(rows))
-        elif token == "\x1b[2K":
-            rows[row] = ""
-        elif token.endswith("A"):
-            row -= int(token[2:-1])
-        elif not token.startswith("\x1b") and token != "\r":
-            rows[row] += token
-    while rows and not rows[-1]:
-        rows.pop()
-    return rows
-
-
-def test_make_says_what_it_installs_before_pip_is_silent_for_minutes():
+def test_make_says_what_it_installs_and_shows_a_dot_for_each_package():
     make = ["make", "--dry-run", "--always-make", ".venv/ready"]
     commands = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     slow = [number for number, command in enumerate(commands) if "pip install" in command or "-m venv" in command]
     assert len(slow) == 4
     assert all(commands[number - 1].startswith("echo ") for number in slow)
+    pip = [command for command in commands if "pip install" in command]
+    assert all("| awk" in command and "Collecting" in command for command in pip)
+
+
+def test_an_installation_that_fails_is_not_hidden_by_its_dots(tmp_path):
+    """`python` is replaced by a program that makes a pip that fails."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nif [ "$1" = -m ]; then mkdir -p .venv/bin\n'
+        "printf '#!/bin/sh\\necho Collecting torch\\nexit 7\\n' > .venv/bin/pip; chmod +x .venv/bin/pip; fi\n"
+    )
+    python.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    make = ["make", f"PYTHON={python}", ".venv/ready"]
+    ended = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert ended.stdout.splitlines()[-1] == "."
+    assert not (tmp_path / ".venv/ready").exists()

@@ -57,6 +57,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+SET = typer.Option(
+    "--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.", rich_help_panel=SETTINGS
+)
 TRUST = typer.Option("--trust", help="Runs code that the config of a run names although you did not start the run.")
 
 

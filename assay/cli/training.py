@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay import config as configuration
-from assay.cli.app import AMOUNT, CHECKS, OUTPUT, PREPARE, SETTINGS, TRAIN, TRUST, fail, refuse, say, verb
+from assay.cli.app import AMOUNT, CHECKS, OUTPUT, PREPARE, SET, SETTINGS, TRAIN, TRUST, fail, refuse, say, verb
 
 if TYPE_CHECKING:
     from assay.train.watch import Watcher
@@ -20,15 +20,7 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; without one, the embedded default.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="Overrides one setting; repeatable.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
+    overrides: Annotated[list[str] | None, SET] = None,
     print_config: Annotated[
         bool,
         typer.Option(
@@ -245,15 +237,7 @@ def reward_check(
             "--option", metavar="KEY=VALUE", help="A setting of the task; repeatable.", rich_help_panel=SETTINGS
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="Overrides one setting; repeatable.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
+    overrides: Annotated[list[str] | None, SET] = None,
     samples: Annotated[
         int,
         typer.Option(min=2, max=64, metavar="N", help="Problems drawn from the task.", rich_help_panel=AMOUNT),
@@ -295,9 +279,7 @@ def tasks(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="A task, as task.name; without one, all are listed.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.")
-    ] = None,
+    overrides: Annotated[list[str] | None, SET] = None,
 ) -> None:
     """Lists the tasks, or shows one with its first problems."""
     from assay.tasks import listing

@@ -106,7 +106,7 @@ def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
     for one in program.ignores:
         named = {word: by_code(word) for word in sorted(one.codes)}
         unknown = [word for word, illness in named.items() if illness is None]
-        notes += [f"{one.place}: ignore[{word}] is no code; {nearest(word, known)}" for word in unknown]
+        notes += [f"{one.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
         codes = {illness.code if illness else "" for illness in named.values()}
         if one not in program.used_ignores and codes and codes <= asked:
             notes.append(f"{one.place}: `{one.place.text}` silences nothing; take it away")

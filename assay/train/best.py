@@ -7,6 +7,7 @@ decides alike.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,7 @@ class Progress:
         best = best_row(rows)
         if best is None:
             return
-        is_kept = step_of(self._run, BEST) == step and (self._run / BEST).is_dir()
-        if best["step"] == step > 0 and self._config.checkpoint.best and not is_kept:
+        if best["step"] == step > 0 and self._config.checkpoint.best and not self._is_kept(step):
             self._save()  # first: a run never goes on from before the weights that it calls the best
             self._publish(step)
         behind = evaluations_since_best(rows)
@@ -62,8 +62,11 @@ class Progress:
             raise StoppedEarly(
                 f"stopped early after step {step}: {behind} evaluations in a row were not better than the held-out "
                 f"score {best[SCORE]:.4g} {when} (evaluate.patience = {patience}); to go on: "
-                f"assay train --resume {self._run} --change evaluate.patience=0"
+                f"assay train --resume {shlex.quote(str(self._run))} --change evaluate.patience=0"
             )
+
+    def _is_kept(self, step: int) -> bool:
+        return (self._run / BEST).is_dir() and step_of(self._run, BEST) == step
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:

@@ -9,13 +9,11 @@ seed/
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from assay.foreign.faults import reason
 from assay.policy.causal import CausalPolicy
 from assay.policy.made import CHECKSUMS
 from assay.policy.where import source_of
-from assay.record import RunError
+from assay.record import RunError, checksums
 
 SEED, RECORD, ADAPTER = "seed", "seed.json", "adapter.safetensors"
 
@@ -73,7 +71,7 @@ def seed_adapter(run: Path) -> dict[str, Tensor] | None:
 
 def write_seed(run: Path, policy: CausalPolicy, seed: Seed) -> None:
     """Writes <run>/seed: whole, or not at all."""
-    aside = run / f"{durable.ASIDE}{uuid.uuid4().hex}"
+    aside = durable.new_aside(run / SEED)
     try:
         aside.mkdir()
         _copy_settings(seed.directory, aside)
@@ -102,16 +100,10 @@ def write_seed(run: Path, policy: CausalPolicy, seed: Seed) -> None:
 
 
 def _copy_settings(directory: Path, target: Path) -> None:
+    of_weights = (INDEX, CHECKSUMS, RECORD)  # the last two of a cache, and of the other run's own seed
     for file in directory.iterdir():
-        if (
-            file.is_file()
-            and file.suffix in READ
-            and file.suffix != ".safetensors"
-            and file.name not in (INDEX, CHECKSUMS)
-        ):
+        if file.is_file() and file.suffix in READ and file.suffix != ".safetensors" and file.name not in of_weights:
             shutil.copyfile(file, target / file.name)
-    for name in (CHECKSUMS, RECORD):  # of a cache, or of the other run's own seed
-        (target / name).unlink(missing_ok=True)
     if (directory / TEMPLATES).is_dir():
         shutil.copytree(directory / TEMPLATES, target / TEMPLATES)
 
@@ -142,8 +134,7 @@ def _without_adapter(model: nn.Module) -> dict[str, Tensor]:
 
 
 def file_facts(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    return asdict(checksums.facts_of_file(file))
 
 
 def _verify(directory: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_comment_at_the_end_of_a_statement_says_nothing_of_the_next(tmp_path):
 def test_a_comment_that_names_no_code_is_told(tmp_path):
     path = written(tmp_path, SICK.replace(RATIO, f"{RATIO}  # assay: ignore[RAT4]"))
     (report,) = reports(path)
-    assert report["notes"] == [f"{path}:29: ignore[RAT4] is no code; did you mean RAT04?"]
+    assert report["notes"] == [f"{path}:29: ignore[RAT4] is not a code; did you mean RAT04?"]
 
 
 def test_what_a_comment_silences_is_told_with_its_reason(tmp_path):

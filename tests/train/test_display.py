@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from terminal_rows import shown_rows
 
 from assay.train.display import Display, describe_loss, describe_scores
 
@@ -63,21 +64,7 @@ def written(console: Console) -> str:
 
 
 def screen(console: Console) -> list[str]:
-    """What a terminal shows after the written text: line feeds, cursor up and erase line are all that rich uses."""
-    rows, row = [""], 0
-    for token in re.findall(r"\x1b\[[?0-9;]*[a-zA-Z]|\n|\r|[^\x1b\n\r]+", written(console)):
-        if token == "\n":
-            row += 1
-            rows += [""] * (row + 1 - len(rows))
-        elif token == "\x1b[2K":
-            rows[row] = ""
-        elif token.endswith("A"):
-            row -= int(token[2:-1])
-        elif not token.startswith("\x1b") and token != "\r":
-            rows[row] += token
-    while rows and not rows[-1]:
-        rows.pop()
-    return rows
+    return shown_rows(written(console))
 
 
 def frame(display: Display, width: int = 80, height: int = 30, ascii_only: bool = False) -> list[str]:

@@ -58,7 +58,7 @@ def test_the_card_of_an_adapter_says_how_it_meets_its_base(tmp_path):
     adapter, merged = (model_card(run, config, step=1, merge=merge) for merge in (False, True))
     assert "library_name: peft" in adapter
     assert "PeftModel.from_pretrained(base" in adapter
-    assert "`assay export RUN --merge` writes full weights" in adapter  # smollm2 is no directory to load
+    assert "`assay export RUN --merge` writes full weights" in adapter  # smollm2 is not a directory
     assert "library_name: transformers" in merged
     assert "LoRA adapters of rank 8, added into the weights" in merged
     assert "PeftModel" not in merged
