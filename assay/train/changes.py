@@ -7,6 +7,7 @@ this one's policy (model.path = RUN) may choose all of that.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,8 +101,8 @@ def check_step_under_way(saved: checkpoint.Checkpoint, config: Config, run: Path
         key = "kl_placement" if loss["kl_coef"] > 0 else "kl_coef"
         raise ConfigError(
             f"loss.{key} = {getattr(config.loss, key)!r} cannot begin now: {saved.path.name} stands inside step "
-            f"{step}, which has no log-probs of a reference; finish that step first: assay train --resume {run} "
-            f"--set run.steps={step} --change loss.{key}={loss[key]}"
+            f"{step}, which has no log-probs of a reference; finish that step first: assay train --resume "
+            f"{_quoted(run)} --set run.steps={step} --change loss.{key}={loss[key]}"
         )
 
 
@@ -112,7 +113,8 @@ def refuse_without_a_step(changed: Sequence[Change], config: Config, saved: chec
     if idle and done >= config.run.steps:
         raise ConfigError(
             f"--change {idle[0]}: the run has done all of its {done} steps, so nothing would be made with the new "
-            f"value; add the number of steps: assay train --resume {run} --set run.steps=N --change {idle[0]}=..."
+            f"value; add the number of steps: assay train --resume {_quoted(run)} --set run.steps=N --change "
+            f"{idle[0]}=..."
         )
 
 
@@ -165,11 +167,15 @@ def _may_change(change: Change) -> bool:
     return key in CHANGEABLE.get(section, ())
 
 
+def _quoted(run: Path) -> str:
+    return shlex.quote(str(run))
+
+
 def _why_fixed(setting: str, run: Path) -> str:
     section = setting.partition(".")[0]
     allowed = ", ".join(CHANGEABLE.get(section, ()))
     mine = f" (of [{section}] these may: {allowed})" if allowed else ""
     return (
         f"--change {setting}: this setting cannot change half-way{mine}; start a new run that begins with this policy: "
-        f"assay train --set model.path={run} --set {setting}=..."
+        f"assay train --set model.path={_quoted(run)} --set {setting}=..."
     )
