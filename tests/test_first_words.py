@@ -134,7 +134,7 @@ def test_an_installation_that_fails_is_not_hidden_by_its_dots(tmp_path):
     python.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    make = ["make", f"PYTHON={python}", ".venv/ready"]
+    make = ["make", "--no-print-directory", f"PYTHON={python}", ".venv/ready"]  # `make test` runs this test in a make
     ended = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode != 0
     assert ended.stdout.splitlines()[-1] == "."
