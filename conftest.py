@@ -48,7 +48,7 @@ for variable in OVERRULING:
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # kernels need Triton, which has no wheels for some platforms
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["assay/kernels/*.py", "assay/engine/cuda*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["assay/llama/kernels/*.py", "assay/llama/cuda*.py"]
 
 
 def pytest_unconfigure():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.kernels import decode_state as fields
+from assay.llama.kernels import decode_state as fields
 
 
 @dataclass

@@ -13,10 +13,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from assay.policy.family import family_of
-from assay.policy.forward import hidden_states
-from assay.policy.head import token_numbers
-from assay.policy.packed import Packed, Segment
+from assay.llama.family import family_of
+from assay.llama.forward import hidden_states
+from assay.llama.head import token_numbers
+from assay.llama.packed import Packed, Segment
 
 SHAPE = {
     "vocab_size": 23,

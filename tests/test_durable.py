@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay import durable
+from assay.machine import durable
 from assay.train import checkpoint
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/self/fd")

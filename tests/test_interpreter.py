@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.interpreter import python_command, python_environment
+from assay.machine.interpreter import python_command, python_environment
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("selectors", "json", "random", "subprocess", "asyncio", "importlib", "assay", "runpy", "signal", "dataclasses")

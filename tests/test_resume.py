@@ -24,7 +24,7 @@ FILES_OF_A_NEW_RUN = 10  # writes and syncs before a run directory is one
 
 # (place, when, how many kills): where a run spends its time, and every way it touches the disk
 PLACES = [
-    ("assay.engine.cpu:CpuDecoder.advance", "before", 2),  # inside a rollout, or an evaluation
+    ("assay.llama.cpu:CpuDecoder.advance", "before", 2),  # inside a rollout, or an evaluation
     ("assay.policy.causal:CausalPolicy.logprobs", "before", 3),  # between micro-batches, inside an epoch
     ("torch.optim:AdamW.step", "before", 1),
     ("torch.optim:AdamW.step", "after", 1),  # the weights have moved, nothing says so yet

@@ -59,7 +59,7 @@ def assert_resumes(assay_command, run, straight):
 @pytest.mark.parametrize(
     ("where", "place", "number", "name"),
     [
-        ("first evaluation", "assay.engine.cpu:CpuDecoder.advance", 2, "SIGTERM"),
+        ("first evaluation", "assay.llama.cpu:CpuDecoder.advance", 2, "SIGTERM"),
         ("rollout", "assay.train.verbs:generate", 2, "SIGINT"),
         ("scoring", "assay.tasks.sort_digits:SortDigits.score", 8 + 20, "SIGTERM"),
         ("old log-probs", "assay.policy.causal:CausalPolicy.logprobs", 2, "SIGTERM"),

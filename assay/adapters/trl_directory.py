@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from assay.config.sections import RolloutConfig
 from assay.engine.builtin import generate
-from assay.engine.cuda import CudaDecoder
-from assay.engine.decoder import Seat
-from assay.kernels import decode_state as fields
+from assay.llama.cuda import CudaDecoder
+from assay.llama.decoder import Seat
+from assay.llama.family import Family, family_of
+from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
-from assay.policy.family import Family, family_of
 from assay.types import Prompt, StopReason
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from assay.kernels import matmul
-from assay.kernels.matmul_tiles import Tile, gated_tile, normed_tile, residual_tile
+from assay.llama.kernels import matmul
+from assay.llama.kernels.matmul_tiles import Tile, gated_tile, normed_tile, residual_tile
 
 ROWS = (16, 32, 64, 128, 256, 512, 1024)
 LAYERS = 24  # the smallest of the shapes has 170 MB of weights then, several times what the cache holds

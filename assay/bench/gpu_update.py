@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.policy.family import Family
-from assay.policy.family import family_of as read_family
-from assay.policy.forward import hidden_states
-from assay.policy.head import token_numbers
-from assay.policy.packed import Packed, Segment
+from assay.llama.family import Family
+from assay.llama.family import family_of as read_family
+from assay.llama.forward import hidden_states
+from assay.llama.head import token_numbers
+from assay.llama.packed import Packed, Segment
 
 SHAPES: dict[str, dict[str, Any]] = {
     "135M": {

@@ -19,11 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from assay import config as configuration
-from assay import durable
 from assay.bench.curves import CONTENDERS, MEASURES, Comparison, Curve, compare, mean_and_error, unequal
 from assay.bench.process import OnStep, chatter, cpu_model, last_words, missing_peer, progress, run_worker
 from assay.bench.trl_settings import refuse_unlike
 from assay.config import Config, ConfigError
+from assay.machine import durable
 from assay.record import describe_environment
 
 POINTS = 8  # of a curve, beside the one before training

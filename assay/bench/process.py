@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from assay.interpreter import python_command, python_environment
+from assay.machine.interpreter import python_command, python_environment
+from assay.machine.terminal import printable
 from assay.train.interrupt import Interrupt
-from assay.train.words import printable
 
 PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this version
 LOG_LINES = 15  # shown of a run that failed

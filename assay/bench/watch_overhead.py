@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import assay
-from assay.interpreter import python_command
+from assay.machine.interpreter import python_command
 
 ROUNDS = 3
 _SCRIPTS = Path(assay.__file__).parent / "proof" / "scripts"

@@ -84,7 +84,7 @@ def _options(
 
 
 def say(sentence: str) -> None:
-    from assay.train.words import printable
+    from assay.machine.terminal import printable
 
     typer.echo(printable(sentence), err=True)
 
@@ -105,7 +105,7 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def _complain(sentence: str, notes: Iterable[str] = ()) -> None:
-    from assay.train.words import printable
+    from assay.machine.terminal import printable
 
     typer.echo(f"assay: {printable(sentence)}", err=True)  # it may quote a user's code or a model's output
     for line in notes:

@@ -210,9 +210,9 @@ def verify(
     """
     import sys
 
+    from assay.machine.terminal import printable
     from assay.record import RunError
     from assay.record import verify as verification
-    from assay.train.words import printable
 
     live = sys.stderr.isatty()
 

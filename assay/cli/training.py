@@ -282,8 +282,8 @@ def tasks(
     overrides: Annotated[list[str] | None, SET] = None,
 ) -> None:
     """Lists the tasks, or shows one with its first problems."""
+    from assay.machine.terminal import printable
     from assay.tasks import listing
-    from assay.train.words import printable
 
     try:
         if name is None:

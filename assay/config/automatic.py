@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 
 AUTO = "auto"
 EMBEDDED = "embedded"

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay import durable
 from assay.doctor.catalogue import catalogue
 from assay.doctor.explain import FAMILIES, Entry, answers, as_json, entries, explained, find, listed
 from assay.doctor.inputs import Recompute, read_reports
@@ -16,6 +15,7 @@ from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import UnknownCode, select
 from assay.doctor.report.summary import Summary
 from assay.doctor.search import search
+from assay.machine import durable
 from assay.verdict import State
 
 _WIDEST = 120  # longer lines are hard to read

@@ -17,13 +17,13 @@ import torch
 
 from assay.config.sections import RolloutConfig
 from assay.engine import lanes, portable
-from assay.engine.cpu import CpuDecoder
-from assay.engine.decoder import Decoder
 from assay.engine.lanes import NoRoom
 from assay.engine.rows import BrokenPolicy, Rows
+from assay.llama.cpu import CpuDecoder
+from assay.llama.decoder import Decoder
+from assay.llama.family import Family
+from assay.machine.device import as_current
 from assay.policy.causal import CausalPolicy
-from assay.policy.device import as_current
-from assay.policy.family import Family
 from assay.types import Prompt, Rollout
 
 __all__ = ["BrokenPolicy", "NoRoom", "generate"]
@@ -80,7 +80,7 @@ def _decoder(policy: CausalPolicy, tokens: int) -> Decoder | None:
         )
         return None
     if family not in _cuda_decoders:
-        from assay.engine.cuda import CudaDecoder  # Triton, which a machine without a GPU may lack
+        from assay.llama.cuda import CudaDecoder  # Triton, which a machine without a GPU may lack
 
         _cuda_decoders[family] = CudaDecoder(family)
     return _cuda_decoders[family]

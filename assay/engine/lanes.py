@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.engine.decoder import Decoder, Sampled, Seat
 from assay.engine.rows import Rows
-from assay.policy.memory import free_bytes
+from assay.llama.decoder import Decoder, Sampled, Seat
+from assay.machine.memory import free_bytes
 from assay.types import Prompt
 
 IDLE = -1

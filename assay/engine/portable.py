@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.engine.decoder import Sampled
 from assay.engine.rows import Rows
-from assay.engine.sampling import draw
+from assay.llama.decoder import Sampled
 from assay.policy.causal import CausalPolicy
+from assay.sampling import draw
 from assay.types import Prompt
 
 

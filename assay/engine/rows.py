@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.engine.decoder import Sampled
 from assay.engine.stop import stop_at
+from assay.llama.decoder import Sampled
 from assay.policy.causal import CausalPolicy
 from assay.types import Prompt, Rollout, StopReason
 

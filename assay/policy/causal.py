@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from assay.grpo import restricted, token_entropy, token_logprobs
+from assay.llama.family import Family
+from assay.llama.forward import hidden_states
+from assay.llama.head import token_numbers
+from assay.llama.layout import layout_of, longest_sequence
+from assay.llama.packed import Packed
 from assay.policy.codec import Codec, PromptRefused, PromptTooLong
-from assay.policy.family import Family
-from assay.policy.forward import hidden_states
-from assay.policy.head import token_numbers
-from assay.policy.layout import layout_of, longest_sequence
-from assay.policy.packed import Packed
 from assay.types import Microbatch, Problem, Prompt
 
 CHUNK_NUMBERS = 2**24  # logits computed at a time: 64 MB in float32

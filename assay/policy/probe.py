@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.llama.family import Family, NotOfTheFamily, family_of, same_reading
+from assay.llama.forward import hidden_states
+from assay.llama.joined import project
+from assay.llama.packed import Packed, Segment
+from assay.machine.device import missing_kernels
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
-from assay.policy.device import missing_kernels
-from assay.policy.family import Family, NotOfTheFamily, family_of, same_reading
-from assay.policy.forward import hidden_states
-from assay.policy.joined import project
-from assay.policy.packed import Packed, Segment
 
 # one prompt and two answers, in elevenths of the vocabulary. The first tokens of a vocabulary are often special ones
 # that were never trained: for them SmolLM2's logits in bfloat16 are off by 10 of 32, however they are computed. And a

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 from assay.proof.outcome import Outcome, share_named_first
 from assay.record import describe_environment
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from assay.interpreter import python_command, python_environment
+from assay.machine.interpreter import python_command, python_environment
 
 # what the scripts import; a library that is not there is left to the script that wants it
 LIBRARIES = (

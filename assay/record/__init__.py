@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 from assay.record import checksums
 from assay.record.metrics import COMPONENT_METRICS, METRICS, TIMINGS, metrics_row, timings_row
 from assay.record.rollouts import COLUMNS, SCHEMA_VERSION, from_parquet, rollout_rows, to_parquet

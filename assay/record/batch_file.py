@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay import durable
+from assay.machine import durable
 from assay.record.batch import Array, Batch, BatchError
 
 SCHEMA_VERSION = 1

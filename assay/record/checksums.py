@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 from assay.record import manifest
 
 FILE = "checksums.jsonl"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 from assay.record import RunDirectory, RunError, writing
 from assay.record.text import encodable, without_secrets
 

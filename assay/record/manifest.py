@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay import durable
+from assay.machine import durable
 
 FORMAT_VERSION = 1
 MANIFEST, STATE = "manifest.json", "state.json"

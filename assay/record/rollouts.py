@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay import durable
+from assay.machine import durable
 from assay.record.text import encodable, without_secrets
 from assay.types import Group, Rollout, StepRecord
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay import durable
 from assay.config import Config, ConfigError
+from assay.machine import durable
 
 SIGNATURE = "signature"  # in run.json
 POLICY, REWARDS, LOGS = "policy", "rewards", "logs"  # the parts of a config that a command makes use of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from assay import durable
+from assay.machine import durable
 from assay.record import (
     EVENTS_FILE,
     FINDINGS_FILE,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from assay import durable
+from assay.machine import durable
 from assay.record import checksums, read_events, read_metrics, writing
 
 FINAL, BEST = "final", "best"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from assay.interpreter import python_command, python_environment
+from assay.machine.interpreter import python_command, python_environment
 from assay.rewards.call import REPLY_LENGTH, Sample
 from assay.rewards.limits import is_out_of_memory, memory_limit, why_not_started
 from assay.rewards.modules import files_of

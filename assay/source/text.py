@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from assay.durable import reason_unread
+from assay.machine.durable import reason_unread
 from assay.source.literals import count_lexemes, shorten
 from assay.source.things import Module
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from assay.config import Config
+from assay.machine.memory import free_bytes
 from assay.policy.causal import CausalPolicy
-from assay.policy.memory import free_bytes
 from assay.train.pack import pack, sharing
 from assay.types import Prompt, Rollout, Sample, StopReason
 

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assay import durable
+from assay.machine import durable
 from assay.record import manifest
 from assay.record.manifest import REPLACED, STATE, Damage, checkpoints, number_of
 

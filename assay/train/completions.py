@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from assay.machine.terminal import fit
 from assay.record.rollouts import rollout_rows
 from assay.record.text import encodable
 from assay.train.plot import number
-from assay.train.words import fit
 from assay.types import StepRecord
 
 Row = Mapping[str, Any]  # of rollouts/*.parquet

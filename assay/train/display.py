@@ -20,12 +20,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from assay.machine.terminal import human_bytes, human_seconds, printable, short
 from assay.record.metrics import component_means
 from assay.train.completions import CompletionTable, lines_of
 from assay.train.plot import number, plot
 from assay.train.step_line import step_line
 from assay.train.summary import Row, share, summary_facts
-from assay.train.words import human_bytes, human_seconds, printable, short
 
 __all__ = ["STAGES", "Display", "describe_loss", "describe_scores", "printable"]
 

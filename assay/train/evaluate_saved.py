@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from assay import config as configuration
 from assay.config import Config, ConfigError
 from assay.engine.builtin import BrokenPolicy, NoRoom
+from assay.machine.terminal import fit
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, read_evaluations
@@ -27,7 +28,6 @@ from assay.train.failure import RunFailed
 from assay.train.machine import set_up, settled
 from assay.train.plot import number
 from assay.train.saved_policy import SavedPolicy, open_saved
-from assay.train.words import fit
 
 CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others made the policy what it is
 _SHOWN = {

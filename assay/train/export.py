@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from assay import durable
 from assay.config import Config, ConfigError
+from assay.machine import durable
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.record import RunDirectory, RunError, checksums, refuse_unwritable_name

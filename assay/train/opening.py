@@ -10,11 +10,11 @@ import torch
 from assay.config import Config
 from assay.config.automatic import LARGE_MODEL, LORA_RATE, automatic_rate, is_embedded
 from assay.config.sections import OptimizerConfig
+from assay.machine.terminal import human_count
 from assay.policy.causal import CausalPolicy
 from assay.rewards import function_name
 from assay.tasks import Task
 from assay.tasks.files import FileTask
-from assay.train.words import human_count
 
 FEW_HELDOUT = 20  # prompts; with fewer, one answer moves the held-out score by more than 0.05
 

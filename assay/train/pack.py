@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config import Config
+from assay.llama.layout import fits_window
 from assay.policy.causal import CausalPolicy
-from assay.policy.layout import fits_window
 from assay.policy.probe import vocabulary_of
 from assay.train.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Prompt, Rollout, Sample, StopReason, Totals

@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from assay import config as configuration
-from assay import durable
 from assay.config import Config, ConfigError
 from assay.engine.builtin import BrokenPolicy, NoRoom
+from assay.machine import durable
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy

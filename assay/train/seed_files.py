@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from assay import durable
 from assay.config import Config
 from assay.foreign.directory import CONFIG, INDEX, READ, TEMPLATES
 from assay.foreign.faults import reason
+from assay.machine import durable
 from assay.policy.causal import CausalPolicy
 from assay.policy.made import CHECKSUMS
 from assay.policy.where import source_of

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from assay.llama.packed import Packed
 from assay.policy.causal import CausalPolicy
-from assay.policy.packed import Packed
 from assay.record.batch import Array
 from assay.types import Microbatch
 

@@ -23,9 +23,9 @@ from typing import Any, Protocol
 import numpy
 import torch
 
-from assay import durable
 from assay.config import ConfigError
 from assay.config.sections import LogConfig
+from assay.machine import durable
 from assay.train.completions import CompletionTable, cells_of, markdown_of
 
 _PACKAGES = ("tensorboard", "wandb", "trackio")  # each is a setting of [log], a package, and an extra of Assay

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from safetensors import SafetensorError
 
-from assay import durable
 from assay.config import Config
+from assay.machine import durable
 from assay.record import UPDATE_FILE, RunDirectory, RunError, checksums
 from assay.record.batch import Batch
 from assay.record.batch_file import to_bytes

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from assay import durable
 from assay.doctor.catalogue import catalogue
 from assay.doctor.report import FORMATS, escaped
 from assay.doctor.report.select import select
-from assay.interpreter import python_command
+from assay.machine import durable
+from assay.machine.interpreter import python_command
 
 _WIDEST = 120
 _NO_TERMINAL = (100, 24)

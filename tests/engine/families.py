@@ -17,11 +17,11 @@ from transformers import (
 
 from assay.config.sections import RolloutConfig
 from assay.engine import lanes
-from assay.engine.cpu import CpuDecoder
 from assay.engine.rows import Rows
+from assay.llama.cpu import CpuDecoder
+from assay.llama.family import family_of
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
-from assay.policy.family import family_of
 
 KINDS = {
     "llama": (LlamaConfig, LlamaForCausalLM),

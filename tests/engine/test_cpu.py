@@ -6,9 +6,9 @@ import pytest
 import torch
 from engine.families import PROMPTS, distances, family_policy, rolled
 
-from assay.engine.cpu import CpuDecoder
-from assay.kernels import onednn
-from assay.kernels.onednn import Cut
+from assay.llama.cpu import CpuDecoder
+from assay.llama.kernels import onednn
+from assay.llama.kernels.onednn import Cut
 from assay.policy.probe import with_family
 
 LIMIT = 5e-5
@@ -25,8 +25,8 @@ def logprobs(groups):
 @pytest.mark.skipif(not onednn.usable(torch.zeros(2, 2)), reason="torch has no such oneDNN here")
 @pytest.mark.parametrize("adapters", [False, True])
 def test_copies_in_parts_and_blocks_give_the_numbers_of_hugging_face(monkeypatch, adapters):
-    monkeypatch.setattr("assay.engine.matrix.IN_A_LAYER", Cut(10))
-    monkeypatch.setattr("assay.engine.matrix.IN_THE_HEAD", Cut(7, 100))
+    monkeypatch.setattr("assay.llama.matrix.IN_A_LAYER", Cut(10))
+    monkeypatch.setattr("assay.llama.matrix.IN_THE_HEAD", Cut(7, 100))
     policy, family = family_policy("qwen2", adapters=adapters, temperature=0.7)
     assert distances(policy, PROMPTS, rolled(policy, CpuDecoder(family))).max() <= LIMIT
 
@@ -58,7 +58,7 @@ def test_lanes_that_are_seated_anew_and_taken_away_change_nothing(max_rows, dtyp
 
 @pytest.mark.skipif(not onednn.usable(torch.zeros(2, 2)), reason="torch has no such oneDNN here")
 def test_a_head_with_fewer_outputs_than_there_are_embeddings_draws_only_those(monkeypatch):
-    monkeypatch.setattr("assay.engine.matrix.IN_THE_HEAD", Cut(7, 100))
+    monkeypatch.setattr("assay.llama.matrix.IN_THE_HEAD", Cut(7, 100))
     policy, _ = family_policy(tie_word_embeddings=False)
     policy.model.lm_head = torch.nn.Linear(policy.model.config.hidden_size, 230, bias=False)
     with torch.no_grad():

@@ -13,11 +13,11 @@ from engine.families import distances, family_policy, rolled
 from peft import LoraConfig, get_peft_model
 
 from assay.config.sections import RolloutConfig
-from assay.engine.cpu import CpuDecoder
-from assay.engine.cuda import CudaDecoder
-from assay.engine.decoder import Seat
-from assay.kernels import decode_state as fields
-from assay.policy.family import family_of
+from assay.llama.cpu import CpuDecoder
+from assay.llama.cuda import CudaDecoder
+from assay.llama.decoder import Seat
+from assay.llama.family import family_of
+from assay.llama.kernels import decode_state as fields
 from assay.types import StopReason
 
 SHAPE = {

@@ -11,8 +11,8 @@ from engine.compared import BYTE_EOS, sampled
 from engine.families import distances, family_policy, rolled
 from tiny import prompt
 
-from assay.engine.cpu import CpuDecoder
-from assay.engine.cuda import CudaDecoder
+from assay.llama.cpu import CpuDecoder
+from assay.llama.cuda import CudaDecoder
 from assay.types import StopReason
 
 LIMIT = 5e-5

@@ -9,7 +9,7 @@ from engine.compared import BYTE_EOS, sampled
 from engine.families import CONTEXT, KINDS, PROMPTS, distances, family_policy, rolled
 from tiny import prompt
 
-from assay.engine.cpu import CpuDecoder
+from assay.llama.cpu import CpuDecoder
 from assay.types import StopReason
 
 LIMIT = 5e-5

@@ -11,9 +11,9 @@ from engine.families import PROMPTS, Recording, family_policy, rolled
 from tiny import prompt
 
 from assay.config.sections import RolloutConfig
-from assay.engine.decoder import Sampled
 from assay.engine.lanes import NoRoom
 from assay.engine.rows import BrokenPolicy, Rows
+from assay.llama.decoder import Sampled
 from assay.types import StopReason
 
 MANY_ENDS = tuple(range(0, 257, 5))

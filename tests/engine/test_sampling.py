@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.config.sections import RolloutConfig
-from assay.engine.sampling import BLOCK, NUMBERS_AT_A_TIME, draw
+from assay.sampling import BLOCK, NUMBERS_AT_A_TIME, draw
 
 ALL = RolloutConfig()
 NEARLY_1 = 1 - 2**-24  # the largest random number

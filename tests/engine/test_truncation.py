@@ -10,11 +10,11 @@ from tiny import EOS_ID, prompt, tiny_policy
 
 from assay.config import LossConfig, OptimizerConfig
 from assay.config.sections import RolloutConfig
-from assay.engine.sampling import support
 from assay.grpo import restricted, token_entropy, token_logprobs
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
+from assay.sampling import support
 from assay.train.learner import Learner
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]

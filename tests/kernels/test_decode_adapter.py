@@ -4,8 +4,8 @@ import interpreted  # noqa: F401  before triton
 import pytest
 import torch
 
-from assay.kernels import decode_adapter
-from assay.kernels.decode_adapter import Beside, add_low_rank, low_room
+from assay.llama.kernels import decode_adapter
+from assay.llama.kernels.decode_adapter import Beside, add_low_rank, low_room
 
 
 @pytest.mark.parametrize("inputs", [24, 1100])  # one share of the inputs, and several with a rest

@@ -5,8 +5,8 @@ import pytest
 import torch
 from decode_fixtures import scene
 
-from assay.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
-from assay.kernels.shared_memory import PLENTY
+from assay.llama.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
+from assay.llama.kernels.shared_memory import PLENTY
 
 LANES = [(0, 0, 0), (2, 9, 3), (1, 4, 6), (2, 9, 0), (1, 0, 5)]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from decode_fixtures import scene
 
-from assay.kernels import decode_state as fields
-from assay.kernels.pick import BLOCK, pick, sums_room, take
+from assay.llama.kernels import decode_state as fields
+from assay.llama.kernels.pick import BLOCK, pick, sums_room, take
 
 NEVER = -math.inf
 LAST = 1 - 2**-24  # the largest random number below 1

@@ -4,9 +4,9 @@ import interpreted  # noqa: F401  before triton
 import torch
 from torch.nn.functional import silu
 
-from assay.kernels import decode_state as fields
-from assay.kernels.decode_small import add_norm, embed, gate, norm
-from assay.policy import forward
+from assay.llama import forward
+from assay.llama.kernels import decode_state as fields
+from assay.llama.kernels.decode_small import add_norm, embed, gate, norm
 
 
 def test_norm():

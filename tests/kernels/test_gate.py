@@ -4,9 +4,9 @@ import torch
 from kernel_oracles import assert_close, random
 from torch.nn.functional import silu
 
-from assay.kernels import gate as gate_kernels
-from assay.kernels.gate import gated
-from assay.policy.joined import GatedProjection
+from assay.llama.joined import GatedProjection
+from assay.llama.kernels import gate as gate_kernels
+from assay.llama.kernels.gate import gated
 
 
 def expression(gate_up_NJ):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from kernel_oracles import assert_close, random
 
-from assay.kernels import logprob as logprob_kernels
-from assay.kernels.logprob import logits_to_gradient, row_numbers
+from assay.llama.kernels import logprob as logprob_kernels
+from assay.llama.kernels.logprob import logits_to_gradient, row_numbers
 
 TARGETS_N = torch.tensor([0, 20, 7])
 

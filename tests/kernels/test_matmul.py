@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from assay.kernels import matmul
-from assay.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
+from assay.llama.kernels import matmul
+from assay.llama.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
 
 DEVICE = torch.device("cpu")  # on a GPU all of this is skipped: see interpreted.py
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16

@@ -5,8 +5,8 @@ import torch
 from family_models import GROUPS, gradients, model_of, our_loss, packed_of, with_adapters
 from kernel_oracles import assert_close, flash_backward, flash_forward, random
 
-from assay.kernels.merge import merged
-from assay.policy import flash, forward, packed
+from assay.llama import flash, forward, packed
+from assay.llama.kernels.merge import merged
 
 
 @pytest.fixture

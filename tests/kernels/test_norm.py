@@ -4,9 +4,9 @@ import pytest
 import torch
 from kernel_oracles import assert_close, random
 
-from assay.kernels import norm as norm_kernels
-from assay.kernels.norm import add_norm
-from assay.policy.forward import norm
+from assay.llama.forward import norm
+from assay.llama.kernels import norm as norm_kernels
+from assay.llama.kernels.norm import add_norm
 
 
 @pytest.mark.parametrize("width", [16, 24])

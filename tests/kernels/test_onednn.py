@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from assay.kernels import onednn
-from assay.kernels.onednn import Cut
+from assay.llama.kernels import onednn
+from assay.llama.kernels.onednn import Cut
 
 pytestmark = pytest.mark.skipif(not onednn.usable(torch.zeros(2, 2)), reason="torch has no such oneDNN here")
 WHOLE = Cut(4096)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from kernel_oracles import assert_close, random
 
-from assay.kernels import rotation as rotation_kernels
-from assay.kernels.rotation import rotated
-from assay.policy import forward
+from assay.llama import forward
+from assay.llama.kernels import rotation as rotation_kernels
+from assay.llama.kernels.rotation import rotated
 
 HEADS, KEY_HEADS, TOKENS = 3, 1, 5
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from assay.policy.branches import seen_by_a_branch, tree_attention
+from assay.llama.branches import seen_by_a_branch, tree_attention
 
 SHAPES = {"equal": (5, 3, 3), "unequal": (2, 1, 6, 4), "one token each": (1, 1, 1), "alone": (4,), "long stem": (9, 2)}
 

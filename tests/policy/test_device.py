@@ -11,10 +11,10 @@ from engine.families import PROMPTS, family_policy
 from tiny import tiny_policy, uneven_samples
 
 from assay.engine import builtin, portable
-from assay.policy import forward, head
+from assay.llama import forward, head
+from assay.llama.family import NotOfTheFamily, family_of
+from assay.machine.device import as_current, missing_kernels
 from assay.policy.causal import CausalPolicy
-from assay.policy.device import as_current, missing_kernels
-from assay.policy.family import NotOfTheFamily, family_of
 from assay.policy.probe import with_family
 from assay.train.pack import Sharing, pack
 

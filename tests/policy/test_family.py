@@ -13,7 +13,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from assay.policy.family import NotOfTheFamily, family_of
+from assay.llama.family import NotOfTheFamily, family_of
 
 SHAPE = {
     "vocab_size": 32,

@@ -14,14 +14,14 @@ from family_models import (
     with_adapters,
 )
 
-from assay.policy.family import family_of
-from assay.policy.forward import hidden_states
+from assay.llama.family import family_of
+from assay.llama.forward import hidden_states
 
 
 @pytest.fixture(params=[0, 128], ids=["tree by tree", "all together"], autouse=True)
 def small_tree(request, monkeypatch):
     """Both ways to attend without a kernel for packed sequences."""
-    monkeypatch.setattr("assay.policy.branches.SMALL_TREE", request.param)
+    monkeypatch.setattr("assay.llama.branches.SMALL_TREE", request.param)
 
 
 @pytest.fixture(autouse=True)

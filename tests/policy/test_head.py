@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from assay.grpo import restricted, token_entropy, token_logprobs
-from assay.policy import head as head_module
-from assay.policy.family import LowRank, Projection
-from assay.policy.head import TokenNumbers, token_numbers
+from assay.llama import head as head_module
+from assay.llama.family import LowRank, Projection
+from assay.llama.head import TokenNumbers, token_numbers
 
 TOKENS, WIDTH, VOCABULARY = 37, 6, 11
 

@@ -9,9 +9,9 @@ from peft import LoraConfig, inject_adapter_in_model
 from tiny import EOS_ID, portable_policy, prompt, sample, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
+from assay.llama.layout import fits_window, layout_of
+from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
-from assay.policy.layout import fits_window, layout_of
-from assay.policy.packed import Segment
 from assay.policy.probe import examined, renewed, with_family
 from assay.train.learner import frozen_copy
 from assay.train.pack import Sharing, pack, with_confirmed_sharing

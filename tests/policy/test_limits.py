@@ -12,12 +12,12 @@ from torch import nn
 
 from assay.config import ConfigError, load
 from assay.config.sections import RolloutConfig
-from assay.engine.sampling import support
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused, TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.policy.load import load_policy
 from assay.policy.probe import examined
+from assay.sampling import support
 from assay.train.export import export_weights
 from assay.train.failed_rewards import FailedRewards
 from assay.train.learner import Learner, frozen_copy

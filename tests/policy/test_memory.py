@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from assay.policy import memory
+from assay.machine import memory
 
 CPU = torch.device("cpu")
 

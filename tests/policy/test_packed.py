@@ -4,7 +4,7 @@ import pytest
 import torch
 from family_models import GROUPS, packed_of
 
-from assay.policy.packed import Packed, Segment, attention
+from assay.llama.packed import Packed, Segment, attention
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 3
 
@@ -12,7 +12,7 @@ HEADS, KEY_HEADS, WIDTH = 4, 2, 3
 @pytest.fixture(params=[0, 128], ids=["tree by tree", "all together"], autouse=True)
 def small_tree(request, monkeypatch):
     """Both ways to attend without a kernel for packed sequences."""
-    monkeypatch.setattr("assay.policy.branches.SMALL_TREE", request.param)
+    monkeypatch.setattr("assay.llama.branches.SMALL_TREE", request.param)
 
 
 def seen_by(token, segments):

@@ -9,6 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from assay.machine.terminal import escape, fit
 from assay.train.completions import (
     CompletionTable,
     cells_of,
@@ -19,7 +20,6 @@ from assay.train.completions import (
     table_steps,
 )
 from assay.train.display import Display
-from assay.train.words import escape, fit
 from assay.types import Group, Prompt, Rollout, Sample, Score, StepRecord, StopReason
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\x07\x00d\u202ee\ud800f\u200bg\r\nh\ti"

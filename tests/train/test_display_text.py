@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from assay.machine.terminal import human_bytes, human_seconds, printable
 from assay.train.clock import memory_bytes
-from assay.train.words import human_bytes, human_seconds, printable
 
 
 def test_printable_keeps_ordinary_text() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from assay import durable
 from assay.bench.contest.floors import described
 from assay.bench.contest.kept import Turn, compared, on_the_same_machine, turns_of, write_document
 from assay.bench.contest.options import MEASURED_BY, Options, check_precision
@@ -23,6 +22,7 @@ from assay.bench.contest.turns import Turns
 from assay.bench.contest.workload import ROLLOUT, SCALING, STEP, UPDATE
 from assay.bench.process import Stop, missing_peer, say
 from assay.config import ConfigError
+from assay.machine import durable
 from assay.record import describe_environment
 
 PEERS_OF_TRL = ("trl", "trl-autocast")

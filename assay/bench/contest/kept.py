@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from assay import durable
 from assay.bench.contest.floors import Limits
 from assay.bench.contest.options import Options
 from assay.bench.contest.reading import Machine, Reading
 from assay.config import ConfigError
+from assay.machine import durable
 from assay.record import describe_environment
 
 NOT_COMPARED = ("json_path", "plot_path")  # of the options

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay import durable
 from assay.bench.contest.shapes import SHAPES
 from assay.bench.contest.workload import ROLLOUT, SCALING, STEP, UPDATE, Workload, points
 from assay.config import ConfigError
+from assay.machine import durable
 
 CONTENDERS = ("assay", "trl", "trl-autocast", "generate")
 CACHES = ("dynamic", "static")

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay import durable
 from assay.bench.contest.floors import Limits, Sizes, floor_seconds
 from assay.bench.contest.workload import ROLLOUT, Job, Workload
+from assay.machine import durable
 
 SAME_SUM = 1e-6  # a model rounded to bfloat16 adds up to the same, that is how many weights it has
 

@@ -12,7 +12,7 @@ import numpy as np
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs import KINDS, holds_logs, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
-from assay.durable import reason_unread
+from assay.machine.durable import reason_unread
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch
 from assay.source.program import read_program

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from assay import durable
 from assay.config import Config, ConfigError
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import sentences_of, size_of_model, was_watched
-from assay.durable import reason
+from assay.machine import durable
+from assay.machine.durable import reason
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,

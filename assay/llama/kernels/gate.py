@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.kernels.decode_small import BLOCK, gate_rows
+from assay.llama.kernels.decode_small import BLOCK, gate_rows
 
 
 def gated(gate_up_NJ: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from assay.policy.branches import Thicket, seen_by_a_branch, thicket_attention, tree_attention
-from assay.policy.flash import Spans, flash_attention, is_usable, spans_of
+from assay.llama.branches import Thicket, seen_by_a_branch, thicket_attention, tree_attention
+from assay.llama.flash import Spans, flash_attention, is_usable, spans_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.policy.family import Family
-from assay.policy.packed import Packed, Segment
+from assay.llama.family import Family
+from assay.llama.packed import Packed, Segment
 from assay.types import Microbatch
 
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from assay.kernels.decode_small import gated
+from assay.llama.kernels.decode_small import gated
 
 LINE_BYTES = tl.constexpr(128)  # what memory hands over at a time
 

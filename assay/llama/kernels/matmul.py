@@ -20,11 +20,11 @@ import torch
 import triton
 from torch import Tensor
 
-from assay.kernels.decode_small import gate, launch_row, norm
-from assay.kernels.decode_state import launch
-from assay.kernels.matmul_kernels import LINE_BYTES, normed_kernel, residual_kernel
-from assay.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
-from assay.kernels.shared_memory import shared_memory
+from assay.llama.kernels.decode_small import gate, launch_row, norm
+from assay.llama.kernels.decode_state import launch
+from assay.llama.kernels.matmul_kernels import LINE_BYTES, normed_kernel, residual_kernel
+from assay.llama.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
+from assay.llama.kernels.shared_memory import shared_memory
 
 COLUMNS = 32  # of the states in a part of a row's sum of squares, at least
 SUMS = 1 << 22  # floats that split matmuls may leave for their last program

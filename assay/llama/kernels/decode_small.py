@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from assay.kernels.decode_state import FIELDS, TOKEN, launch
+from assay.llama.kernels.decode_state import FIELDS, TOKEN, launch
 
 BLOCK = 1024  # gates at a time
 

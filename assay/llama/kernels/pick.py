@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from assay.kernels.decode_state import (
+from assay.llama.kernels.decode_state import (
     COLUMN,
     DONE,
     FIELDS,

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import embedding, silu
 from torch.utils.checkpoint import checkpoint
 
-from assay.policy.device import as_current
-from assay.policy.family import Family, Layer
-from assay.policy.joined import GatedProjection, project, project_all
-from assay.policy.packed import Packed, attention
+from assay.llama.family import Family, Layer
+from assay.llama.joined import GatedProjection, project, project_all
+from assay.llama.packed import Packed, attention
+from assay.machine.device import as_current
 
 KeysAndValues = Callable[[int, Tensor, Tensor], None]
 FUSED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -90,7 +90,7 @@ def _fused(values: Tensor) -> bool:
 def add_norm(states_ND: Tensor, delta_ND: Tensor | None, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(states + delta, their norm)."""
     if _fused(states_ND):
-        from assay.kernels.norm import add_norm as fused
+        from assay.llama.kernels.norm import add_norm as fused
 
         return fused(states_ND, delta_ND, weight_D, epsilon)
     if delta_ND is not None:
@@ -101,7 +101,7 @@ def add_norm(states_ND: Tensor, delta_ND: Tensor | None, weight_D: Tensor, epsil
 def _turned(family: Family, layer: Layer, joined_NC: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
     """Queries and keys normed, where the model does that, and rotated; values as they are."""
     if _fused(joined_NC):
-        from assay.kernels.rotation import rotated as fused
+        from assay.llama.kernels.rotation import rotated as fused
 
         return fused(
             joined_NC, *rotations, family.heads, family.key_heads, layer.query_norm, layer.key_norm, family.epsilon
@@ -129,7 +129,7 @@ def _gated_down(layer: Layer, gate_up_NJ: Tensor) -> Tensor:
         outputs_ND: Tensor = GatedProjection.apply(gate_up_NJ, down.weight_OI, down.bias_O)  # type: ignore[no-untyped-call]
         return outputs_ND
     if fused:
-        from assay.kernels.gate import gated
+        from assay.llama.kernels.gate import gated
 
         return project(gated(gate_up_NJ), down)
     gate_NM, up_NM = gate_up_NJ.chunk(2, dim=1)

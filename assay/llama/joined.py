@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from assay.kernels import onednn
-from assay.policy.family import LowRank, Projection, Stack
+from assay.llama.family import LowRank, Projection, Stack
+from assay.llama.kernels import onednn
 
 
 def project(inputs_NI: Tensor, projection: Projection) -> Tensor:
@@ -114,14 +114,14 @@ class GatedProjection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up_NJ: Tensor, down_DM: Tensor, bias_D: Tensor | None) -> Any:
-        from assay.kernels.gate import gated_forward
+        from assay.llama.kernels.gate import gated_forward
 
         ctx.save_for_backward(gate_up_NJ, down_DM)
         return linear(gated_forward(gate_up_NJ), down_DM, bias_D)
 
     @staticmethod
     def backward(ctx: Any, doutputs_ND: Tensor) -> Any:
-        from assay.kernels.gate import gated_backward
+        from assay.llama.kernels.gate import gated_backward
 
         gate_up_NJ, down_DM = ctx.saved_tensors
         dgated_NM = doutputs_ND @ down_DM

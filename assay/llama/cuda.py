@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.engine.cuda_step import Ending, Step, addresses, bytes_a_lane, bytes_a_prompt_token, remember_prompts
-from assay.engine.decoder import Sampled, Seat
-from assay.engine.sampling import draw
-from assay.kernels import decode_state as fields
-from assay.kernels.decode_attention import Tiles
-from assay.kernels.pick import take
-from assay.policy.family import Family
-from assay.policy.memory import free_bytes
-from assay.policy.packed import Packed
+from assay.llama.cuda_step import Ending, Step, addresses, bytes_a_lane, bytes_a_prompt_token, remember_prompts
+from assay.llama.decoder import Sampled, Seat
+from assay.llama.family import Family
+from assay.llama.kernels import decode_state as fields
+from assay.llama.kernels.decode_attention import Tiles
+from assay.llama.kernels.pick import take
+from assay.llama.packed import Packed
+from assay.machine.memory import free_bytes
+from assay.sampling import draw
 
 LANES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # a step is prepared for these; above, for every 512
 LEFT_FREE = 0.1  # of the free memory, and a gigabyte

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from assay.policy.packed import Segment
+    from assay.llama.packed import Segment
 
 attend = torch.ops.aten._flash_attention_forward
 attend_backward = torch.ops.aten._flash_attention_backward
@@ -111,7 +111,7 @@ class _Flash(torch.autograd.Function):
             queries_NHW, keys_NKW, values_NKW, *_own(spans), 0.0, True, False, scale=scale
         )
         if spans.stems is not None:
-            from assay.kernels.merge import merged
+            from assay.llama.kernels.merge import merged
 
             stem_keys, stem_values = (part.index_select(0, spans.stems.rows_M) for part in (keys_NKW, values_NKW))
             others_NHW, other_HN, *_ = attend(

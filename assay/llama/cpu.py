@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn.functional import embedding, silu
 
 from assay.config.sections import RolloutConfig
-from assay.engine.decoder import Sampled, Seat
-from assay.engine.matrix import copied_bytes, head_matrix, layer_matrices
-from assay.engine.sampling import Drawn, draw
-from assay.policy.family import Family
-from assay.policy.forward import hidden_states, norm
-from assay.policy.memory import free_bytes
-from assay.policy.packed import Packed
+from assay.llama.decoder import Sampled, Seat
+from assay.llama.family import Family
+from assay.llama.forward import hidden_states, norm
+from assay.llama.matrix import copied_bytes, head_matrix, layer_matrices
+from assay.llama.packed import Packed
+from assay.machine.memory import free_bytes
+from assay.sampling import Drawn, draw
 
 MARGIN = 0.8  # of the free memory is used
 PROMPT_TOKENS_AT_A_TIME = 4096

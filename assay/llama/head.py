@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from assay.policy.device import as_current
-from assay.policy.family import Projection
+from assay.llama.family import Projection
+from assay.machine.device import as_current
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of logits at a time: large products, small beside the weights
 KEPT_CHUNKS = 4  # on a CPU, of those of one call
@@ -75,7 +75,7 @@ class TokenNumbers(torch.autograd.Function):
         for number, part in enumerate(_chunks(states_ND, weight_VD)):
             logits_nV = _logits(states_ND, weight_VD, bias_V, support_NK, part)
             if _fused(logits_nV):
-                from assay.kernels.logprob import row_numbers
+                from assay.llama.kernels.logprob import row_numbers
 
                 numbers = row_numbers(logits_nV, targets_N[part], temperature)
             else:
@@ -106,7 +106,7 @@ class TokenNumbers(torch.autograd.Function):
                 None if dentropy_N is None else dentropy_N[part], ctx.temperature,
             )  # fmt: skip
             if logits_nV is not None and _fused(logits_nV):
-                from assay.kernels.logprob import logits_to_gradient
+                from assay.llama.kernels.logprob import logits_to_gradient
 
                 logits_to_gradient(logits_nV, *of_rows)
                 dlogits_nV = logits_nV

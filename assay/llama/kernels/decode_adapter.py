@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from assay.kernels.decode_state import launch
-from assay.kernels.shared_memory import shared_memory
+from assay.llama.kernels.decode_state import launch
+from assay.llama.kernels.shared_memory import shared_memory
 
 MOST = 3  # adapters side by side
 SHARE = tl.constexpr(512)  # inputs

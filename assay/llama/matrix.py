@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from assay.kernels import onednn
-from assay.kernels.onednn import Cut, LaidOut
-from assay.policy.family import Family, LowRank, Projection, Stack
-from assay.policy.joined import project
+from assay.llama.family import Family, LowRank, Projection, Stack
+from assay.llama.joined import project
+from assay.llama.kernels import onednn
+from assay.llama.kernels.onednn import Cut, LaidOut
 
 IN_A_LAYER = Cut(inputs=512)
 # What the head rounds off is in the log-probs as it is, and is more than all layers together leave there. In parts of

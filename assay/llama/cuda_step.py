@@ -15,15 +15,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.kernels.decode_adapter import Beside, add_low_rank, low_room
-from assay.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
-from assay.kernels.decode_small import add_norm, embed, gate, norm
-from assay.kernels.decode_state import FIELDS, PLACES
-from assay.kernels.matmul import Room, begin, normed_gated_matmul, normed_matmul, residual_matmul
-from assay.kernels.pick import pick, sums_room
-from assay.kernels.shared_memory import shared_memory
-from assay.policy.family import Family, Layer, Projection, Stack
-from assay.policy.packed import Packed, attention
+from assay.llama.family import Family, Layer, Projection, Stack
+from assay.llama.kernels.decode_adapter import Beside, add_low_rank, low_room
+from assay.llama.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
+from assay.llama.kernels.decode_small import add_norm, embed, gate, norm
+from assay.llama.kernels.decode_state import FIELDS, PLACES
+from assay.llama.kernels.matmul import Room, begin, normed_gated_matmul, normed_matmul, residual_matmul
+from assay.llama.kernels.pick import pick, sums_room
+from assay.llama.kernels.shared_memory import shared_memory
+from assay.llama.packed import Packed, attention
 
 Ending = Literal["drawn", "likeliest", "logits"]
 
