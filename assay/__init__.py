@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from assay.observation import observe
-    from assay.trainer import GRPOTrainer
+    from assay.train.trainer import GRPOTrainer
 
 __all__ = ["GRPOTrainer", "__version__", "observe"]
 
@@ -26,7 +26,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 def __getattr__(name: str) -> Any:
     if name == "GRPOTrainer":
-        from assay.trainer import GRPOTrainer
+        from assay.train.trainer import GRPOTrainer
 
         return GRPOTrainer
     if name == "observe":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from assay.train.checkpoint import Checkpoint, save
+from assay.train.run.checkpoint import Checkpoint, save
 
 
 def tensors_of(number: int) -> dict[str, dict[str, torch.Tensor]]:

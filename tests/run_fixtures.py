@@ -171,7 +171,7 @@ def serve() -> None:
 
     import assay.cli
     import assay.doctor.live
-    import assay.train.run
+    import assay.train.run.run
     from assay.doctor.catalogue import catalogue
 
     catalogue()  # a hundred files, which every run reads
@@ -212,7 +212,7 @@ def _become(request: dict[str, Any], names: dict[str, Path]) -> None:
     for place in {*request["count"], *(trap["place"] for trap in request["traps"])}:
         _watch(place, passed, [trap for trap in request["traps"] if trap["place"] == place])
     if request["draws"]:
-        for place in ("assay.train.verbs:generate", "assay.train.learner:Learner.update"):
+        for place in ("assay.train.step.verbs:generate", "assay.train.step.learner:Learner.update"):
             _replace(place, _drawing)
     if request["largest_file"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], resource.RLIM_INFINITY))

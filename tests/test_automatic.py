@@ -10,8 +10,8 @@ from assay.cli import app
 from assay.config import Config, ConfigError, load, template, to_mapping
 from assay.config.automatic import AUTOMATIC
 from assay.policy.load import with_adapter
-from assay.train.learner import learning_rate
-from assay.train.opening import with_rate
+from assay.train.run.opening import with_rate
+from assay.train.step.learner import learning_rate
 
 REAL = ["model.path=owner/name", "task.name=json"]
 

@@ -23,7 +23,7 @@ from assay.config import Config, ConfigError
 from assay.policy.embedded import embedded_directory
 from assay.rewards import open_rewards
 from assay.tasks import open_task
-from assay.train.learner import learning_rate
+from assay.train.step.learner import learning_rate
 from assay.types import Prompt, Score
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")

@@ -10,10 +10,10 @@ from run_fixtures import Trap, assert_same_bits, rows, settings
 from assay import config as configuration
 from assay.doctor.evidence.run import read_run
 from assay.record.settings import settings_by_step
-from assay.train.changes import CHANGEABLE
-from assay.train.model_card import model_card
+from assay.train.evaluate.model_card import model_card
+from assay.train.run.changes import CHANGEABLE
 
-UPDATE = "assay.train.learner:Learner.update"
+UPDATE = "assay.train.step.learner:Learner.update"
 RATE = ("--change", "optimizer.learning_rate=0.002")
 
 
@@ -73,7 +73,7 @@ def test_without_a_change_the_run_would_have_gone_on_otherwise(assay_command, st
         ("assay.record:RunDirectory.replace_file", 1, "before"),
         ("assay.record:RunDirectory.replace_file", 1, "after"),
         ("assay.record:RunDirectory.append_event", 1, "after"),
-        ("assay.train.saver:Saver.restore", 1, "after"),
+        ("assay.train.run.saver:Saver.restore", 1, "after"),
         (UPDATE, 1, "after"),
         (UPDATE, 4, "after"),
     ],
@@ -123,7 +123,7 @@ def test_every_setting_that_may_change_exists_and_the_ones_above_are_among_them(
 
 
 def test_smaller_passes_apply_to_the_step_under_way_if_it_has_no_update_yet(assay_command, run_path):
-    trap = Trap("assay.train.learner:Learner.score", 2, "TERM", "after")
+    trap = Trap("assay.train.step.learner:Learner.score", 2, "TERM", "after")
     ended = assay_command.run("train", *settings(run__steps=3), "--out", run_path, traps=[trap])
     assert ended.code == 143, ended.stderr
     ended = resume(

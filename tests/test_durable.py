@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assay.machine import durable
-from assay.train import checkpoint
+from assay.train.run import checkpoint
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc/self/fd")
 

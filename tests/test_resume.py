@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from run_fixtures import Trap, assert_same_bits, contents, rows, settings
 
-UPDATE = "assay.train.learner:Learner.update"
+UPDATE = "assay.train.step.learner:Learner.update"
 FILES_OF_A_NEW_RUN = 10  # writes and syncs before a run directory is one
 
 # (place, when, how many kills): where a run spends its time, and every way it touches the disk
@@ -28,15 +28,15 @@ PLACES = [
     ("assay.policy.causal:CausalPolicy.logprobs", "before", 3),  # between micro-batches, inside an epoch
     ("torch.optim:AdamW.step", "before", 1),
     ("torch.optim:AdamW.step", "after", 1),  # the weights have moved, nothing says so yet
-    ("assay.train.checkpoint:save_file", "after", 1),  # some tensors of a checkpoint are written
+    ("assay.train.run.checkpoint:save_file", "after", 1),  # some tensors of a checkpoint are written
     ("os:rename", "before", 1),  # a checkpoint is written aside, a rollout file too
     ("os:rename", "after", 1),
     ("os:fsync", "before", 2),
     ("os:write", "half-way", 2),  # a torn line, a torn state.json
-    ("assay.train.checkpoint:shutil.rmtree", "before", 1),  # an old checkpoint is on its way out
+    ("assay.train.run.checkpoint:shutil.rmtree", "before", 1),  # an old checkpoint is on its way out
     ("assay.record:RunDirectory.append_step", "before", 1),
     ("assay.record:RunDirectory.append_step", "after", 1),
-    ("assay.train.verbs:evaluate", "after", 1),  # measured, but not yet written down
+    ("assay.train.step.verbs:evaluate", "after", 1),  # measured, but not yet written down
 ]
 KILLS = [(place, when, turn) for place, when, turns in PLACES for turn in range(turns)]
 
@@ -109,7 +109,7 @@ def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, run_
     [
         ("assay.record:RunDirectory.rewind", 1, "before"),
         ("assay.record:RunDirectory.rewind", 1, "after"),
-        ("assay.train.saver:Saver.restore", 1, "after"),
+        ("assay.train.run.saver:Saver.restore", 1, "after"),
         ("assay.policy.causal:CausalPolicy.logprobs", 2, "before"),
         ("os:rename", 3, "before"),
     ],
@@ -182,7 +182,9 @@ def test_a_run_killed_while_its_directory_is_made_is_not_mistaken_for_one(assay_
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(assay_command, straight_run, run_path):
     straight, _ = straight_run("mu=1")
-    kill(assay_command, Trap("assay.train.verbs:evaluate", 1, "KILL", "after"), *VARIANTS["mu=1"], "--out", run_path)
+    kill(
+        assay_command, Trap("assay.train.step.verbs:evaluate", 1, "KILL", "after"), *VARIANTS["mu=1"], "--out", run_path
+    )
     assert list((run_path / "checkpoints").iterdir()) == []
     resume(assay_command, run_path)
     assert_same_bits(run_path, straight)

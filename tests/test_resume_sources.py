@@ -9,7 +9,7 @@ from tiny import tiny_policy
 from assay.config import from_mapping
 from assay.policy.embedded import tokenizer
 from assay.record import RunError
-from assay.train.sources import changes
+from assay.train.run.sources import changes
 
 SCORE = "def score(completion, answer):\n    return float(completion == answer) + {bonus}\n"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from run_fixtures import Trap, assert_same_bits, rows, settings
 
-from assay.train.interrupt import ONE_WISH, Interrupt, Interrupted
+from assay.train.run.interrupt import ONE_WISH, Interrupt, Interrupted
 
-UPDATE = "assay.train.learner:Learner.update"
+UPDATE = "assay.train.step.learner:Learner.update"
 SETTINGS = settings(optimizer__epochs=3)
 
 # scores like the task itself; where the environment says so, one call first sends its trainer a signal and then dawdles
@@ -60,16 +60,16 @@ def assert_resumes(assay_command, run, straight):
     ("where", "place", "number", "name"),
     [
         ("first evaluation", "assay.llama.cpu:CpuDecoder.advance", 2, "SIGTERM"),
-        ("rollout", "assay.train.verbs:generate", 2, "SIGINT"),
+        ("rollout", "assay.train.step.verbs:generate", 2, "SIGINT"),
         ("scoring", "assay.tasks.sort_digits:SortDigits.score", 8 + 20, "SIGTERM"),
         ("old log-probs", "assay.policy.causal:CausalPolicy.logprobs", 2, "SIGTERM"),
         ("between micro-batches", "assay.policy.causal:CausalPolicy.logprobs", 16 + 4 + 5, "SIGINT"),
         ("update", UPDATE, 9, "SIGTERM"),
         ("optimizer step", "torch.optim:AdamW.step", 1, "SIGTERM"),
-        ("checkpoint", "assay.train.checkpoint:save_file", 8, "SIGTERM"),
-        ("publishing a checkpoint", "assay.train.checkpoint:_publish", 3, "SIGINT"),
+        ("checkpoint", "assay.train.run.checkpoint:save_file", 8, "SIGTERM"),
+        ("publishing a checkpoint", "assay.train.run.checkpoint:_publish", 3, "SIGINT"),
         ("record", "assay.record:RunDirectory.append_step", 2, "SIGTERM"),
-        ("last evaluation", "assay.train.verbs:evaluate", 2, "SIGTERM"),
+        ("last evaluation", "assay.train.step.verbs:evaluate", 2, "SIGTERM"),
     ],
 )
 def test_a_signal_anywhere_saves_and_the_run_resumes_to_the_same_bits(
@@ -124,7 +124,7 @@ def test_a_signal_in_the_warm_start_leaves_no_run_behind(assay_command, run_path
 
 @pytest.mark.parametrize(("second", "code"), [("TERM", 143), ("INT", 130)])
 def test_a_later_signal_ends_the_run_at_once(assay_command, straight, run_path, second, code):
-    place = "assay.train.checkpoint:save_file"
+    place = "assay.train.run.checkpoint:save_file"
     traps = [Trap(place, 8, "TERM"), Trap(place, 8, second, "after", pause=ONE_WISH)]
     ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=traps, draws=True)
     assert ended.code == code
@@ -145,8 +145,8 @@ def test_a_signal_that_is_sent_twice_at_once_is_one(assay_command, straight, run
 
 def test_repeats_are_counted_from_the_first_signal(monkeypatch):
     clock, left = [50.0], []
-    monkeypatch.setattr("assay.train.interrupt.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("assay.train.interrupt.os._exit", left.append)
+    monkeypatch.setattr("assay.train.run.interrupt.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("assay.train.run.interrupt.os._exit", left.append)
     with Interrupt() as interrupt:
         for moment, number in ((50.0, signal.SIGTERM), (50.7, signal.SIGINT), (50.99, signal.SIGTERM)):
             clock[0] = moment

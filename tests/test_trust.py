@@ -94,7 +94,7 @@ def test_code_that_comes_with_a_foreign_model_runs_only_if_trusted(assay_command
 
 
 @pytest.mark.parametrize(
-    "spec", ["os:system", "subprocess:call", "assay.train.export:export_run", "rewards.mine:score"]
+    "spec", ["os:system", "subprocess:call", "assay.train.evaluate.export:export_run", "rewards.mine:score"]
 )
 @pytest.mark.parametrize("command", [("eval", "--trust"), ("train", "--resume"), ("train",), ("reward-check",)])
 def test_a_module_is_never_a_reward(assay_command, foreign, spec, command):
@@ -127,7 +127,7 @@ def test_the_sentence_after_a_signal_goes_on_as_it_is(assay_command, scored_run,
     for options, surroundings in (((), {}), (("--trust",), STRANGER)):
         run = foreign.parent / f"my run {len(options)}"
         shutil.copytree(foreign, run)
-        stop = [Trap("assay.train.learner:Learner.update", 1, "TERM")]
+        stop = [Trap("assay.train.step.learner:Learner.update", 1, "TERM")]
         more = ("--set", "run.steps=4")
         ended = assay_command.run("train", "--resume", run, *options, *more, traps=stop, environment=surroundings)
         assert ended.code == 128 + signal.SIGTERM, ended.stderr

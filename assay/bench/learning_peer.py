@@ -18,8 +18,8 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
 from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
-from assay.train.evaluate import EvaluationRow, evaluate
-from assay.train.learner import learning_rate
+from assay.train.evaluate.evaluate import EvaluationRow, evaluate
+from assay.train.step.learner import learning_rate
 from assay.types import Problem, Prompt, Rollout, Score, StopReason
 
 

@@ -17,9 +17,9 @@ from assay.bench.curves import Curve, prompts_sha256
 from assay.bench.process import OnStep
 from assay.config import Config, ConfigError
 from assay.record import read_evaluations
-from assay.train import run
 from assay.train.loop import Stages, train
-from assay.train.place import Gathered, Place, Work
+from assay.train.run import run
+from assay.train.step.place import Gathered, Place, Work
 from assay.types import Prompt
 
 

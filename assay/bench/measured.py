@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from assay.train.display import STAGES
+from assay.train.show.display import STAGES
 
 REST = "rest"  # of a step: whatever no stage is charged with, among it the record and the checkpoints
 STAGES_AND_REST = (*STAGES, REST)

@@ -10,11 +10,11 @@ from pathlib import Path
 from assay.bench.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
 from assay.config import Config
 from assay.record import read_evaluations, read_events, read_metrics, read_rollouts, read_timings
-from assay.train import run
-from assay.train.display import STAGES
 from assay.train.loop import Stages, train
-from assay.train.machine import settled
-from assay.train.place import Place, Work
+from assay.train.run import run
+from assay.train.run.machine import settled
+from assay.train.show.display import STAGES
+from assay.train.step.place import Place, Work
 
 
 def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None]) -> Measured:

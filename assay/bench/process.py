@@ -18,7 +18,7 @@ from rich.text import Text
 
 from assay.machine.interpreter import python_command, python_environment
 from assay.machine.terminal import printable
-from assay.train.interrupt import Interrupt
+from assay.train.run.interrupt import Interrupt
 
 PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this version
 LOG_LINES = 15  # shown of a run that failed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from assay.train.display import STAGES
+from assay.train.show.display import STAGES
 
 
 class Stopwatch:

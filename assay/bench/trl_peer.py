@@ -26,8 +26,8 @@ from assay.policy.embedded import embedded_directory
 from assay.policy.probe import examined
 from assay.rewards import open_rewards
 from assay.tasks import open_task
-from assay.train.evaluate import evaluate
-from assay.train.machine import settled
+from assay.train.evaluate.evaluate import evaluate
+from assay.train.run.machine import settled
 
 STAGE_OF_METHOD = {
     "get_batch_samples": "start",

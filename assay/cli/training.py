@@ -137,7 +137,7 @@ def evaluate(
         elif not (target / "config.json").exists():
             RunDirectory.open(target)
         say("importing torch and transformers ...")
-        from assay.train.evaluate_saved import ProgressLine, evaluate_saved, evaluation_table
+        from assay.train.evaluate.saved_run import ProgressLine, evaluate_saved, evaluation_table
 
         evaluated = evaluate_saved(
             target,
@@ -169,7 +169,7 @@ def show(
 ) -> None:
     """Prints completions of a run with their rewards."""
     from assay.record import RunError
-    from assay.train.show import show_lines
+    from assay.train.show.show import show_lines
 
     asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
     try:
@@ -199,14 +199,14 @@ def export(
     import sys
 
     from assay.record import RunDirectory, RunError
-    from assay.train.target import refuse_existing
+    from assay.train.run.target import refuse_existing
 
     try:
         refuse_existing(out)
         RunDirectory.open(run)
         say("importing torch and transformers ...")
-        from assay.train.evaluate_saved import ProgressLine
-        from assay.train.export import export_run
+        from assay.train.evaluate.export import export_run
+        from assay.train.evaluate.saved_run import ProgressLine
 
         ticker = ProgressLine(sys.stderr).ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
@@ -298,7 +298,7 @@ def tasks(
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
-    from assay.train.early import refuse_early
+    from assay.train.run.early import refuse_early
 
     path = out or _free_directory(settings.run.name)
     wanted = Path("runs") / settings.run.name
@@ -306,7 +306,7 @@ def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int
         say(f"{wanted} exists, writing to {path}")
     refuse_early(settings, path)
     say("importing torch and transformers ...")
-    from assay.train import run
+    from assay.train.run import run
 
     return run.start(settings, path, _watcher(doctor, path))
 
@@ -334,7 +334,7 @@ def _resume(
 
     RunDirectory.open(run_path)
     say("importing torch and transformers ...")
-    from assay.train import run
+    from assay.train.run import run
 
     return run.resume(run_path, [*overrides, *changes], _watcher(doctor, run_path), trust=trust)
 

@@ -147,7 +147,7 @@ def _try_healthy(one: Healthy, seed: int, known: Sequence[Illness], directory: P
 
 def _import_what_a_trial_needs() -> None:
     """Once, before the forks: each of them would take seconds for it."""
-    for name in ("pyarrow.parquet", "assay.train.run", "transformers.models.llama.modeling_llama"):
+    for name in ("pyarrow.parquet", "assay.train.run.run", "transformers.models.llama.modeling_llama"):
         importlib.import_module(name)
     with contextlib.suppress(ImportError):  # only adapters need it
         importlib.import_module("peft")

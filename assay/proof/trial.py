@@ -53,7 +53,7 @@ Wrapper = Callable[[Callable[..., object]], Callable[..., object]]
 
 def run_trial(plant: Plant, *, seed: int, directory: Path, settings: Sequence[str] = ()) -> Path:
     """Trains in `directory` with the plant applied and returns it. A run that fails is a result like any other."""
-    from assay.train.run import start
+    from assay.train.run.run import start
 
     chosen = (*SETTINGS, f"run.steps={plant.steps}", f"run.seed={seed}", *plant.settings, *settings)
     config = configuration.load(None, [setting.replace(REWARDS, rewards.__file__) for setting in chosen])

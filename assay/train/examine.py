@@ -36,12 +36,12 @@ from assay.policy.plain import Support, logprobs_of, plain_logits, policy_asked_
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import ALL, at_most, chosen_rows, longer_than, part_of, plan
-from assay.train.learner import Learner
 from assay.train.loss_probes import Piece, loss_probes, losses
-from assay.train.pack import packed_for
-from assay.train.place import Place, Work
-from assay.train.randomness import restore_global_generators, save_global_generators
+from assay.train.run.randomness import restore_global_generators, save_global_generators
 from assay.train.seen_inputs import SeenInputs
+from assay.train.step.learner import Learner
+from assay.train.step.pack import packed_for
+from assay.train.step.place import Place, Work
 from assay.types import Microbatch, Minibatch, Sample, StopReason, Update
 
 NUMBERS = 2_000_000  # weights that are compared before and after the update

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from assay.train.place import Work
+from assay.train.step.place import Work
 from assay.types import Microbatch, Minibatch, Sample
 
 MOST_ROWS = 16

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from assay.train.learner import Learned
-from assay.train.place import Gathered, Place, Work
+from assay.train.step.learner import Learned
+from assay.train.step.place import Gathered, Place, Work
 from assay.types import Batch, Group, Prompt, Rollout, Sample
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from assay.config.sections import LossConfig
-from assay.train import learner
+from assay.train.step import learner
 from assay.types import Totals
 
 COLUMNS = 3  # of padding added

@@ -32,17 +32,17 @@ from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_of
 from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import PUBLISHED
-from assay.train import checkpoint
-from assay.train.changes import refuse_edited
-from assay.train.checkpoint import Checkpoint, CheckpointError
-from assay.train.evaluate_saved import ProgressLine
+from assay.train.evaluate.saved_policy import policy_of
+from assay.train.evaluate.saved_run import ProgressLine
 from assay.train.examine import asked_plainly, logprobs_by_row, packed
 from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
-from assay.train.machine import set_up, settled
-from assay.train.pack import with_confirmed_sharing
-from assay.train.saved_policy import policy_of
-from assay.train.saver import KINDS
+from assay.train.run import checkpoint
+from assay.train.run.changes import refuse_edited
+from assay.train.run.checkpoint import Checkpoint, CheckpointError
+from assay.train.run.machine import set_up, settled
+from assay.train.run.saver import KINDS
 from assay.train.seen_inputs import SeenInputs
+from assay.train.step.pack import with_confirmed_sharing
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 MOST_CHECKPOINTS = 2  # that are asked: each is loaded, and answers for some twenty forward passes

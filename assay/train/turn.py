@@ -19,17 +19,17 @@ import torch
 from assay.config import Config
 from assay.engine.builtin import generate
 from assay.record.metrics import metrics_row, timings_row
-from assay.train.choose import has_signal
-from assay.train.clock import StageClock
-from assay.train.credit import credit
-from assay.train.display import Display, describe_scores
 from assay.train.failure import RunFailed
 from assay.train.given import numbers
-from assay.train.learner import Learned, Learner
 from assay.train.loop import Stages
-from assay.train.pack import cut
-from assay.train.place import Gathered, Place, Work
-from assay.train.randomness import derived_seed
+from assay.train.run.randomness import derived_seed
+from assay.train.show.clock import StageClock
+from assay.train.show.display import Display, describe_scores
+from assay.train.step.choose import has_signal
+from assay.train.step.credit import credit
+from assay.train.step.learner import Learned, Learner
+from assay.train.step.pack import cut
+from assay.train.step.place import Gathered, Place, Work
 from assay.types import Batch, Group, Prompt, Rollout, Sample, Score, StepRecord
 
 Stats = dict[str, Any]

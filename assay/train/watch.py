@@ -22,8 +22,8 @@ from assay.record.batch_file import to_bytes
 from assay.record.metrics import Row
 from assay.train.examine import FAULTS, Examination, not_examined
 from assay.train.failure import RunFailed
-from assay.train.learner import Learner
-from assay.train.place import Place, Work
+from assay.train.step.learner import Learner
+from assay.train.step.place import Place, Work
 from assay.types import StepRecord, Update
 
 

@@ -22,7 +22,7 @@ from assay.doctor.report import FORMATS, TEXT_LEFT_OUT, Report, write
 from assay.record import RunDirectory
 from assay.record.batch import BatchError
 from assay.record.batch_file import write_batch
-from assay.train.failed_rewards import FailedRewards, RewardFailed
+from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.types import Prompt, Rollout, Score, StopReason
 
 TOML = to_toml(Config(), meanings=False).replace("group_size = 8", "group_size = 2")

@@ -10,7 +10,7 @@ from assay.config.sections import RolloutConfig
 from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
-from assay.train.pack import pack
+from assay.train.step.pack import pack
 from assay.types import Sample
 
 BYTE_EOS = 256

@@ -11,7 +11,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.policy.probe import examined
-from assay.train.pack import pack
+from assay.train.step.pack import pack
 from assay.types import Sample, StopReason
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5,)), prompt(2, (6, EOS_ID, 7, 8, 9, 10, 11)), prompt(3, (11, 12))]

@@ -15,7 +15,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.sampling import support
-from assay.train.learner import Learner
+from assay.train.step.learner import Learner
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]
 # tokens 3 1 4 0 2, from the likeliest on, have these probabilities

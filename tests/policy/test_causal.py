@@ -3,7 +3,7 @@ import torch
 from tiny import tiny_policy, uneven_samples
 
 from assay.policy.codec import PromptRefused
-from assay.train.pack import pack
+from assay.train.step.pack import pack
 from assay.types import Problem
 
 

@@ -12,8 +12,8 @@ from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import with_adapter
 from assay.policy.probe import examined
-from assay.train.learner import Learner
-from assay.train.pack import pack
+from assay.train.step.learner import Learner
+from assay.train.step.pack import pack
 
 
 def batch_of(share_prompts=False):

@@ -9,7 +9,7 @@ from tiny import portable_policy, prompt, tiny_policy, uneven_samples
 
 from assay.policy import causal
 from assay.policy.causal import Abilities
-from assay.train.pack import pack
+from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
 LEAST = 16  # tokens of a chunk, however large the vocabulary is

@@ -16,7 +16,7 @@ from assay.llama.family import NotOfTheFamily, family_of
 from assay.machine.device import as_current, missing_kernels
 from assay.policy.causal import CausalPolicy
 from assay.policy.probe import with_family
-from assay.train.pack import Sharing, pack
+from assay.train.step.pack import Sharing, pack
 
 SECOND_GPU = torch.device("cuda:1")
 

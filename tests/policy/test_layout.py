@@ -13,8 +13,8 @@ from assay.llama.layout import fits_window, layout_of
 from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
 from assay.policy.probe import examined, renewed, with_family
-from assay.train.learner import frozen_copy
-from assay.train.pack import Sharing, pack, with_confirmed_sharing
+from assay.train.step.learner import frozen_copy
+from assay.train.step.pack import Sharing, pack, with_confirmed_sharing
 
 CPU = torch.device("cpu")
 

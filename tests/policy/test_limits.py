@@ -18,11 +18,11 @@ from assay.policy.embedded import tokenizer
 from assay.policy.load import load_policy
 from assay.policy.probe import examined
 from assay.sampling import support
-from assay.train.export import export_weights
-from assay.train.failed_rewards import FailedRewards
-from assay.train.learner import Learner, frozen_copy
-from assay.train.pack import with_confirmed_sharing
-from assay.train.score import score
+from assay.train.evaluate.export import export_weights
+from assay.train.step.failed_rewards import FailedRewards
+from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.pack import with_confirmed_sharing
+from assay.train.step.score import score
 from assay.types import Problem, Score
 
 

@@ -13,10 +13,10 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.load import with_adapter
 from assay.policy.probe import examined
 from assay.record import RunError
-from assay.train.learner import Learner, frozen_copy
-from assay.train.pack import pack
-from assay.train.saved_policy import put_weights
-from assay.train.saver import trained_state
+from assay.train.evaluate.saved_policy import put_weights
+from assay.train.run.saver import trained_state
+from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.pack import pack
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5))]
 

@@ -11,7 +11,7 @@ from torch import nn
 from assay.config import load
 from assay.policy.load import with_adapter
 from assay.policy.plain import plain_logprobs, policy_asked_plainly
-from assay.train.pack import pack
+from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from engine.compared import packed, sampled
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.load import load_policy
 from assay.policy.probe import with_family
-from assay.train.learner import Learner
-from assay.train.pack import pack, with_confirmed_sharing
+from assay.train.step.learner import Learner
+from assay.train.step.pack import pack, with_confirmed_sharing
 from assay.types import Problem, Rollout, Sample, StopReason
 
 pytestmark = pytest.mark.skipif(

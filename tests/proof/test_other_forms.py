@@ -13,10 +13,10 @@ from assay.doctor.recompute.consistent import consistent
 from assay.proof.trial import diagnosed, run_trial
 from assay.verdict import Confidence, State
 
-GENERATE = "assay.train.verbs.generate"
-LOSS = "assay.train.learner.policy_loss"
+GENERATE = "assay.train.step.verbs.generate"
+LOSS = "assay.train.step.learner.policy_loss"
 LOGPROBS = "assay.policy.causal.CausalPolicy.logprobs"
-TENSORS = "assay.train.pack._tensors"
+TENSORS = "assay.train.step.pack._tensors"
 COLD = ("rollout.temperature=0.7",)
 
 
@@ -124,7 +124,7 @@ FORMS = {
     "the engine has a T of its own": ("SAMP01", Plant((), {GENERATE: _engine_with_a_temperature_of_its_own})),
     "the engine goes on behind EOS": ("MASK02", Plant((), {GENERATE: _goes_on_behind_eos})),
     "the mask is one token late": ("MASK02", Plant((), {TENSORS: _mask_one_token_late})),
-    "a prompt's first token comes twice": ("ALGN03", Plant((), {"assay.train.verbs.cut": _first_token_twice})),
+    "a prompt's first token comes twice": ("ALGN03", Plant((), {"assay.train.step.verbs.cut": _first_token_twice})),
     "a prompt's first token is hidden": (
         "ALGN05",
         Plant(
@@ -132,7 +132,7 @@ FORMS = {
             {
                 "assay.policy.probe.with_family": _not_packed,
                 "assay.policy.causal.branch_mask": _first_token_hidden,
-                "assay.train.run.with_confirmed_sharing": lambda original: lambda policy, *rest: policy,
+                "assay.train.run.run.with_confirmed_sharing": lambda original: lambda policy, *rest: policy,
             },
         ),
     ),
@@ -140,14 +140,14 @@ FORMS = {
         "LOSS06",
         Plant(("rollout.truncated=mask", "rollout.max_tokens=6"), {TENSORS: _mask_of_all_rows}),
     ),
-    "advantages fade along the row": ("ADV05", Plant((), {"assay.train.verbs.credit": _discounted})),
-    "advantages times the length": ("ADV05", Plant((), {"assay.train.verbs.credit": _times_the_length})),
-    "advantages in a random order": ("ALGN10", Plant((), {"assay.train.verbs.credit": _in_a_random_order})),
+    "advantages fade along the row": ("ADV05", Plant((), {"assay.train.step.verbs.credit": _discounted})),
+    "advantages times the length": ("ADV05", Plant((), {"assay.train.step.verbs.credit": _times_the_length})),
+    "advantages in a random order": ("ALGN10", Plant((), {"assay.train.step.verbs.credit": _in_a_random_order})),
     "the KL is a mean over padding": (
         "MASK04",
         Plant(("loss.kl_coef=0.2", "loss.kl_gradient=naive", "optimizer.epochs=3"), {LOSS: _kl_diluted_by_padding}),
     ),
-    "the learning rate is 0": ("OPT02", Plant((), {"assay.train.learner.learning_rate": _no_rate}, steps=4)),
+    "the learning rate is 0": ("OPT02", Plant((), {"assay.train.step.learner.learning_rate": _no_rate}, steps=4)),
 }
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-import assay.train.verbs
+import assay.train.step.verbs
 from assay.doctor.catalogue import Plant, by_code
 from assay.doctor.evidence.run import read_run
 from assay.policy.causal import CausalPolicy
 from assay.proof.outcome import of_healthy, of_planted
 from assay.proof.shelf import SHELF
 from assay.proof.trial import diagnosed, failure_of, planted, run_trial, steps_recorded
-from assay.train.checkpoint import CheckpointError
+from assay.train.run.checkpoint import CheckpointError
 
 
 @pytest.mark.parametrize("code", ["SAMP01", "ADV03", "MASK01"])
@@ -42,33 +42,36 @@ def test_groups_of_the_quick_runs_have_different_rewards(run_path):
 
 
 def test_what_was_wrapped_is_put_back():
-    function, method = assay.train.verbs.generate, CausalPolicy.logprobs
-    names = {"assay.train.verbs.generate": lambda original: None, "assay.policy.causal.CausalPolicy.logprobs": str}
+    function, method = assay.train.step.verbs.generate, CausalPolicy.logprobs
+    names = {"assay.train.step.verbs.generate": lambda original: None, "assay.policy.causal.CausalPolicy.logprobs": str}
     with planted(names):
-        assert assay.train.verbs.generate is None
+        assert assay.train.step.verbs.generate is None
         assert CausalPolicy.logprobs == str(method)
-    assert assay.train.verbs.generate is function
+    assert assay.train.step.verbs.generate is function
     assert CausalPolicy.logprobs is method
 
 
 def test_what_was_wrapped_is_put_back_after_an_error():
-    function = assay.train.verbs.generate
-    with pytest.raises(KeyError), planted({"assay.train.verbs.generate": lambda original: None}):
+    function = assay.train.step.verbs.generate
+    with pytest.raises(KeyError), planted({"assay.train.step.verbs.generate": lambda original: None}):
         raise KeyError
-    assert assay.train.verbs.generate is function
+    assert assay.train.step.verbs.generate is function
 
 
 def test_a_name_that_does_not_exist_is_refused_and_what_came_before_it_is_put_back():
-    function = assay.train.verbs.generate
-    names = {"assay.train.verbs.generate": lambda original: None, "assay.train.verbs.no_such": lambda original: None}
+    function = assay.train.step.verbs.generate
+    names = {
+        "assay.train.step.verbs.generate": lambda original: None,
+        "assay.train.step.verbs.no_such": lambda original: None,
+    }
     with pytest.raises(AttributeError, match="no_such"), planted(names):
         pass
-    assert assay.train.verbs.generate is function
+    assert assay.train.step.verbs.generate is function
 
 
 def test_an_inherited_method_is_not_left_behind_in_the_class():
     inherited = CheckpointError.__str__
-    with planted({"assay.train.checkpoint.CheckpointError.__str__": lambda original: lambda error: "planted"}):
+    with planted({"assay.train.run.checkpoint.CheckpointError.__str__": lambda original: lambda error: "planted"}):
         assert str(CheckpointError()) == "planted"
     assert "__str__" not in vars(CheckpointError)
     assert CheckpointError.__str__ is inherited
@@ -87,7 +90,7 @@ def test_the_trainer_really_runs_with_the_plant_and_edits_come_after_it(run_path
     def edited(batch):
         return batch.of({"step": 99})
 
-    plant = Plant(replaces={"assay.train.verbs.credit": counted}, edits=edited, steps=2)
+    plant = Plant(replaces={"assay.train.step.verbs.credit": counted}, edits=edited, steps=2)
     run_trial(plant, seed=1, directory=run_path)
     assert len(calls) == 2
     diagnosis = diagnosed(run_path, plant, [by_code("RAT01")])

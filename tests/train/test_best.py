@@ -8,7 +8,7 @@ import torch
 from run_fixtures import Trap, assert_same_bits, rows, settings
 from safetensors.torch import load_file
 
-from assay.train.best import best_row, evaluations_since_best
+from assay.train.run.best import best_row, evaluations_since_best
 
 OFTEN = {"run__steps": 6, "evaluate__every": 1, "evaluate__prompts": 16, "checkpoint__keep": 20}
 BREAKING = {**OFTEN, "run__steps": 9, "optimizer__learning_rate": 0.1, "evaluate__patience": 2}  # destroys the model
@@ -81,11 +81,11 @@ def test_without_evaluations_between_or_switched_off_there_is_no_best(assay_comm
 @pytest.mark.parametrize(
     ("place", "number", "when"),
     [
-        ("assay.train.export:export_weights", 1, "before"),
+        ("assay.train.evaluate.export:export_weights", 1, "before"),
         ("assay.record.checksums:note_directory", 2, "after"),
         ("assay.record.checksums:note_removal", 1, "after"),
-        ("assay.train.export:export_weights", 2, "after"),
-        ("assay.train.learner:Learner.update", 14, "after"),
+        ("assay.train.evaluate.export:export_weights", 2, "after"),
+        ("assay.train.step.learner:Learner.update", 14, "after"),
     ],
 )
 def test_a_run_killed_around_its_best_weights_resumes_to_the_same_bits(
@@ -118,7 +118,7 @@ def test_best_of_a_step_that_is_made_again_is_removed(assay_command, run, run_pa
 
 def test_what_a_user_put_into_best_is_kept(assay_command, run_path):
     changes = {**OFTEN, "run__steps": 2}
-    trap = Trap("assay.train.learner:Learner.update", 1, "KILL", "before")
+    trap = Trap("assay.train.step.learner:Learner.update", 1, "KILL", "before")
     assert assay_command.run("train", *settings(**changes), "--out", run_path, traps=[trap]).code == -9
     (run_path / "best").mkdir()
     (run_path / "best/notes.txt").write_text("mine")
@@ -159,7 +159,7 @@ def test_a_run_that_gets_no_better_stops_early_and_is_finished(assay_command, ru
 def test_a_run_killed_around_its_early_end_ends_alike(assay_command, run_path, number):
     straight = run_path.with_name("straight")
     assert assay_command.run("train", *settings(**BREAKING), "--out", straight).code == 0
-    place = ("assay.train.saver:Saver.save", "assay.train.export:export_weights")[number - 1]
+    place = ("assay.train.run.saver:Saver.save", "assay.train.evaluate.export:export_weights")[number - 1]
     passed = assay_command.run("train", *settings(**BREAKING), "--out", run_path.with_name("c"), count=[place]).passed
     trap = Trap(place, passed[place], "KILL", "before")
     assert assay_command.run("train", *settings(**BREAKING), "--out", run_path, traps=[trap]).code == -9

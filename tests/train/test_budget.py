@@ -12,8 +12,8 @@ from assay.config import ConfigError, load
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import with_adapter
 from assay.policy.probe import examined
-from assay.train import budget, run
-from assay.train.budget import LEAST_TOKENS, budgeted, bytes_a_token, pass_tokens, standing_bytes
+from assay.train.run import budget, run
+from assay.train.run.budget import LEAST_TOKENS, budgeted, bytes_a_token, pass_tokens, standing_bytes
 
 CONFIG = load(None, ["model.path=x"])
 

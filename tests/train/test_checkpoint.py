@@ -10,7 +10,7 @@ import torch
 from numbered_checkpoints import assert_whole, names, never_reported, save_number
 
 from assay.record.manifest import write_manifest
-from assay.train.checkpoint import CheckpointError, load_latest, remove_leftovers, save
+from assay.train.run.checkpoint import CheckpointError, load_latest, remove_leftovers, save
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 

@@ -10,12 +10,12 @@ import torch
 from child_process import run, run_child
 from numbered_checkpoints import assert_whole, names, never_reported, save_number
 
-from assay.train.checkpoint import CheckpointError, load_latest, remove_leftovers, save
+from assay.train.run.checkpoint import CheckpointError, load_latest, remove_leftovers, save
 
 KILL_AT_EVERY_BOUNDARY = """
 import sys
 from pathlib import Path
-from assay.train.checkpoint import save
+from assay.train.run.checkpoint import save
 from child_process import kill_at_every_boundary
 from numbered_checkpoints import tensors_of
 
@@ -77,7 +77,7 @@ def test_a_kill_between_any_two_system_calls_leaves_a_whole_checkpoint(killed_at
 KILL_INSIDE_WRITES = """
 import os, resource, shutil, signal, sys
 from pathlib import Path
-from assay.train.checkpoint import save
+from assay.train.run.checkpoint import save
 from numbered_checkpoints import tensors_of
 
 base, root = Path(sys.argv[1]), Path(sys.argv[2])
@@ -115,7 +115,7 @@ def test_a_kill_inside_a_write_leaves_a_whole_checkpoint(tmp_path):
 SAVE_AND_PRINT_THE_ERROR = """
 import os, resource, sys
 from pathlib import Path
-from assay.train.checkpoint import CheckpointError, save
+from assay.train.run.checkpoint import CheckpointError, save
 from numbered_checkpoints import tensors_of
 
 root, limit, *paddings = sys.argv[1:]

@@ -4,9 +4,9 @@ import pytest
 from tiny import prompt
 
 from assay.config import load
-from assay.train.choose import choose, has_signal
 from assay.train.failure import RunFailed
-from assay.train.place import Gathered
+from assay.train.step.choose import choose, has_signal
+from assay.train.step.place import Gathered
 from assay.types import Group, Rollout, Score, StopReason
 
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from assay.machine.terminal import escape, fit
-from assay.train.completions import (
+from assay.train.show.completions import (
     CompletionTable,
     cells_of,
     component_names,
@@ -19,7 +19,7 @@ from assay.train.completions import (
     table_of,
     table_steps,
 )
-from assay.train.display import Display
+from assay.train.show.display import Display
 from assay.types import Group, Prompt, Rollout, Sample, Score, StepRecord, StopReason
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\x07\x00d\u202ee\ud800f\u200bg\r\nh\ti"

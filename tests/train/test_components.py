@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from assay.train.display import Display
-from assay.train.evaluate import evaluation_row
-from assay.train.evaluate_saved import Evaluated, evaluation_table
-from assay.train.step_line import LONGEST, step_line
-from assay.train.summary import summary_facts
+from assay.train.evaluate.evaluate import evaluation_row
+from assay.train.evaluate.saved_run import Evaluated, evaluation_table
+from assay.train.show.display import Display
+from assay.train.show.step_line import LONGEST, step_line
+from assay.train.show.summary import summary_facts
 from assay.types import Rollout, Score, StopReason
 
 ANSWER = Rollout("p", (1, 1), (-0.5, -0.5), StopReason.EOS, -1, "")

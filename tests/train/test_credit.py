@@ -1,7 +1,7 @@
 from tiny import prompt
 
 from assay.config import AdvantageConfig
-from assay.train.credit import credit
+from assay.train.step.credit import credit
 from assay.types import Group, Rollout, Score, StopReason
 
 

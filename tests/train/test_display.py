@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from terminal_rows import shown_rows
 
-from assay.train.display import Display, describe_loss, describe_scores
+from assay.train.show.display import Display, describe_loss, describe_scores
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\x07\x00d\u202ee\ud800f\u200bg\r\nh\ti"
 METRICS = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.train.display import Display
-from assay.train.plot import plot
-from assay.train.summary import summary_facts
+from assay.train.show.display import Display
+from assay.train.show.plot import plot
+from assay.train.show.summary import summary_facts
 
 
 class Clock:

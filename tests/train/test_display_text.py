@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 from assay.machine.terminal import human_bytes, human_seconds, printable
-from assay.train.clock import memory_bytes
+from assay.train.show.clock import memory_bytes
 
 
 def test_printable_keeps_ordinary_text() -> None:

@@ -19,11 +19,11 @@ from assay.record import RunDirectory, RunError, read_evaluations
 from assay.record.evaluations import HeldoutAnswers, forget_answers, read_answers, write_answers
 from assay.rewards import open_rewards
 from assay.tasks import open_task
-from assay.train import checkpoint
-from assay.train.evaluate import WORDS, evaluate, evaluation_row, heldout_prompts, pass_at_k
-from assay.train.export import export_weights
-from assay.train.failed_rewards import RewardFailed
-from assay.train.summary import summary_facts
+from assay.train.evaluate.evaluate import WORDS, evaluate, evaluation_row, heldout_prompts, pass_at_k
+from assay.train.evaluate.export import export_weights
+from assay.train.run import checkpoint
+from assay.train.show.summary import summary_facts
+from assay.train.step.failed_rewards import RewardFailed
 from assay.types import Problem, Rollout, Score, StopReason
 
 

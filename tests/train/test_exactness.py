@@ -9,7 +9,7 @@ from transformers import RobertaConfig, RobertaForCausalLM
 
 from assay.config import load
 from assay.policy.embedded import tokenizer
-from assay.train import run
+from assay.train.run import run
 
 
 @pytest.fixture

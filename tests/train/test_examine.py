@@ -12,11 +12,13 @@ from torch import nn
 from assay.config import load
 from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
-from assay.train import examine, learner, run
+from assay.train import examine
 from assay.train.examined_rows import chosen_rows, plan
-from assay.train.pack import pack
-from assay.train.place import Gathered, Work
+from assay.train.run import run
 from assay.train.seen_inputs import SeenInputs
+from assay.train.step import learner
+from assay.train.step.pack import pack
+from assay.train.step.place import Gathered, Work
 from assay.train.watch import DoctorStop
 from assay.types import Batch, Group, Score
 

@@ -9,9 +9,10 @@ import torch
 
 from assay.config import load
 from assay.record import read_rollouts
-from assay.train import examine, run
+from assay.train import examine
 from assay.train.examined_rows import ALL, FEW, Plan, plan
-from assay.train.learner import Learner
+from assay.train.run import run
+from assay.train.step.learner import Learner
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,9 +16,9 @@ from assay.config import Config, ConfigError
 from assay.config.sections import ModelConfig
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError
-from assay.train import checkpoint
-from assay.train.export import export_run, export_weights
-from assay.train.saved_policy import fingerprint_of_frozen, open_saved, put_weights
+from assay.train.evaluate.export import export_run, export_weights
+from assay.train.evaluate.saved_policy import fingerprint_of_frozen, open_saved, put_weights
+from assay.train.run import checkpoint
 
 IDS = torch.tensor([[2, 3, 4, 12, 5, 6], [7, 7, 12, 2, 1, 0]])
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from assay.config import load
-from assay.train.failed_rewards import EMPTY_ROUNDS, MOST_REPORTED, NEVER_WORKED, FailedRewards, RewardFailed
+from assay.train.step.failed_rewards import EMPTY_ROUNDS, MOST_REPORTED, NEVER_WORKED, FailedRewards, RewardFailed
 from assay.types import Failure, Prompt, Rollout, Score, StopReason
 
 GROUP = 8

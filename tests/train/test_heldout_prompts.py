@@ -9,7 +9,7 @@ from assay.config import Config
 from assay.config.sections import EvaluateConfig, ModelConfig, RunConfig, TaskConfig
 from assay.policy.load import load_policy
 from assay.tasks import open_task
-from assay.train.evaluate import heldout_prompts
+from assay.train.evaluate.evaluate import heldout_prompts
 from assay.types import Problem
 
 CONFIG = Config(run=RunConfig(threads=1, device="cpu"), model=ModelConfig(warm_steps=2, dtype="float32"))
@@ -94,7 +94,7 @@ def test_a_question_made_of_two_seeds_is_one_problem(policy):
 
 
 def test_the_messages_belong_to_the_problem():
-    from assay.train.evaluate import _content
+    from assay.train.evaluate.evaluate import _content
 
     task, user = Listed(None), {"role": "user", "content": "Why?"}
     plain, chat = Problem("a", "Why?", "x"), Problem("a", "Why?", "x", (user,))

@@ -7,9 +7,9 @@ from tiny import sample, tiny_policy, uneven_samples
 
 from assay.config import LossConfig, OptimizerConfig
 from assay.grpo import OBJECTIVES
-from assay.train import learner as learner_module
-from assay.train.learner import Learner, frozen_copy, learning_rate
-from assay.train.pack import Sharing, pack
+from assay.train.step import learner as learner_module
+from assay.train.step.learner import Learner, frozen_copy, learning_rate
+from assay.train.step.pack import Sharing, pack
 from assay.types import NO_SIGNAL, Microbatch
 
 CPU = torch.device("cpu")

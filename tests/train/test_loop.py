@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from tiny import uneven_samples
 
-from assay.train.learner import Learned
 from assay.train.loop import Stages, train
-from assay.train.place import Gathered, Place, Work
+from assay.train.step.learner import Learned
+from assay.train.step.place import Gathered, Place, Work
 from assay.types import NO_SIGNAL, Batch, Minibatch, Totals, Update
 
 UPDATE = Update(

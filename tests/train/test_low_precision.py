@@ -7,8 +7,8 @@ import torch
 from tiny import tiny_policy, uneven_samples
 
 from assay.config import LossConfig, OptimizerConfig
-from assay.train.learner import Learner
-from assay.train.pack import pack
+from assay.train.step.learner import Learner
+from assay.train.step.pack import pack
 
 SAMPLES = uneven_samples()
 

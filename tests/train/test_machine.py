@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from assay.config import load
-from assay.train import machine
-from assay.train.clock import StageClock
-from assay.train.machine import NOTICEABLE, STARVED, free_threads, settled, starvation
+from assay.train.run import machine
+from assay.train.run.machine import NOTICEABLE, STARVED, free_threads, settled, starvation
+from assay.train.show.clock import StageClock
 
 
 def test_what_the_machine_decides_is_written_down():

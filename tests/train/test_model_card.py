@@ -7,7 +7,7 @@ from fake_records import fake_record
 from assay import config as configuration
 from assay.config import load
 from assay.record import RunDirectory
-from assay.train.model_card import model_card
+from assay.train.evaluate.model_card import model_card
 
 ENVIRONMENT = {"python": "3.11.7", "packages": {"torch": "2.13.0", "assay": "0.1.0", "peft": None}}
 SCORES = {"prompts": 32, "k": 4, "reward_greedy_std_error": 0.06, "pass_at_1": 0.25, "pass_at_k": 0.5}

@@ -9,7 +9,7 @@ from tiny import tiny_policy
 from assay.config import load
 from assay.policy.load import with_adapter
 from assay.tasks import open_task
-from assay.train.opening import few_heldout, opening_facts, with_rate
+from assay.train.run.opening import few_heldout, opening_facts, with_rate
 
 REAL = ["model.path=owner/name", "task.name=json", "model.dtype=float32", "run.threads=2"]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import EOS_ID, sample, uneven_samples
 
-from assay.train.pack import Sharing, pack
+from assay.train.step.pack import Sharing, pack
 
 CPU = torch.device("cpu")
 

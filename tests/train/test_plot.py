@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.train.plot import number, plot
+from assay.train.show.plot import number, plot
 
 
 def test_a_rising_series_rises_from_left_to_right() -> None:

@@ -7,10 +7,10 @@ import torch
 from tiny import prompt, tiny_policy
 
 from assay.config import AdvantageConfig, load
-from assay.train.choose import has_signal
-from assay.train.credit import credit
 from assay.train.failure import RunFailed
-from assay.train.pack import pack
+from assay.train.step.choose import has_signal
+from assay.train.step.credit import credit
+from assay.train.step.pack import pack
 from assay.types import Group, Rollout, Score, StopReason
 
 

@@ -3,9 +3,9 @@ import torch
 from tiny import prompt, tiny_policy
 
 from assay.config import LossConfig, OptimizerConfig, load
-from assay.train.failed_rewards import FailedRewards, RewardFailed
-from assay.train.learner import Learner, frozen_copy
-from assay.train.score import score
+from assay.train.step.failed_rewards import FailedRewards, RewardFailed
+from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.score import score
 from assay.types import Rollout, Score, StopReason
 
 PROMPTS = [prompt(0, (5, 6)), prompt(1, (7,))]

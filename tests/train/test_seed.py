@@ -12,8 +12,8 @@ from run_fixtures import Trap, contents, rows, settings
 
 from assay import config as configuration
 from assay.policy.where import source_of
-from assay.train.saved_policy import open_saved
-from assay.train.seed import inherit
+from assay.train.evaluate.saved_policy import open_saved
+from assay.train.run.seed import inherit
 
 IDS = torch.tensor([[2, 3, 4, 12, 5, 6], [7, 7, 12, 2, 1, 0]])
 SHORT = {"run__steps": 2, "loss__kl_coef": 0.01, "evaluate__prompts": 16, "checkpoint__keep": 9}
@@ -152,11 +152,11 @@ def test_a_seeded_run_needs_nothing_of_its_source_any_more(assay_command, source
 @pytest.mark.parametrize(
     ("place", "number", "when"),
     [
-        ("assay.train.run:write_seed", 1, "before"),
-        ("assay.train.seed_files:durable.sync_file", 2, "before"),
+        ("assay.train.run.run:write_seed", 1, "before"),
+        ("assay.train.run.seed_files:durable.sync_file", 2, "before"),
         ("os:rename", 2, "before"),
-        ("assay.train.run:write_seed", 1, "after"),
-        ("assay.train.learner:Learner.update", 3, "after"),
+        ("assay.train.run.run:write_seed", 1, "after"),
+        ("assay.train.step.learner:Learner.update", 3, "after"),
     ],
 )
 @pytest.mark.parametrize("changes", [{}, LORA])

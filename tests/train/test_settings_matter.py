@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from assay import config as configuration
 from assay.config import AdvantageConfig, Config, ConfigError, LossConfig, OptimizerConfig, RolloutConfig
 from assay.tasks.sort_digits import SortDigits
-from assay.train.run import start
+from assay.train.run.run import start
 from assay.types import Score
 
 BASE = TINY | {

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from assay.config import ConfigError, LogConfig
-from assay.train.completions import CompletionTable
-from assay.train.sinks import Sinks, numbers_of, open_sinks, require_packages
+from assay.train.show.completions import CompletionTable
+from assay.train.show.sinks import Sinks, numbers_of, open_sinks, require_packages
 
 SETTINGS = {"run": {"name": "sort", "seed": 1}, "reward": {"functions": ("exact",)}}
 
@@ -180,7 +180,7 @@ def test_a_missing_package_is_refused_with_the_command_that_installs_it(setting,
 def test_nothing_is_imported_unless_it_is_asked_for(tmp_path):
     code = (
         "import sys; from pathlib import Path; from assay.config.sections import LogConfig; "
-        "import assay.train.sinks as s;"
+        "import assay.train.show.sinks as s;"
         "opened = s.open_sinks(LogConfig(), Path(sys.argv[1]), '', {}, after_step=-1, on_failure=print);"
         "opened.step({'step': 1, 'loss': 1.0}); opened.close();"
         "print([name for name in ('tensorboard', 'wandb', 'trackio') if name in sys.modules])"

@@ -17,9 +17,9 @@ from assay.policy.embedded import embedded_directory, tokenizer
 from assay.tasks import open_task
 from assay.tasks.sort_digits import SortDigits
 from assay.train.failure import RunFailed
-from assay.train.learner import Learner
-from assay.train.pack import pack
-from assay.train.run import start
+from assay.train.run.run import start
+from assay.train.step.learner import Learner
+from assay.train.step.pack import pack
 from assay.types import NO_SIGNAL, Score
 
 STEPS = 3

@@ -10,7 +10,8 @@ from assay.doctor import live
 from assay.doctor.catalogue import by_code
 from assay.doctor.live import LiveDoctor
 from assay.record import read_events, read_findings, read_metrics
-from assay.train import examine, run, watch
+from assay.train import examine, watch
+from assay.train.run import run
 from assay.train.watch import DoctorStop
 from assay.verdict import Confidence, Severity, finding
 
@@ -206,7 +207,7 @@ def test_a_run_killed_while_it_is_looked_at_goes_on_to_the_same_bits(
 def test_damaged_findings_and_a_file_in_the_place_of_a_folder_do_not_end_a_resumed_run(
     assay_command, run_path, straight
 ):
-    update = Trap("assay.train.learner:Learner.update", 8, "KILL")
+    update = Trap("assay.train.step.learner:Learner.update", 8, "KILL")
     assert assay_command.run("train", *SICK, "--out", run_path, traps=[update], draws=True).code == -9
     (run_path / "findings.jsonl").write_bytes(b'nonsense\n{"code": 3}\n')
     shutil.rmtree(run_path / "examined")

@@ -21,7 +21,7 @@ from assay.bench.contest.options import Options, check
 from assay.bench.contest.table import print_document, print_scaling
 from assay.bench.contest.turns import TurnFailed
 from assay.bench.process import Stop, chatter, say
-from assay.train.interrupt import Interrupted
+from assay.train.run.interrupt import Interrupted
 
 WIDTH = 140
 

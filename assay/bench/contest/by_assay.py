@@ -27,11 +27,11 @@ from assay.engine.builtin import generate
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examined
-from assay.train.budget import budgeted
-from assay.train.credit import credit
-from assay.train.learner import Learner
-from assay.train.machine import set_up
-from assay.train.pack import cut, with_confirmed_sharing
+from assay.train.run.budget import budgeted
+from assay.train.run.machine import set_up
+from assay.train.step.credit import credit
+from assay.train.step.learner import Learner
+from assay.train.step.pack import cut, with_confirmed_sharing
 from assay.types import Group, Prompt, Rollout, Score, StopReason
 
 SAMPLER_LOGPROB = -1.0  # of completions that are given: nothing that is measured depends on it

@@ -17,7 +17,7 @@ from assay.bench.contest.reading import Machine, PeerChoice, Reading, read_readi
 from assay.bench.contest.workload import ROLLOUT, STEP, UPDATE, Job, points
 from assay.bench.process import Stop, last_words, run_worker, say, working
 from assay.config import ConfigError
-from assay.train.interrupt import Interrupted
+from assay.train.run.interrupt import Interrupted
 
 WARMUP = {"cpu": 1, "cuda": 2}  # iterations; the first one on a GPU compiles and captures, the second fills the pools
 

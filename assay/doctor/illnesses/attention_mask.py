@@ -214,7 +214,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.share_prompts=false",),
-        replaces={"assay.train.pack._tensors": _padded_on_the_left_without_mask},
+        replaces={"assay.train.step.pack._tensors": _padded_on_the_left_without_mask},
     ),
     batch=check_batch,
     source=check_source,

@@ -188,7 +188,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.epochs=2",),
-        replaces={"assay.train.learner.Learner.score": _old_in_bfloat16},
+        replaces={"assay.train.step.learner.Learner.score": _old_in_bfloat16},
     ),
     batch=check_batch,
     source=check_source,

@@ -256,7 +256,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.epochs=4", "optimizer.learning_rate=1e-3", "optimizer.warmup=0"),
-        replaces={"assay.train.learner.policy_loss": _minus_inside_min},
+        replaces={"assay.train.step.learner.policy_loss": _minus_inside_min},
     ),
     batch=check_batch,
     source=check_source,

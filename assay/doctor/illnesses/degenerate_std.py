@@ -281,7 +281,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.credit.group_advantages": _std_of_the_others}),
+    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _std_of_the_others}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),

@@ -202,7 +202,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("rollout.truncated=mask", "rollout.max_tokens=5"),
-        replaces={"assay.train.learner.policy_loss": _rows_divided_by_their_counts},
+        replaces={"assay.train.step.learner.policy_loss": _rows_divided_by_their_counts},
     ),
     batch=check_batch,
     source=check_source,

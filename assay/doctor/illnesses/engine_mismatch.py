@@ -310,7 +310,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.generate": _engine_with_rounded_weights}),
+    plant=Plant(replaces={"assay.train.step.verbs.generate": _engine_with_rounded_weights}),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"RAT07", "SYNC01"}),  # SYNC01 lists this one too: the surer is the cause

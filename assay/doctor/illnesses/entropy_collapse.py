@@ -116,7 +116,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.learning_rate=1.5e-3",),
-        replaces={"assay.train.verbs.score": _pays_the_majority},
+        replaces={"assay.train.step.verbs.score": _pays_the_majority},
         steps=100,
     ),
     curves=check_curves,

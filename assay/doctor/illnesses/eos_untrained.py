@@ -257,7 +257,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.pack._tensors": _mask_by_value}),
+    plant=Plant(replaces={"assay.train.step.pack._tensors": _mask_by_value}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),

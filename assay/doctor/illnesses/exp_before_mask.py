@@ -154,7 +154,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.policy_loss": _mask_after_exp}),
+    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _mask_after_exp}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

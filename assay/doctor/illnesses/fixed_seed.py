@@ -238,7 +238,7 @@ ILLNESS = Illness(
     trace=seen_in_run("SAMP05"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.generate": _same_seed_on_two_replicas}),
+    plant=Plant(replaces={"assay.train.step.verbs.generate": _same_seed_on_two_replicas}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

@@ -227,7 +227,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.credit.group_advantages": _without_parentheses}),
+    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _without_parentheses}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

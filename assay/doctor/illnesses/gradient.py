@@ -154,7 +154,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("evaluate.prompts=0",),
-        replaces={"assay.train.learner.Learner._gradients": _not_unscaled},
+        replaces={"assay.train.step.learner.Learner._gradients": _not_unscaled},
         steps=24,
     ),
     curves=check_curves,

@@ -190,7 +190,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.credit.group_advantages": _one_group_of_all}),
+    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _one_group_of_all}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),

@@ -224,7 +224,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.policy_loss": _arguments_exchanged}),
+    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _arguments_exchanged}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),

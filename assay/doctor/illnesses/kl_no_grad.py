@@ -142,7 +142,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("loss.kl_coef=0.2", "optimizer.epochs=3", "optimizer.learning_rate=3e-3"),
-        replaces={"assay.train.learner.policy_loss": _under_no_grad},
+        replaces={"assay.train.step.learner.policy_loss": _under_no_grad},
     ),
     batch=check_batch,
     source=check_source,

@@ -274,7 +274,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("loss.kl_coef=0.2", "optimizer.epochs=1"),
-        replaces={"assay.train.learner.policy_loss": _subtracts_the_kl},
+        replaces={"assay.train.step.learner.policy_loss": _subtracts_the_kl},
     ),
     batch=check_batch,
     curves=check_curves,

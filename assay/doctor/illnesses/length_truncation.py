@@ -110,7 +110,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("evaluate.prompts=0",),
-        replaces={"assay.train.verbs.score": _pays_length},
+        replaces={"assay.train.step.verbs.score": _pays_length},
         steps=60,
     ),
     curves=check_curves,

@@ -171,6 +171,8 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(settings=("optimizer.microbatches=2",), replaces={"assay.train.learner.policy_loss": _divided_again}),
+    plant=Plant(
+        settings=("optimizer.microbatches=2",), replaces={"assay.train.step.learner.policy_loss": _divided_again}
+    ),
     batch=check_batch,
 )

@@ -171,7 +171,7 @@ ILLNESS = Illness(
     trace=seen_in_run("LOSS01"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.policy_loss": _negated_twice}),
+    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _negated_twice}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),

@@ -247,7 +247,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.generate": _greedy}),
+    plant=Plant(replaces={"assay.train.step.verbs.generate": _greedy}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace("do_sample=True", "do_sample=False"), GENERATE),

@@ -219,7 +219,7 @@ ILLNESS = Illness(
     trace=seen_in_run("OPT02"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.Learner._step": _half_forgotten}),
+    plant=Plant(replaces={"assay.train.step.learner.Learner._step": _half_forgotten}),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -185,7 +185,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.credit.group_advantages": _std_without_mean}),
+    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _std_without_mean}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),

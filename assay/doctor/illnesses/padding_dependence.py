@@ -145,7 +145,7 @@ ILLNESS = Illness(
     trace=seen_in_run("MASK04"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.policy_loss": _divided_by_the_width}),
+    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _divided_by_the_width}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),

@@ -169,7 +169,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.credit": _whitened_returns}),
+    plant=Plant(replaces={"assay.train.step.verbs.credit": _whitened_returns}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -196,7 +196,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.share_prompts=false",),
-        replaces={"assay.train.pack._tensors": _positions_by_column},
+        replaces={"assay.train.step.pack._tensors": _positions_by_column},
     ),
     batch=check_batch,
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN10", "KL05"}),

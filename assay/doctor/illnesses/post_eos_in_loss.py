@@ -199,7 +199,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.pack._tensors": _mask_of_ones}),
+    plant=Plant(replaces={"assay.train.step.pack._tensors": _mask_of_ones}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),

@@ -206,7 +206,7 @@ ILLNESS = Illness(
     symptoms=("prompt tokens are in the loss", "model learns to repeat the prompt", "loss includes the question",),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.cut": _whole_sequences}),
+    plant=Plant(replaces={"assay.train.step.verbs.cut": _whole_sequences}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(WHOLE.replace("torch.zeros_like(prompts)", "torch.ones_like(prompts)"), WHOLE),

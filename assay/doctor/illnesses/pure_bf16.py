@@ -153,7 +153,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.learning_rate=1e-6", "model.dtype=bfloat16"),
-        replaces={"assay.train.learner.Learner._step": _rounded_masters},
+        replaces={"assay.train.step.learner.Learner._step": _rounded_masters},
     ),
     batch=check_batch,
     source=check_source,

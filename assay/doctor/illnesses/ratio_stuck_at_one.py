@@ -241,7 +241,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.epochs=2",),
-        replaces={"assay.train.learner.Learner.score": _old_is_new_detached},
+        replaces={"assay.train.step.learner.Learner.score": _old_is_new_detached},
     ),
     batch=check_batch,
     curves=check_curves,

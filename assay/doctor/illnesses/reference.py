@@ -251,7 +251,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("loss.kl_coef=0.1",),
-        replaces={"assay.train.run.frozen_copy": _two_names_for_one_model},
+        replaces={"assay.train.run.run.frozen_copy": _two_names_for_one_model},
         steps=5,
     ),
     batch=check_batch,

@@ -148,7 +148,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.pack._tensors": _read_back_from_text}),
+    plant=Plant(replaces={"assay.train.step.pack._tensors": _read_back_from_text}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

@@ -206,7 +206,7 @@ ILLNESS = Illness(
     trace=seen_in_run("REW01"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.score": _swallowed_exception}),
+    plant=Plant(replaces={"assay.train.step.verbs.score": _swallowed_exception}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, WELL),

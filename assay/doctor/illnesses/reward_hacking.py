@@ -167,7 +167,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(settings=("evaluate.prompts=128",), replaces={"assay.train.verbs.score": _pays_brevity}, steps=40),
+    plant=Plant(settings=("evaluate.prompts=128",), replaces={"assay.train.step.verbs.score": _pays_brevity}, steps=40),
     curves=check_curves,
     explains=frozenset({"MET01", "MET02"}),
 )

@@ -247,7 +247,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.score": _in_order_of_completion}),
+    plant=Plant(replaces={"assay.train.step.verbs.score": _in_order_of_completion}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, WELL),

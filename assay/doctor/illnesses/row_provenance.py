@@ -230,7 +230,7 @@ ILLNESS = Illness(
     trace=seen_in_run("ALGN10"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.Learner.score": _old_of_the_row_before}),
+    plant=Plant(replaces={"assay.train.step.learner.Learner.score": _old_of_the_row_before}),
     batch=check_batch,
     explains=frozenset(
         {

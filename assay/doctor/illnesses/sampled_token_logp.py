@@ -283,7 +283,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.generate": _first_candidate}),
+    plant=Plant(replaces={"assay.train.step.verbs.generate": _first_candidate}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SCRIPT_SICK, SCRIPT_WELL),

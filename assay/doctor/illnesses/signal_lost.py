@@ -238,7 +238,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("rollout.max_tokens=4", "rollout.truncated=mask"),
-        replaces={"assay.train.verbs.score": _partial_credit},
+        replaces={"assay.train.step.verbs.score": _partial_credit},
     ),
     batch=check_batch,
     curves=check_curves,

@@ -186,6 +186,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.score": _slow_reward}, steps=6),
+    plant=Plant(replaces={"assay.train.step.verbs.score": _slow_reward}, steps=6),
     curves=check_curves,
 )

@@ -206,7 +206,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.microbatches=3",),
-        replaces={"assay.train.learner.policy_loss": _own_counts},
+        replaces={"assay.train.step.learner.policy_loss": _own_counts},
     ),
     batch=check_batch,
     source=check_source,

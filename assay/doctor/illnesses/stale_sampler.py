@@ -263,7 +263,7 @@ ILLNESS = Illness(
     trace=seen_in_run("SYNC01"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.generate": _sampled_by_the_first_weights}, steps=5),
+    plant=Plant(replaces={"assay.train.step.verbs.generate": _sampled_by_the_first_weights}, steps=5),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

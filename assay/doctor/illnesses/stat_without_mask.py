@@ -237,7 +237,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.learner.policy_loss": _centred_over_padding}),
+    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _centred_over_padding}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -250,7 +250,7 @@ ILLNESS = Illness(
     trace=seen_in_run("SAMP02"),
     sick=sick,
     well=well,
-    plant=Plant(settings=("rollout.top_k=4",), replaces={"assay.train.verbs.generate": _with_support_lost}),
+    plant=Plant(settings=("rollout.top_k=4",), replaces={"assay.train.step.verbs.generate": _with_support_lost}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace("top_k=0, top_p=1.0", "top_k=0, top_p=0.9"), GENERATE),

@@ -321,7 +321,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.epochs=2",),
-        replaces={"assay.train.learner.Learner.score": _filled_in},
+        replaces={"assay.train.step.learner.Learner.score": _filled_in},
     ),
     batch=check_batch,
     curves=check_curves,

@@ -228,7 +228,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.pack._tensors": _prompts_of_the_next_row}),
+    plant=Plant(replaces={"assay.train.step.pack._tensors": _prompts_of_the_next_row}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, LOOP),

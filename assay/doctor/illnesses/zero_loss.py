@@ -353,7 +353,7 @@ ILLNESS = Illness(
     well=well,
     plant=Plant(
         settings=("optimizer.epochs=1", "loss.objective=grpo"),
-        replaces={"assay.train.learner.policy_loss": _detached_logprobs},
+        replaces={"assay.train.step.learner.policy_loss": _detached_logprobs},
     ),
     batch=check_batch,
     curves=check_curves,

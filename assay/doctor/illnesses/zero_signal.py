@@ -215,7 +215,7 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.verbs.score": _the_first_answer_counts}, steps=5),
+    plant=Plant(replaces={"assay.train.step.verbs.score": _the_first_answer_counts}, steps=5),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02"}),

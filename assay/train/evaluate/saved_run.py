@@ -22,12 +22,12 @@ from assay.record import RunDirectory, read_evaluations
 from assay.record.trust import POLICY, REWARDS, load_config, refuse_untrusted
 from assay.rewards import open_rewards
 from assay.tasks import open_task
-from assay.train.evaluate import EvaluationRow, evaluate
-from assay.train.failed_rewards import FailedRewards
+from assay.train.evaluate.evaluate import EvaluationRow, evaluate
+from assay.train.evaluate.saved_policy import SavedPolicy, open_saved
 from assay.train.failure import RunFailed
-from assay.train.machine import set_up, settled
-from assay.train.plot import number
-from assay.train.saved_policy import SavedPolicy, open_saved
+from assay.train.run.machine import set_up, settled
+from assay.train.show.plot import number
+from assay.train.step.failed_rewards import FailedRewards
 
 CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others made the policy what it is
 _SHOWN = {

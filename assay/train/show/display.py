@@ -22,10 +22,10 @@ from rich.text import Text
 
 from assay.machine.terminal import human_bytes, human_seconds, printable, short
 from assay.record.metrics import component_means
-from assay.train.completions import CompletionTable, lines_of
-from assay.train.plot import number, plot
-from assay.train.step_line import step_line
-from assay.train.summary import Row, share, summary_facts
+from assay.train.show.completions import CompletionTable, lines_of
+from assay.train.show.plot import number, plot
+from assay.train.show.step_line import step_line
+from assay.train.show.summary import Row, share, summary_facts
 
 __all__ = ["STAGES", "Display", "describe_loss", "describe_scores", "printable"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.config import Config
 from assay.machine.memory import free_bytes
 from assay.policy.causal import CausalPolicy
-from assay.train.pack import pack, sharing
+from assay.train.step.pack import pack, sharing
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 # larger passes are hardly faster and only keep more. On a GPU a pass costs the host some 80 ms, however small it is,

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from assay.config import Config, to_mapping
 from assay.record import RunDirectory
-from assay.train import checkpoint
+from assay.train.evaluate.saved_policy import check_frozen, fingerprint_of_frozen, put_weights
 from assay.train.failure import RunFailed
-from assay.train.interrupt import Interrupt
-from assay.train.learner import Learner
-from assay.train.place import Place, Work, work_from_checkpoint, work_to_checkpoint
-from assay.train.randomness import restore_global_generators, save_global_generators
-from assay.train.saved_policy import check_frozen, fingerprint_of_frozen, put_weights
+from assay.train.run import checkpoint
+from assay.train.run.interrupt import Interrupt
+from assay.train.run.randomness import restore_global_generators, save_global_generators
+from assay.train.step.learner import Learner
+from assay.train.step.place import Place, Work, work_from_checkpoint, work_to_checkpoint
 from assay.types import Group, Minibatch, Sample
 
 # what the state of a checkpoint holds

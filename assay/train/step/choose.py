@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from assay.config import Config
-from assay.train.credit import beside_steps
 from assay.train.failure import RunFailed
-from assay.train.place import Gathered
-from assay.train.score import ADDED_COMPONENTS, reward_weights
+from assay.train.step.credit import beside_steps
+from assay.train.step.place import Gathered
+from assay.train.step.score import ADDED_COMPONENTS, reward_weights
 from assay.types import Group, weight_of
 
 

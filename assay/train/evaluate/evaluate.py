@@ -24,8 +24,8 @@ from assay.policy.codec import PromptTooLong
 from assay.record.evaluations import HeldoutAnswers
 from assay.rewards import Reward
 from assay.tasks import Task
-from assay.train.failed_rewards import FailedRewards
-from assay.train.randomness import derived_seed
+from assay.train.run.randomness import derived_seed
+from assay.train.step.failed_rewards import FailedRewards
 from assay.types import Problem, Prompt, Rollout, Score
 
 EvaluationRow = dict[str, float | int | None]

@@ -19,7 +19,7 @@ from assay.config.automatic import AUTO
 from assay.config.values import read_text
 from assay.record import checksums
 from assay.record.settings import recorded_changes
-from assay.train import checkpoint
+from assay.train.run import checkpoint
 
 STEPS = "run.steps"
 MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that only matter while a step is made

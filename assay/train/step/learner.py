@@ -24,7 +24,7 @@ from assay.config.sections import LossConfig, OptimizerConfig
 from assay.grpo import Loss, policy_loss, sequence_kl
 from assay.policy.causal import CausalPolicy
 from assay.policy.probe import with_family
-from assay.train.sums import Part, Sums
+from assay.train.step.sums import Part, Sums
 from assay.types import NO_SIGNAL, Batch, Microbatch, Minibatch, Scored, Update
 
 STEP_NUMBERS = 2**25  # weights that are copied at a time to see how far they moved: 128 MB in float32

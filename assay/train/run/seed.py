@@ -25,8 +25,14 @@ from assay.policy.where import PUBLISHED, Source, source_of
 from assay.record import RunDirectory, RunError
 from assay.record.trust import load_config
 from assay.record.weights import step_of
-from assay.train.saved_policy import check_frozen, published_directory, put_adapter, put_weights, read_checkpoint
-from assay.train.seed_files import Seed, file_facts, seed_adapter, with_seed
+from assay.train.evaluate.saved_policy import (
+    check_frozen,
+    published_directory,
+    put_adapter,
+    put_weights,
+    read_checkpoint,
+)
+from assay.train.run.seed_files import Seed, file_facts, seed_adapter, with_seed
 
 Tick = Callable[[int, int], None]
 Say = Callable[[str], None]

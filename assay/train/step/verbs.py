@@ -21,22 +21,22 @@ from assay.record.evaluations import write_answers
 from assay.record.metrics import Row, metrics_row, timings_row
 from assay.rewards import Reward
 from assay.tasks import Task
-from assay.train.choose import choose
-from assay.train.clock import StageClock
-from assay.train.completions import table_of, table_steps
-from assay.train.credit import credit
-from assay.train.display import Display, describe_scores
-from assay.train.evaluate import evaluate
-from assay.train.failed_rewards import FailedRewards
-from assay.train.interrupt import Interrupt
-from assay.train.learner import Learned, Learner
-from assay.train.machine import starvation
-from assay.train.pack import cut
-from assay.train.place import Gathered, Place, Work
-from assay.train.randomness import derived_seed
-from assay.train.score import reward_weights, score
-from assay.train.sinks import Sinks
-from assay.train.summary import heldout_fact
+from assay.train.evaluate.evaluate import evaluate
+from assay.train.run.interrupt import Interrupt
+from assay.train.run.machine import starvation
+from assay.train.run.randomness import derived_seed
+from assay.train.show.clock import StageClock
+from assay.train.show.completions import table_of, table_steps
+from assay.train.show.display import Display, describe_scores
+from assay.train.show.sinks import Sinks
+from assay.train.show.summary import heldout_fact
+from assay.train.step.choose import choose
+from assay.train.step.credit import credit
+from assay.train.step.failed_rewards import FailedRewards
+from assay.train.step.learner import Learned, Learner
+from assay.train.step.pack import cut
+from assay.train.step.place import Gathered, Place, Work
+from assay.train.step.score import reward_weights, score
 from assay.train.watch import Watch
 from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
 

@@ -26,14 +26,14 @@ from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
 from assay.policy.causal import CausalPolicy, check_room
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
 from assay.policy.probe import examined, renewed, vocabulary_of
-from assay.train.budget import budgeted
-from assay.train.credit import advantages_of
-from assay.train.display import Display
 from assay.train.given import check_problems, check_tensors, numbers, short
-from assay.train.learner import Learner, frozen_copy
 from assay.train.loop import train
-from assay.train.place import Place
-from assay.train.randomness import derived_seed
+from assay.train.run.budget import budgeted
+from assay.train.run.randomness import derived_seed
+from assay.train.show.display import Display
+from assay.train.step.credit import advantages_of
+from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.place import Place
 from assay.train.turn import Stats, Turn
 from assay.types import Prompt, Rollout, Totals
 

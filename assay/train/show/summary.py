@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.record.metrics import component_means
-from assay.train.best import SCORE, best_row
-from assay.train.plot import number
+from assay.train.run.best import SCORE, best_row
+from assay.train.show.plot import number
 
 Row = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.record.text import without_secrets
-from assay.train.learner import Learned
+from assay.train.step.learner import Learned
 from assay.types import NO_SIGNAL, Batch, Group, Minibatch, Prompt, Rollout, Sample, Score, Scored, StopReason, Update
 
 

@@ -9,9 +9,9 @@ import torch
 from assay.config import Config
 from assay.grpo import overlong_penalty
 from assay.rewards import Reward, function_name
-from assay.train.failed_rewards import FailedRewards, RewardFailed
-from assay.train.learner import Learner
-from assay.train.pack import packed_for
+from assay.train.step.failed_rewards import FailedRewards, RewardFailed
+from assay.train.step.learner import Learner
+from assay.train.step.pack import packed_for
 from assay.types import Group, Prompt, Rollout, Sample, Score
 
 ADDED_COMPONENTS = ("reference_kl", "overlong")  # what the trainer itself adds to the task's reward

@@ -37,10 +37,14 @@ from assay.record.verify import check_history
 from assay.record.weights import BEST, FINAL, clear_weights
 from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
-from assay.train import checkpoint
-from assay.train.best import Progress, StoppedEarly
-from assay.train.budget import budgeted
-from assay.train.changes import (
+from assay.train.evaluate.evaluate import heldout_prompts
+from assay.train.evaluate.export import publish
+from assay.train.failure import RunFailed
+from assay.train.loop import Stages, train
+from assay.train.run import checkpoint
+from assay.train.run.best import Progress, StoppedEarly
+from assay.train.run.budget import budgeted
+from assay.train.run.changes import (
     Change,
     check_new_steps,
     check_step_under_way,
@@ -50,26 +54,22 @@ from assay.train.changes import (
     with_changes,
     with_packing_of,
 )
-from assay.train.choose import NoSignal
-from assay.train.display import Display
-from assay.train.evaluate import heldout_prompts
-from assay.train.export import publish
-from assay.train.failed_rewards import RewardFailed
-from assay.train.failure import RunFailed
-from assay.train.interrupt import Interrupt, Interrupted
-from assay.train.learner import Learner, frozen_copy, frozen_with_adapter
-from assay.train.loop import Stages, train
-from assay.train.machine import set_up, settled
-from assay.train.opening import few_heldout, opening_facts, with_rate
-from assay.train.pack import cut, with_confirmed_sharing
-from assay.train.place import Place, Work
-from assay.train.randomness import derived_seed, seed_global_generators
-from assay.train.saver import KINDS, Saver
-from assay.train.seed import inherit, open_seeded, open_source
-from assay.train.seed_files import ADAPTER, SEED, Seed, write_seed
-from assay.train.sinks import open_sinks, require_packages
-from assay.train.sources import changes, sources_of
-from assay.train.verbs import Verbs, check_rows, draw
+from assay.train.run.interrupt import Interrupt, Interrupted
+from assay.train.run.machine import set_up, settled
+from assay.train.run.opening import few_heldout, opening_facts, with_rate
+from assay.train.run.randomness import derived_seed, seed_global_generators
+from assay.train.run.saver import KINDS, Saver
+from assay.train.run.seed import inherit, open_seeded, open_source
+from assay.train.run.seed_files import ADAPTER, SEED, Seed, write_seed
+from assay.train.run.sources import changes, sources_of
+from assay.train.show.display import Display
+from assay.train.show.sinks import open_sinks, require_packages
+from assay.train.step.choose import NoSignal
+from assay.train.step.failed_rewards import RewardFailed
+from assay.train.step.learner import Learner, frozen_copy, frozen_with_adapter
+from assay.train.step.pack import cut, with_confirmed_sharing
+from assay.train.step.place import Place, Work
+from assay.train.step.verbs import Verbs, check_rows, draw
 from assay.train.watch import DoctorStop, Watch, Watcher
 
 

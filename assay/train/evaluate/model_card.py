@@ -13,7 +13,7 @@ from assay.machine.terminal import printable
 from assay.record import RunError, read_evaluations, read_events
 from assay.record.settings import recorded_changes, settings_by_step
 from assay.rewards import function_name
-from assay.train.plot import number
+from assay.train.show.plot import number
 
 SCORES = {
     "reward_greedy": "reward, greedy answer",

@@ -18,9 +18,9 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
 from assay.record import RunError, manifest
 from assay.record.weights import FINAL, PUBLISHED, step_of
-from assay.train import checkpoint
-from assay.train.machine import set_up, settled
-from assay.train.seed_files import with_seed
+from assay.train.run import checkpoint
+from assay.train.run.machine import set_up, settled
+from assay.train.run.seed_files import with_seed
 
 _KINDS = {"place": dict, "frozen": str}  # of a checkpoint's state
 

@@ -23,7 +23,7 @@ from assay.config import Config
 from assay.llama.layout import fits_window
 from assay.policy.causal import CausalPolicy
 from assay.policy.probe import vocabulary_of
-from assay.train.randomness import derived_seed
+from assay.train.run.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Prompt, Rollout, Sample, StopReason, Totals
 
 ROW_TOKENS = 2048  # a row shared under a mask is no longer than this: attention costs the square of it

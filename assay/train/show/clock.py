@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from assay.train.display import Display, describe_loss
-from assay.train.learner import Learned
+from assay.train.show.display import Display, describe_loss
+from assay.train.step.learner import Learned
 
 
 def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:

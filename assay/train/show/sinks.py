@@ -26,7 +26,7 @@ import torch
 from assay.config import ConfigError
 from assay.config.sections import LogConfig
 from assay.machine import durable
-from assay.train.completions import CompletionTable, cells_of, markdown_of
+from assay.train.show.completions import CompletionTable, cells_of, markdown_of
 
 _PACKAGES = ("tensorboard", "wandb", "trackio")  # each is a setting of [log], a package, and an extra of Assay
 _TABLE = "train/completions"  # what the tables of completions are called

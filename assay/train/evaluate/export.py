@@ -19,10 +19,10 @@ from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.record import RunDirectory, RunError, checksums, refuse_unwritable_name
 from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import clear_weights
-from assay.train.model_card import model_card
-from assay.train.saved_policy import open_saved
-from assay.train.seed_files import base_of
-from assay.train.target import refuse_existing
+from assay.train.evaluate.model_card import model_card
+from assay.train.evaluate.saved_policy import open_saved
+from assay.train.run.seed_files import base_of
+from assay.train.run.target import refuse_existing
 
 
 def export_weights(
