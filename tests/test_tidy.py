@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 COMMON = {"types", "config", "grpo", "durable", "verdict", "interpreter"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
-# assay/watch/guard.py the boundary between our faults and a script that is watched; a chat template is a program too
+# assay/programs/run/guard.py the boundary between our faults and a script that is watched; a chat template is a program too
 BOUNDARIES = {
     "call.py", "failures.py", "guard.py", "inputs.py", "process.py", "sinks.py", "template_worker.py", "turn.py",
     "worker.py",

@@ -81,9 +81,9 @@ def doctor(
     """
     from assay.doctor import command
     from assay.doctor.report.select import UnknownCode
+    from assay.programs.read.text import SourceError
     from assay.record import RunError
     from assay.record.batch import BatchError
-    from assay.source.text import SourceError
 
     codes = {"chosen": chosen or [], "ignored": ignored or []}
     try:

@@ -17,10 +17,10 @@ from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import open_evidence, patients
 from assay.doctor.report import NO_TRAINING, Crash, Report, escaped
 from assay.doctor.report.select import nearest
+from assay.programs.read.program import Program
+from assay.programs.read.text import SourceError
 from assay.record import RunError
 from assay.record.batch import Batch, BatchError
-from assay.source.program import Program
-from assay.source.text import SourceError
 from assay.verdict import Place, State, not_applicable
 
 # a run directory, and a function that takes a sentence on what was left out --> batches for which a model was asked

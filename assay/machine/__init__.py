@@ -1,0 +1,1 @@
+"""What the machine gives: files that survive a crash, the terminal, processes, memory, devices."""

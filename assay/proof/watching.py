@@ -31,7 +31,7 @@ LIBRARIES = (
     "numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch.distributions",
     "transformers", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers", "accelerate",
-    "tokenizers", "assay.watch.observer", "assay.watch.report",
+    "tokenizers", "assay.programs.run.observer", "assay.watch.report",
 )  # fmt: skip
 PAUSE = 0.02
 _LEAVE = os._exit  # a watched script's process has another one

@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.watch.guard import attempt, sentence
+from assay.programs.run.guard import attempt, sentence
 from assay.watch.imports import AfterImport
 from assay.watch.process import run_script
 
 if TYPE_CHECKING:
-    from assay.watch.places import Places
-    from assay.watch.trace import Failure, Trace
+    from assay.programs.run.places import Places
+    from assay.programs.run.trace import Failure, Trace
 
 
 class Watch:
@@ -45,13 +45,13 @@ class Watch:
 
     @cached_property
     def trace(self) -> Trace:
-        from assay.watch.trace import Trace
+        from assay.programs.run.trace import Trace
 
         return Trace(str(self.script), self.folder)
 
     @cached_property
     def places(self) -> Places:
-        from assay.watch.places import Places
+        from assay.programs.run.places import Places
 
         return Places(self.script, self._whole)
 
@@ -62,7 +62,7 @@ class Watch:
 
     def _torch(self, module: Any) -> None:
         import assay.watch.report  # noqa: F401  # now: later it may cost a step
-        from assay.watch.observer import Observer
+        from assay.programs.run.observer import Observer
 
         self.observer = Observer(self.trace, self.places, self.settings["steps"], self._enough)
         self.observer.start()
@@ -99,7 +99,7 @@ class Watch:
         self.trace.failure = self._failure(error)
 
     def _failure(self, error: BaseException) -> Failure:
-        from assay.watch.trace import Failure
+        from assay.programs.run.trace import Failure
 
         place = None
         traceback = error.__traceback__

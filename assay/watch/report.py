@@ -12,12 +12,12 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
-from assay.source.program import Program, read_program
-from assay.source.text import SourceError
-from assay.watch.marks import mark
-from assay.watch.not_finite import first_not_finite
-from assay.watch.ratios import ratio_lines
-from assay.watch.trace import Trace
+from assay.programs.read.program import Program, read_program
+from assay.programs.read.text import SourceError
+from assay.programs.run.marks import mark
+from assay.programs.run.not_finite import first_not_finite
+from assay.programs.run.ratios import ratio_lines
+from assay.programs.run.trace import Trace
 
 # what a bug of ours may raise: it is told, and the script ends as it would have
 _FAULTS = (

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from assay.dataflow.value import Value
-from assay.source.program import Program, read_program
+from assay.programs.read.program import Program, read_program
+from assay.programs.value import Value
 
 Read = Callable[..., Program]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.source import calls, machine
+from assay.programs.read import calls, machine
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.dataflow.value import UNKNOWN
+from assay.programs.value import UNKNOWN
 
 
 @pytest.mark.parametrize(

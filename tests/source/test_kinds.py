@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.dataflow.kinds import Kind
+from assay.programs.facts.kinds import Kind
 
 START = """
 import torch

@@ -10,9 +10,9 @@ import pytest
 
 from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.inputs import read_reports
-from assay.source.literals import KEPT, count_lexemes, shorten
-from assay.source.program import read_program
-from assay.source.text import MOST_LEXEMES, ORDINARY, SourceError
+from assay.programs.read.literals import KEPT, count_lexemes, shorten
+from assay.programs.read.program import read_program
+from assay.programs.read.text import MOST_LEXEMES, ORDINARY, SourceError
 
 MANY = 40_000  # more than an ordinary text holds
 SICK = by_code("RAT04").scripts.sick
@@ -141,7 +141,7 @@ def test_random_literals_parse_as_before_or_are_cut():
 def test_two_million_numbers_take_little_memory(tmp_path):
     path = written(tmp_path, f"x = [{'1, ' * 2_000_000}]\n")
     code = (  # not getrusage: its peak is that of the parent too
-        "import re, sys\nfrom pathlib import Path\nfrom assay.source.program import read_program\n"
+        "import re, sys\nfrom pathlib import Path\nfrom assay.programs.read.program import read_program\n"
         "read_program(Path(sys.argv[1]))\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )
@@ -162,7 +162,7 @@ def test_two_million_numbers_take_little_memory(tmp_path):
     ids=["a text", "a number", "joined texts", "quotes", "brackets", "open rows"],
 )
 def test_what_is_not_cut_is_not_searched_again_and_again(text):
-    code = "import sys\nfrom assay.source.literals import shorten\nassert shorten(sys.stdin.read(), 256)"
+    code = "import sys\nfrom assay.programs.read.literals import shorten\nassert shorten(sys.stdin.read(), 256)"
     text = f"y = [{'1, ' * MANY}]\n{text}\n"
     subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True, timeout=120)  # a second; else hours
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from assay.source.program import read_program
-from assay.source.text import SourceError, read_module, scripts_in
+from assay.programs.read.program import read_program
+from assay.programs.read.text import SourceError, read_module, scripts_in
 
 
 def written(tmp_path, content, name="script.py"):

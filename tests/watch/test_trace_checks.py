@@ -4,17 +4,17 @@ import sys
 
 import pytest
 
-from assay.dataflow.value import Context, Graph
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
+from assay.programs.read.program import read_program
+from assay.programs.run.trace import Trace
+from assay.programs.value import Context, Graph
 from assay.proof.corpus import as_script, specimens
 from assay.proof.corpus import write as write_specimen
 from assay.proof.watching import watch_all
-from assay.source.program import read_program
 from assay.verdict import Confidence, Place, State
-from assay.watch.trace import Trace
 
 # code, script, form: what the run alone must prove
 PROVEN = [
@@ -137,7 +137,7 @@ def test_a_trace_in_which_nothing_was_looked_at_says_so():
 
 
 def test_differences_are_found_as_quotients_too():
-    from assay.watch.origins import differences
+    from assay.programs.run.origins import differences
 
     graph, here, plain = Graph(), place(1), Context()
     new, old = graph.new("given", {}, here, plain), graph.new("given", {}, here, plain)

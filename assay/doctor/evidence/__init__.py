@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.doctor.evidence.curves import Curves
+from assay.programs.read.program import Program
 from assay.record.batch import Batch
-from assay.source.program import Program
 
 __all__ = ["Batch", "Curves", "Evidence"]
 

@@ -13,10 +13,10 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs import KINDS, holds_logs, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
 from assay.machine.durable import reason_unread
+from assay.programs.read.program import read_program
+from assay.programs.read.text import SUFFIXES, scripts_in
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch
-from assay.source.program import read_program
-from assay.source.text import SUFFIXES, scripts_in
 
 _SUPPORTED = (
     f"give a run directory of 'assay train', a script, a batch as a .safetensors file (docs/batch-file.md), {KINDS}"

@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.value import UNKNOWN
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import UPDATE, changed
-from assay.doctor.reading.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, parts, share_of
+from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, parts, share_of
+from assay.programs.read.program import Program
+from assay.programs.value import UNKNOWN
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 

@@ -33,11 +33,11 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.position_ids import position_faults
-from assay.doctor.reading.padding import unmasked
-from assay.doctor.reading.scripts import GENERATE
-from assay.source.program import Program
+from assay.programs.facts.padding import unmasked
+from assay.programs.read.program import Program
 from assay.verdict import (
     Confidence,
     Fact,

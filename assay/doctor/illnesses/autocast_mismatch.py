@@ -33,17 +33,17 @@ from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.precision import is_mixed, rounded
-from assay.doctor.reading.ratios import read_back
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.precision import is_mixed, rounded
+from assay.programs.facts.ratios import read_back
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 20  # so many numbers that all fit 16 bits by chance have a probability below 1e-60

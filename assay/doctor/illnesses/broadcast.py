@@ -28,13 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.advantages import POLICY
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.shapes import Shape, Shapes, enlarged
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.advantages import POLICY
+from assay.programs.facts.shapes import Shape, Shapes, enlarged
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

@@ -30,20 +30,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.dataflow.kind import Kind
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.clips import dead_bounds, is_around_the_product, is_clip, reaches
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import RATIOS, differences, is_differentiated, same, surrogates, uses
-from assay.doctor.reading.updates import are_several
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.clips import dead_bounds, is_around_the_product, is_clip, reaches
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.ratios import RATIOS, differences, is_differentiated, same, surrogates, uses
+from assay.programs.facts.updates import are_several
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that clip token by token

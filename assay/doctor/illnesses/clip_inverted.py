@@ -29,21 +29,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.dataflow.terms import TermKind
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.clip_dead import FIT, fitted
-from assay.doctor.reading.clips import are_exchanged, is_around_the_product, is_clip
-from assay.doctor.reading.direction import is_maximised, sides
-from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
 from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
+from assay.programs.facts.clips import are_exchanged, is_around_the_product, is_clip
+from assay.programs.facts.direction import is_maximised, sides
+from assay.programs.facts.terms import TermKind
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROUNDING = 1e-5  # of the largest advantage: what is left of a difference of equal rewards

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.origin import network, same_network
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.ownership import differentiated, is_network
-from assay.doctor.reading.steps import optimizer_of, optimizers
+from assay.doctor.example_script import changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.origin import network, same_network
+from assay.programs.facts.ownership import differentiated, is_network
+from assay.programs.facts.steps import optimizer_of, optimizers
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")

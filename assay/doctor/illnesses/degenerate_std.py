@@ -31,12 +31,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.reading.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
-from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.advantages import (
     centring,
     groups_of,
@@ -46,8 +44,10 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.facts.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 EQUAL = 1e-6  # relative spread of rewards that are the same number but for float32 rounding

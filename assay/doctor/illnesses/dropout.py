@@ -31,16 +31,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.terms import TermKind
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.modes import dropout_of, mode_at
-from assay.doctor.reading.samplers import is_trained
 from assay.doctor.rounding import SAME_PASS, dtype_of
+from assay.programs.facts.modes import dropout_of, mode_at
+from assay.programs.facts.samplers import is_trained
+from assay.programs.facts.terms import TermKind
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SHARE = 0.01  # of the loss tokens: fewer are outliers

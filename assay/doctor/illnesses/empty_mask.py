@@ -28,11 +28,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.counts import count_of, is_guarded
-from assay.doctor.reading.example import GRPO
-from assay.doctor.reading.masks import Applied, fillings
-from assay.source.program import Program
+from assay.programs.facts.counts import count_of, is_guarded
+from assay.programs.facts.masks import Applied, fillings
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division

@@ -34,14 +34,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.prompt_in_loss import prompts_in_rows
-from assay.doctor.reading.cuts import cut_before_end, masks_without_ends
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.masks import definition, fillings
 from assay.doctor.trend import quarter_medians
+from assay.programs.facts.cuts import cut_before_end, masks_without_ends
+from assay.programs.facts.masks import definition, fillings
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer

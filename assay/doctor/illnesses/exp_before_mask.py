@@ -32,11 +32,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.bans import bans, is_under_mask
-from assay.doctor.reading.example import GRPO
-from assay.doctor.reading.masks import fillings
-from assay.source.program import Program
+from assay.programs.facts.bans import bans, is_under_mask
+from assay.programs.facts.masks import fillings
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")

@@ -31,17 +31,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.dataflow.value import Loop, Value, ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.no_diversity import certainty, gathered
-from assay.doctor.reading.sampling import draws, is_greedy, settings_of, trained_draws
-from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.sampling import draws, is_greedy, settings_of, trained_draws
+from assay.programs.read.program import Program
+from assay.programs.value import Loop, Value, ancestors
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is reused everywhere

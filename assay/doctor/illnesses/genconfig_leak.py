@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.origin import network
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.sampling import OFF, Settings, settings_of, shown_number, trained_draws
-from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.origin import network
+from assay.programs.facts.sampling import OFF, Settings, settings_of, shown_number, trained_draws
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 DEFAULT_TOP_K = 50  # of transformers

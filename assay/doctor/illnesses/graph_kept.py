@@ -24,18 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.origin import network
-from assay.dataflow.terms import Term, TermKind
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.ownership import contains, direct_parts, is_network
-from assay.doctor.reading.ratios import is_differentiated
-from assay.doctor.reading.samplers import is_trained
-from assay.doctor.reading.steps import Optimizer, optimizers
+from assay.doctor.example_script import changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
-from assay.source.things import Listing, Table
+from assay.programs.facts.origin import network
+from assay.programs.facts.ownership import contains, direct_parts, is_network
+from assay.programs.facts.ratios import is_differentiated
+from assay.programs.facts.samplers import is_trained
+from assay.programs.facts.steps import Optimizer, optimizers
+from assay.programs.facts.terms import Term, TermKind
+from assay.programs.read.program import Program
+from assay.programs.read.things import Listing, Table
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")

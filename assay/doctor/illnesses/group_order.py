@@ -32,10 +32,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.reading.advantages import weighs_policy
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.groups import (
+from assay.programs.facts.advantages import weighs_policy
+from assay.programs.facts.groups import (
     Expansion,
     Grouping,
     expansions,
@@ -45,7 +45,7 @@ from assay.doctor.reading.groups import (
     same_size,
     shape_of,
 )
-from assay.source.program import Program
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 

@@ -29,18 +29,18 @@ from itertools import islice
 
 import numpy as np
 
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.reading.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
-from assay.doctor.reading.pairing import feeds
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
-from assay.source.program import Program
-from assay.source.things import Listing
+from assay.programs.facts.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
+from assay.programs.facts.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
+from assay.programs.facts.pairing import feeds
+from assay.programs.read.program import Program
+from assay.programs.read.things import Listing
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 

@@ -41,11 +41,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.settings import RATES, settings
 from assay.doctor.trend import is_solved, quarter_medians
-from assay.source.program import Program
+from assay.programs.facts.settings import RATES, settings
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last

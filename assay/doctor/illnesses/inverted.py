@@ -30,14 +30,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import Difference, differences, uses
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
+from assay.programs.facts.ratios import Difference, differences, uses
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
 MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it

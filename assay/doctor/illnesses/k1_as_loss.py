@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.penalties import faces, is_a_penalty, is_also_exponentiated, penalties
-from assay.source.program import Program
+from assay.doctor.example_script import GRPO, changed
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.penalties import faces, is_a_penalty, is_also_exponentiated, penalties
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

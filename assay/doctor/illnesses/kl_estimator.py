@@ -30,16 +30,16 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.estimates import wrong_estimate, wrong_kl_div
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.penalties import penalties
-from assay.doctor.reading.rewarded import rewarded
 from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl
-from assay.source.program import Program
+from assay.programs.facts.estimates import wrong_estimate, wrong_kl_div
+from assay.programs.facts.penalties import penalties
+from assay.programs.facts.rewarded import rewarded
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEGATIVE = -1e-5  # a mean of k3 below this is no rounding

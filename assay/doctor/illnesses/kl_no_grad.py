@@ -31,15 +31,15 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.clip_dead import fitted
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.penalties import faces, is_a_penalty, penalties
 from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.penalties import faces, is_a_penalty, penalties
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding

@@ -33,14 +33,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
-from assay.doctor.reading.direction import is_maximised, is_minimised, policy_sign
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.penalties import is_a_penalty, penalties, penalty_sign
-from assay.doctor.reading.rewarded import rewarded
 from assay.doctor.recompute.loss import kl_is_placed
+from assay.programs.facts.direction import is_maximised, is_minimised, policy_sign
+from assay.programs.facts.penalties import is_a_penalty, penalties, penalty_sign
+from assay.programs.facts.rewarded import rewarded
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge

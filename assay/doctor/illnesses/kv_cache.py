@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.origin import network, same_network
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.modes import mode_at
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.modes import mode_at
+from assay.programs.facts.origin import network, same_network
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 

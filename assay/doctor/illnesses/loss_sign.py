@@ -28,18 +28,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.terms import Term, TermKind
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.direction import is_advantage, is_maximised, is_minimised, policy_sign
-from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.direction import is_advantage, is_maximised, is_minimised, policy_sign
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.terms import Term, TermKind
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kinds import Kind
-from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.scripts import GENERATE
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.kinds import Kind
+from assay.programs.read.program import Program
+from assay.programs.value import UNKNOWN, Value
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())

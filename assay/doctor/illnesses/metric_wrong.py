@@ -32,11 +32,11 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
+from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.metrics import mislabelled
+from assay.programs.facts.metrics import mislabelled
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 CLOSE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # relative; a sum in another order leaves 1e-6

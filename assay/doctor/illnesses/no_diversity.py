@@ -33,17 +33,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.reading.chosen import made_of
-from assay.doctor.reading.sampling import draws, is_greedy, settings_of, trained_draws
-from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
+from assay.programs.facts.chosen import made_of
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.sampling import draws, is_greedy, settings_of, trained_draws
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 NEARLY_ALL = 0.9  # of the groups: greedy decoding and one seed leave no group out

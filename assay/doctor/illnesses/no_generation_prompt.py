@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.value import UNKNOWN, Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.chosen import behind, made_of
-from assay.doctor.reading.prompts import prompts_of
-from assay.doctor.reading.scripts import GENERATE
-from assay.source.program import Program
-from assay.source.things import Listing, Table
+from assay.doctor.example_trainers import GENERATE
+from assay.programs.facts.chosen import behind, made_of
+from assay.programs.facts.prompts import prompts_of
+from assay.programs.read.program import Program
+from assay.programs.read.things import Listing, Table
+from assay.programs.value import UNKNOWN, Value
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 

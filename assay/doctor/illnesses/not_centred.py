@@ -31,17 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.reading.advantages import (
-    level_of,
-    policy_weights,
-    scalings,
-    uncentred,
-    weighs_policy,
-)
-from assay.doctor.reading.baselines import has_baseline, raw_rewards
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.groups import expansions
 from assay.doctor.recompute.advantages import (
     Centring,
     centring,
@@ -51,8 +42,17 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.facts.advantages import (
+    level_of,
+    policy_weights,
+    scalings,
+    uncentred,
+    weighs_policy,
+)
+from assay.programs.facts.baselines import has_baseline, raw_rewards
+from assay.programs.facts.groups import expansions
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards but for rounding

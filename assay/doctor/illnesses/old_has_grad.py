@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import Difference, differences, is_differentiated, same, uses
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.ratios import Difference, differences, is_differentiated, same, uses
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

@@ -26,17 +26,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.terms import Term, TermKind
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.counts import behind_tokens, masked_losses, width_of
-from assay.doctor.reading.example import GRPO, changed
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import loss_limit
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.counts import behind_tokens, masked_losses, width_of
+from assay.programs.facts.terms import Term, TermKind
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 

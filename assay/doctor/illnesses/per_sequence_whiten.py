@@ -31,14 +31,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.reading.advantages import is_advantage, is_mean, scalings
-from assay.doctor.reading.counts import is_on_tokens
-from assay.doctor.reading.example import GRPO
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.facts.advantages import is_advantage, is_mean, scalings
+from assay.programs.facts.counts import is_on_tokens
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 MEAN = 1e-3  # of a whitened row: 0 but for rounding

@@ -29,15 +29,15 @@ from itertools import islice
 
 import numpy as np
 
-from assay.dataflow.value import ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
-from assay.doctor.reading.counts import behind_tokens
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.masks import Masked, definition, fillings, may_mask
+from assay.programs.facts.counts import behind_tokens
+from assay.programs.facts.masks import Masked, definition, fillings, may_mask
+from assay.programs.read.program import Program
+from assay.programs.value import ancestors
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 

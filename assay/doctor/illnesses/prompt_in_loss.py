@@ -30,11 +30,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import WHOLE
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
-from assay.doctor.reading.example import WHOLE
-from assay.doctor.reading.masks import definition, fillings
+from assay.programs.facts.masks import definition, fillings
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance

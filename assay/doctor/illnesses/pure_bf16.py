@@ -30,15 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.origin import network
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.precision import is_mixed, weights_of
-from assay.doctor.reading.steps import optimizers
-from assay.source.program import Program
+from assay.programs.facts.origin import network
+from assay.programs.facts.precision import is_mixed, weights_of
+from assay.programs.facts.steps import optimizers
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW = 0.05  # of the numbers; an update in float32 changes nearly all

@@ -27,16 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.terms import TermKind
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.direction import is_advantage
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import clamped_around_one, differences, same, surrogates
-from assay.doctor.reading.updates import epochs_over
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.direction import is_advantage
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.ratios import clamped_around_one, differences, same, surrogates
+from assay.programs.facts.terms import TermKind
+from assay.programs.facts.updates import epochs_over
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 _LOGS = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)

@@ -35,14 +35,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import MEAN_LOW_PRECISION
-from assay.doctor.reading.apart import scored_apart
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import differences, uses
 from assay.doctor.rounding import SAME_PASS, dtype_of
+from assay.programs.facts.apart import scored_apart
+from assay.programs.facts.ratios import differences, uses
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic

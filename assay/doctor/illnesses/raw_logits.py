@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kind import is_normalised
-from assay.dataflow.kinds import PASSES, SCORES, Kind, Known
-from assay.dataflow.origin import network, same_network
-from assay.dataflow.value import Value, last_layer
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.kind import is_normalised
+from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known
+from assay.programs.facts.origin import network, same_network
+from assay.programs.read.program import Program
+from assay.programs.value import Value, last_layer
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 WEIGHTS = (Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)

@@ -29,16 +29,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import row_lengths
-from assay.doctor.reading.chosen import made_of, scorings
-from assay.doctor.reading.sampling import draws
-from assay.doctor.reading.scripts import GENERATE
-from assay.doctor.reading.tokens import is_text
-from assay.source.program import Program
+from assay.programs.facts.chosen import made_of, scorings
+from assay.programs.facts.sampling import draws
+from assay.programs.facts.tokens import is_text
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy
 
 

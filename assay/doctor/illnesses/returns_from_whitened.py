@@ -31,15 +31,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kinds import Kind
-from assay.dataflow.value import Value, descendants
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.doctor.reading.advantages import plain, scalings
-from assay.doctor.reading.example import GRPO
+from assay.programs.facts.advantages import plain, scalings
+from assay.programs.facts.kinds import Kind
+from assay.programs.read.program import Program
+from assay.programs.value import Value, descendants
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer numbers are near any straight line

@@ -35,12 +35,12 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.reading.advantages import policy_weights
-from assay.doctor.reading.example import GRPO
-from assay.doctor.reading.rewards import always_raises, by_chance, constant, never_equal
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.advantages import policy_weights
+from assay.programs.facts.rewards import always_raises, by_chance, constant, never_equal
+from assay.programs.read.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same

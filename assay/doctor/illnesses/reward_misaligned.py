@@ -34,12 +34,12 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch
 from assay.doctor.logprobs import row_spans
-from assay.doctor.reading.example import GRPO
-from assay.doctor.reading.pairing import mispairings, zips
+from assay.programs.facts.pairing import mispairings, zips
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 EQUAL = 1e-6  # of two rewards: float32 sums of the same components

@@ -27,17 +27,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kinds import PASSES, SCORES, Kind
-from assay.dataflow.value import Value, descendants
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
-from assay.doctor.reading.sampling import draws, is_greedy
+from assay.programs.facts.kinds import PASSES, SCORES, Kind
+from assay.programs.facts.sampling import draws, is_greedy
+from assay.programs.read.collections import table_of_values
+from assay.programs.read.program import Program
+from assay.programs.read.things import Table
+from assay.programs.value import Value, descendants
 from assay.record.batch import Array
-from assay.source.collections import table_of_values
-from assay.source.program import Program
-from assay.source.things import Table
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less

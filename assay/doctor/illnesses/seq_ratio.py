@@ -28,14 +28,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import differences, uses
+from assay.programs.facts.ratios import differences, uses
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length

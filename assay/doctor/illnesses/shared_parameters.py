@@ -26,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from assay.dataflow.origin import network, same_network
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.ownership import contains, is_network, owners
-from assay.doctor.reading.steps import Optimizer, optimizers
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.origin import network, same_network
+from assay.programs.facts.ownership import contains, is_network, owners
+from assay.programs.facts.steps import Optimizer, optimizers
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

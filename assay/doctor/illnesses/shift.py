@@ -31,18 +31,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
-from assay.doctor.reading.chosen import scorings
-from assay.doctor.reading.rows import BUILT
-from assay.doctor.reading.scripts import LOOP
-from assay.doctor.reading.spans import Spans, constant, plus
+from assay.programs.facts.chosen import scorings
+from assay.programs.facts.rows import BUILT
+from assay.programs.facts.spans import Spans, constant, plus
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import (
     Confidence,
     Fact,

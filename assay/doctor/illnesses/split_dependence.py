@@ -35,14 +35,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.example import UPDATE, changed
-from assay.doctor.reading.parts import is_of_whole, parts, share_of, token_mean
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.parts import is_of_whole, parts, share_of, token_mean
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
 
 SAME_FACTOR = 0.01  # factors of all tokens this near to each other are one factor

@@ -41,12 +41,12 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.staleness import samplers
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.staleness import samplers
+from assay.programs.read.program import Program
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import (
     Confidence,
     Fact,

@@ -28,18 +28,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.terms import TermKind
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.reading.advantages import is_advantage, is_mean, scalings
-from assay.doctor.reading.counts import behind_tokens, is_on_tokens, masked_losses
-from assay.doctor.reading.example import GRPO
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
+from assay.programs.facts.advantages import is_advantage, is_mean, scalings
+from assay.programs.facts.counts import behind_tokens, is_on_tokens, masked_losses
+from assay.programs.facts.terms import TermKind
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 WHITENED = 1e-3  # of the advantages' size 1: how near a whitening must come to be recognised

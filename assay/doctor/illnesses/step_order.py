@@ -29,12 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.origin import same_network
-from assay.dataflow.value import Loop, Value
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ownership import contains
-from assay.doctor.reading.steps import (
+from assay.doctor.example_script import GRPO, changed
+from assay.doctor.running import seen_in_run
+from assay.programs.facts.origin import same_network
+from assay.programs.facts.ownership import contains
+from assay.programs.facts.steps import (
     Optimizer,
     before,
     clears_of_unknown,
@@ -46,8 +46,8 @@ from assay.doctor.reading.steps import (
     optimizer_of,
     optimizers,
 )
-from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.read.program import Program
+from assay.programs.value import Loop, Value
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm

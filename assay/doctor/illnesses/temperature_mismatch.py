@@ -34,16 +34,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between
-from assay.doctor.reading.chosen import Scale, scale_of
-from assay.doctor.reading.sampling import Trained, is_greedy, settings_of, trained_draws, weights_of
-from assay.doctor.reading.scripts import LOOP
+from assay.programs.facts.chosen import Scale, scale_of
+from assay.programs.facts.sampling import Trained, is_greedy, settings_of, trained_draws, weights_of
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}

@@ -33,18 +33,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kinds import SCORES, Kind
-from assay.dataflow.origin import is_network_call
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
-from assay.doctor.reading.chosen import is_off, number_of
-from assay.doctor.reading.sampling import is_greedy, settings_of, shown_number, trained_draws, weights_of
-from assay.doctor.reading.scripts import GENERATE
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.chosen import is_off, number_of
+from assay.programs.facts.kinds import SCORES, Kind
+from assay.programs.facts.origin import is_network_call
+from assay.programs.facts.sampling import is_greedy, settings_of, shown_number, trained_draws, weights_of
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 FEWEST = 16  # tokens

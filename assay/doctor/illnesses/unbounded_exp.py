@@ -33,17 +33,17 @@ from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.terms import TermKind
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.reading.example import changed
-from assay.doctor.reading.ratios import attached, differences, same, uses
-from assay.doctor.reading.updates import epochs_over, turns
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.ratios import attached, differences, same, uses
+from assay.programs.facts.terms import TermKind
+from assay.programs.facts.updates import epochs_over, turns
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.record.batch import Array
-from assay.source.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 FAR = 10.0  # of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token

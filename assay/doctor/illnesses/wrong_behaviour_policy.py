@@ -23,17 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.dataflow.kind import Kind
-from assay.dataflow.origin import same_network
-from assay.dataflow.terms import Term, TermKind
-from assay.dataflow.value import Value, ancestors
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.reading.direction import is_advantage
-from assay.doctor.reading.example import GRPO, changed
-from assay.doctor.reading.ratios import differences, uses
-from assay.doctor.reading.samplers import drawn, is_touched, is_trained, loaded, source_of
+from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.source.program import Program
+from assay.programs.facts.direction import is_advantage
+from assay.programs.facts.kind import Kind
+from assay.programs.facts.origin import same_network
+from assay.programs.facts.ratios import differences, uses
+from assay.programs.facts.samplers import drawn, is_touched, is_trained, loaded, source_of
+from assay.programs.facts.terms import Term, TermKind
+from assay.programs.read.program import Program
+from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

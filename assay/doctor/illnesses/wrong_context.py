@@ -27,19 +27,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.dataflow.kinds import Kind
-from assay.dataflow.origin import network
-from assay.dataflow.value import Value
 from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.attention_mask import has_extra_tokens, rows_as_sampled
-from assay.doctor.reading.chosen import scorings
-from assay.doctor.reading.prompts import fault_of_lonely, is_prompted
-from assay.doctor.reading.scripts import LOOP
-from assay.doctor.reading.spans import Span, Spans, cat_parts, constant, given_ids, plus
-from assay.source.program import Program
+from assay.programs.facts.chosen import scorings
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.origin import network
+from assay.programs.facts.prompts import fault_of_lonely, is_prompted
+from assay.programs.facts.spans import Span, Spans, cat_parts, constant, given_ids, plus
+from assay.programs.read.program import Program
+from assay.programs.value import Value
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 

@@ -1,0 +1,1 @@
+"""Held-out answers of a policy, and the policy as other tools read it."""

@@ -1,0 +1,1 @@
+"""A run as a whole: its start, its checkpoints, its end."""

@@ -3,8 +3,8 @@
 import pytest
 from read_script import edited, findings_in
 
+from assay.doctor.example_trainers import GENERATE, LOOP
 from assay.doctor.illnesses.sampled_token_logp import SCRIPT_SICK, SCRIPT_WELL
-from assay.doctor.reading.scripts import GENERATE, LOOP
 
 
 def findings(text, code, folder):

@@ -3,7 +3,7 @@
 import pytest
 from read_script import edited, findings_in
 
-from assay.doctor.reading.scripts import GENERATE, LOOP
+from assay.doctor.example_trainers import GENERATE, LOOP
 
 HEAD = """
 import copy, random

@@ -1,1 +1,0 @@
-"""What several illnesses read in the graph of a script."""

@@ -1,0 +1,301 @@
+"""Where a value comes from: which network made it, and whether a gradient flows back through it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from assay.programs.facts.kinds import Kind, Kinds
+from assay.programs.value import UNKNOWN, Graph, Value, ancestors
+
+# containers and choices: whether a gradient flows is decided by what is in them
+_HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())
+_CUTS = frozenset(
+    "detach leave tensor multinomial sample argmax generate eq ne lt le gt ge logical_and logical_or logical_not not "
+    "one_hot arange constant library config string len range argsort randperm".split()
+)
+_PICKS = frozenset("gather take_along_dim index where masked_fill index_select".split())  # by ids or a mask
+_SELECTORS = {
+    "gather": ("index",),
+    "take_along_dim": ("index",),
+    "index_select": ("index",),
+    "cross_entropy": ("target",),
+    "nll_loss": ("target",),
+    "log_prob": ("value", "1"),
+    "where": ("condition",),
+    "masked_fill": ("mask",),
+    "element": ("key",),
+}
+_NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
+_PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
+_SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The two log-probs of a ratio: exp(left - right). `value` is the subtraction or the quotient."""
+
+    value: Value
+    left: Value
+    right: Value
+
+
+class Origins:
+    def __init__(self, graph: Graph, kinds: Kinds) -> None:
+        self.graph = graph
+        self.kinds = kinds
+        self._gradient: dict[int, bool | None] = {}
+        self._forwards: dict[int, list[Value]] = {}
+        self._frozen = self._find_frozen()
+
+    # gradients
+
+    def gradient(self, value: Value) -> bool | None:
+        """Whether the value depends on parameters through autograd; None where the text does not tell."""
+        if id(value) not in self._gradient:
+            self._solve(value)
+        return self._gradient[id(value)]
+
+    def _solve(self, value: Value) -> None:
+        """Answers for all that the value is made of, until nothing changes: in a loop that may be the value itself."""
+        found: dict[int, Value] = {}
+        waiting = [value]
+        while waiting:
+            current = waiting.pop()
+            if id(current) not in found and id(current) not in self._gradient:
+                found[id(current)] = current
+                waiting += self._behind(current)
+        ordered = sorted(found.values(), key=lambda one: one.order)
+        for one in ordered:
+            self._gradient[id(one)] = False
+        changes = True
+        while changes:
+            changes = False
+            for one in ordered:
+                answer = self._find_gradient(one)
+                if answer and one.context.grad_unknown and one.op not in _HOLDS:
+                    answer = None
+                if answer is not self._gradient[id(one)]:
+                    self._gradient[id(one)] = answer
+                    changes = True
+
+    def _behind(self, value: Value) -> list[Value]:
+        """The values whose gradients decide about this one."""
+        if value.op in _CUTS or value.op in ("forward", "parameter"):
+            return []
+        if value.op in _PICKS:
+            return [one for name, one in value.arguments.items() if name in ("input", "other", "value")]
+        return value.inputs
+
+    def _find_gradient(self, value: Value) -> bool | None:
+        if value.op == "module" and value.name == "Parameter":
+            return True
+        if value.setting("requires_grad", False) is True and value.op in ("call", "tensor", "full"):
+            return not self.forwards(value)  # a leaf; a copy of a loss is none
+        if value.op in _CUTS or (value.op == "attribute" and value.name in ("data", "shape", "device", "dtype")):
+            return False
+        if value.op not in _HOLDS and value.context.no_grad:
+            return False
+        if value.op == "forward":
+            model = network(value.arguments["model"])
+            return not any(same_network(model, one) for one in self._frozen)
+        if value.op == "parameter" or (value.op in ("call", "method", "attribute") and "callee" in value.arguments):
+            return None
+        answers = [self._gradient[id(one)] for one in self._behind(value)]
+        if True in answers:
+            return True
+        return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
+
+    def _find_frozen(self) -> list[Value]:
+        """Networks whose parameters are told to need no gradient."""
+        found: list[Value] = []
+        for value in self.graph.of("requires_grad_", "cast", "setattr"):
+            if value.op == "setattr":
+                off = value.name == "requires_grad" and value.setting("value") is False
+            else:
+                off = (
+                    value.name == "requires_grad_" and value.setting("1", value.setting("requires_grad", True)) is False
+                )
+            target = value.input
+            if not off or target is None:
+                continue
+            if target.op == "element" and target.input is not None and target.input.op == "parameters":
+                if value.context.branches != target.input.context.branches:
+                    continue  # some of its parameters only
+                target = target.input.input
+            if target is not None and not self._is_thawed(network(target), value):
+                found.append(network(target))
+        return found
+
+    def _is_thawed(self, model: Value, frozen: Value) -> bool:
+        """Whether parameters of a frozen network are trained all the same: adapters, a part that is thawed later."""
+        for value in self.graph.of("wrapped"):
+            if value.name in ("get_peft_model", "PeftModel") and network(value) is model:
+                return True
+        for value in self.graph.of("requires_grad_", "setattr", "cast"):
+            if value.order < frozen.order or not value.name.startswith("requires_grad") or value.input is None:
+                continue
+            on = (
+                value.setting("value")
+                if value.op == "setattr"
+                else value.setting("1", value.setting("requires_grad", True))
+            )
+            if on is not False and any(one is model for one in ancestors(value.input)):
+                return True
+        return False
+
+    # networks
+
+    def forwards(self, value: Value) -> list[Value]:
+        """The calls of networks whose output the value is made of; what the ids or a mask came from is not followed."""
+        if id(value) not in self._forwards:
+            self._forwards[id(value)] = self._find_forwards(value)
+        return list(self._forwards[id(value)])
+
+    def _find_forwards(self, value: Value) -> list[Value]:
+        found: list[Value] = []
+        seen = {id(value)}
+        waiting = deque([value])
+        while waiting:
+            current = waiting.popleft()
+            if is_network_call(current, self.kinds):
+                found.append(current)
+                continue
+            if current.op in ("generate", "multinomial", "sample"):
+                continue
+            for name, one in current.arguments.items():
+                if _is_selector(current, name):
+                    continue
+                if id(one) not in seen and not self.kinds.is_a(one, Kind.SAMPLED, Kind.MASK, Kind.COUNT):
+                    seen.add(id(one))
+                    waiting.append(one)
+        return found
+
+    def networks(self, value: Value) -> list[Value]:
+        """The networks behind a value, each once."""
+        found: list[Value] = []
+        for call in self.forwards(value):
+            model = network(call.arguments["model"] if call.op == "forward" else call.arguments["callee"])
+            if not any(same_network(model, one) for one in found):
+                found.append(model)
+        return found
+
+    def is_reference(self, value: Value) -> bool | None:
+        """Whether log-probs come from another network than those that are trained. None: cannot be told."""
+        calls = self.forwards(value)
+        if not calls:
+            return None
+        if all(call.context.adapter_off for call in calls):
+            return True
+        trained = self.trained()
+        if not trained:
+            return None
+        networks = self.networks(value)
+        if any(same_network(one, other) for one in networks for other in trained):
+            return False
+        # a parameter may stand for any network, unless those that are trained are parameters too
+        is_open = any(one.op == "parameter" for one in networks) and not any(one.op == "parameter" for one in trained)
+        return None if is_open else True
+
+    def trained(self) -> list[Value]:
+        """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""
+        found: list[Value] = []
+        for optimizer in self.graph.of("optimizer"):
+            for parameters in _parameters(optimizer.arguments.get("parameters")):
+                if parameters.input is not None:
+                    found.append(network(parameters.input))
+        if not found:
+            for backward in self.graph.of("backward"):
+                if backward.input is not None:
+                    found += self.networks(backward.input)
+        return found
+
+    # ratios
+
+    def ends(self, value: Value) -> Ends | None:
+        """The two sides of a ratio or of a difference of log-probs, through masks, sums, lengths and clamps."""
+        seen: set[int] = set()
+        current: Value | None = value
+        while current is not None and id(current) not in seen:
+            seen.add(id(current))
+            other = current.argument("other")
+            if current.op == "sub" and current.input is not None and other is not None:
+                sides = [self.kinds.of(current.input), self.kinds.of(other)]
+                if all(side is None or side.kind in (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS) for side in sides):
+                    if sides[0] is not None and sides[0].kind is Kind.NEGATIVE_LOGPROBS:
+                        return Ends(current, other, current.input)
+                    return Ends(current, current.input, other)
+            if current.op == "div" and current.input is not None and other is not None:
+                sides = [self.kinds.of(current.input), self.kinds.of(other)]
+                if all(side is not None and side.kind is Kind.TOKEN_PROBABILITIES for side in sides):
+                    return Ends(current, current.input, other)
+            if current.op == "neg":
+                inner = self.ends(current.input) if current.input is not None else None
+                return Ends(inner.value, inner.right, inner.left) if inner is not None else None
+            if current.op == "mul":
+                masked = self.kinds.is_a(current.input, Kind.MASK)
+                current = other if masked else current.input
+                continue
+            inputs = [one for one in current.inputs if self.kinds.is_a(one, Kind.LOG_RATIO, Kind.RATIO)]
+            current = inputs[0] if inputs else current.input
+        return None
+
+
+def _is_selector(value: Value, name: str) -> bool:
+    """Whether an argument only says which numbers are taken: ids, places, a condition."""
+    if value.op == "index":
+        return name != "input"
+    return name in _SELECTORS.get(value.op, ())
+
+
+def network(value: Value) -> Value:
+    """The network itself, without wrappers, casts and what a loop may have left of it."""
+    seen: set[int] = set()
+    while id(value) not in seen:
+        seen.add(id(value))
+        if value.op in _SHELLS:
+            inner = value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
+            if inner is None:
+                return value
+            value = inner
+        elif (
+            value.op == "attribute"
+            and value.name in _PARTS
+            and value.input is not None
+            and value.input.op in (*_SHELLS, *_NETWORKS)
+        ):
+            value = value.input
+        elif value.op == "phi" and value.arguments.get("0") is not None:
+            known = [one for one in value.inputs if one.constant is UNKNOWN]
+            value = known[0] if known else value
+        else:
+            return value
+    return value
+
+
+def same_network(one: Value, other: Value) -> bool:
+    one, other = network(one), network(other)
+    return one is other or (one.thing is not None and one.thing is other.thing)
+
+
+def is_network_call(value: Value, kinds: Kinds) -> bool:
+    """A call of a whole network: of the program's own, of a library's, or of a parameter that is used as one."""
+    if value.op == "forward":
+        return value.name not in ("CrossEntropyLoss", "NLLLoss", "Softmax", "LogSoftmax")
+    if value.op == "call" and "callee" in value.arguments:
+        return kinds.is_a(value, Kind.OUTPUT, Kind.LOGITS) or any(
+            user.op in ("attribute", "index") and user.name == "logits" for user in value.users
+        )
+    return False
+
+
+def _parameters(value: Value | None, depth: int = 6) -> list[Value]:
+    found: list[Value] = []
+    seen: set[int] = set()
+    layer = [value] if value is not None else []
+    for _ in range(depth):
+        found += [one for one in layer if one.op in ("parameters", "named_parameters")]
+        seen |= {id(one) for one in layer}
+        behind = [one for one in layer if one.op not in ("parameters", "named_parameters")]
+        layer = list({id(one): one for value in behind for one in value.inputs if id(one) not in seen}.values())
+    return found

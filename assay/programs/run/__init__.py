@@ -1,0 +1,1 @@
+"""A process --> values with their numbers: what a script did, recorded while it ran."""

@@ -1,0 +1,42 @@
+"""The first operation that made NaN or infinity of numbers that were finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from assay.programs.run.trace import Trace, numbers_of, sight
+from assay.programs.value import Value
+
+_GIVEN = frozenset("given constant empty empty_like new_empty".split())
+_LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits
+
+
+def first_not_finite(trace: Trace) -> Value | None:
+    known: dict[int, bool | None] = {}
+    for value in trace.graph.values:
+        finite = known[id(value)] = _is_finite(value)
+        if finite is not False or value.op in _GIVEN:
+            continue
+        if all(known.get(id(one), _is_finite(one)) is not False for one in _inputs(value)):
+            return value
+    return None
+
+
+def _inputs(value: Value) -> Iterator[Value]:
+    for one in value.arguments.values():
+        yield from _inputs(one) if one.op == "listing" else (one,)
+
+
+def _is_finite(value: Value) -> bool | None:
+    seen = sight(value)
+    if seen is None or not seen.is_floating:
+        return None
+    if seen.summary:
+        return bool(seen.summary["finite"])
+    numbers = numbers_of(value)
+    if numbers is None:
+        return None
+    bad = np.isnan(numbers) | (numbers == np.inf)
+    return not bool((bad | (numbers == -np.inf) if value.op in _LOGS else bad).any())

@@ -1,0 +1,139 @@
+"""Which objective a script computes: told by the gradient at the log-probs in a first update, where the ratio is 1.
+
+What fits is stated; what fits nothing is left open, and no check then judges the loss by a formula.
+
+Shape legend: B completions, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.programs.run.origins import requires_grad
+from assay.programs.run.roles import Piece, Roles
+from assay.programs.run.trace import numbers_of, sight
+from assay.programs.value import Value
+from assay.record.batch import Array
+
+FITS = 1e-3  # of the largest gradient
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The KL term in the loss: weight, estimator and its numbers, where they are known."""
+
+    coefficient: float | None
+    estimator: str | None
+    numbers: Array | None
+
+
+def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
+    """None if no difference to a reference is in the loss."""
+    if piece.ref is None:
+        return None
+    new, ref = numbers_of(piece.new), numbers_of(piece.ref)
+    if new is None or ref is None or new.shape != ref.shape:
+        return None
+    flow = roles.flow
+    below = _depending_on(piece.kl_differences, flow.values)
+    before = [value for value in flow.values if id(value) in below and not _depends(value, piece.product)]
+    estimators = {
+        "k1": new - ref,
+        "k2": (new - ref) ** 2 / 2,
+        "k3": np.exp(np.clip(ref - new, -60, 60)) - (ref - new) - 1,
+    }
+    found: tuple[str, Array] | None = None
+    coefficients = []
+    for value in before:
+        numbers = numbers_of(value)
+        if numbers is not None and numbers.shape == new.shape and requires_grad(value):
+            for name, expected in estimators.items():
+                is_it = np.abs(expected).max() > 0 and np.allclose(numbers, expected, rtol=1e-3, atol=1e-6)
+                if is_it and (name != "k1" or value.op != "sub"):
+                    found = (name, numbers)
+        if value.op == "mul" and (factor := _number(value)) is not None and 0 < factor < 100:
+            coefficients.append(factor)
+    coefficient = coefficients[0] if len(coefficients) == 1 else None
+    return Penalty(coefficient, found[0] if found else None, found[1] if found else None)
+
+
+def _depending_on(differences: Sequence[Value], values: Sequence[Value]) -> set[int]:
+    below = {id(one) for one in differences}
+    for value in values:
+        if any(id(one) in below for one in value.arguments.values()):
+            below.add(id(value))
+    return below
+
+
+def _depends(value: Value, product: Value | None) -> bool:
+    """Whether the surrogate is in it as well."""
+    waiting, seen = [value], set()
+    while waiting:
+        current = waiting.pop()
+        if current is product:
+            return True
+        for one in current.arguments.values():
+            if id(one) not in seen and requires_grad(one):
+                seen.add(id(one))
+                waiting.append(one)
+    return False
+
+
+def _number(value: Value) -> float | None:
+    for name in ("input", "other"):
+        one = value.arguments.get(name)
+        if one is not None and isinstance(one.constant, (int, float)) and not isinstance(one.constant, bool):
+            return float(one.constant)
+        seen = sight(one)
+        if seen is not None and seen.size == 1 and not seen.requires_grad and seen.numbers is not None:
+            return float(seen.numbers.reshape(-1)[0])
+    return None
+
+
+def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[str, bool] | None:
+    """(grpo, bnpo, dr_grpo or gspo; whether the loss holds nothing else). Of a clipped surrogate in a first update."""
+    names = ("mask", "new_logprobs", "old_logprobs", "advantages", "gradients")
+    arrays = [fields.get(name) for name in names]
+    if any(array is None for array in arrays) or fields.get("update") != 0 or fields.get("correction"):
+        return None
+    if any(piece.clip is None or None in piece.clip or piece.ratio is None for piece in pieces):
+        return None
+    mask_BT, new_BT, old_BT, advantages, gradients_BT = (np.asarray(array) for array in arrays)
+    advantages_BT = advantages if advantages.ndim == 2 else np.broadcast_to(advantages[:, None], mask_BT.shape)
+    if not mask_BT.any() or not np.any(advantages_BT[mask_BT]) or not np.isfinite(gradients_BT).all():
+        return None
+    pull_BT = -np.where(mask_BT, advantages_BT * np.exp(np.where(mask_BT, new_BT - old_BT, 0.0)), 0.0)
+    if fields.get("ref_logprobs") is not None:
+        if fields.get("kl_estimator") != "k3" or fields.get("kl_coef") is None:
+            return None
+        ref_BT = np.asarray(fields["ref_logprobs"])
+        slope_BT = 1 - np.exp(np.clip(np.where(mask_BT, ref_BT - new_BT, 0.0), -60, 60))
+        pull_BT = pull_BT + float(fields["kl_coef"]) * np.where(mask_BT, slope_BT, 0.0)
+    lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+    weights: dict[str, Array] = {
+        "grpo": 1 / (lengths_B1 * len(mask_BT)),
+        "bnpo": np.full((1, 1), 1 / mask_BT.sum()),
+    }
+    if fields.get("max_tokens"):
+        weights["dr_grpo"] = np.full((1, 1), 1 / (len(mask_BT) * float(fields["max_tokens"])))
+    if len(set(lengths_B1.reshape(-1).tolist())) == 1:
+        weights.pop("bnpo")  # the same number here: which it is would show later
+    scale = float(np.abs(gradients_BT).max())
+    fits = [name for name, weight in weights.items() if np.abs(pull_BT * weight - gradients_BT).max() <= FITS * scale]
+    if len(fits) != 1 or scale == 0:
+        return None
+    sizes = {sight(piece.ratio).size == len(piece.ids) for piece in pieces if sight(piece.ratio) is not None}  # type: ignore[union-attr]
+    by_row = sizes == {True} and mask_BT.shape[1] > 1
+    if by_row and fits[0] != "grpo":
+        return None
+    kl_BT = fields.get("kl")
+    terms_BT = -np.where(mask_BT, advantages_BT * np.exp(np.where(mask_BT, new_BT - old_BT, 0.0)), 0.0)
+    if kl_BT is not None:
+        terms_BT = terms_BT + float(fields["kl_coef"]) * np.where(mask_BT, kl_BT, 0.0)
+    expected, size = float((terms_BT * weights[fits[0]]).sum()), float((np.abs(terms_BT) * weights[fits[0]]).sum())
+    is_all = abs(float(fields.get("loss", np.nan)) - expected) <= FITS * size
+    return "gspo" if by_row else fits[0], is_all

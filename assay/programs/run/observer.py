@@ -1,0 +1,360 @@
+"""Beside a running script: what it calls --> Trace. Gradients are caught by hooks on tensors; nothing is retained.
+
+An Observer is told by patches.py. It holds tensors only from the pass that made them to the backward that uses them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.programs.run.drawn import random_state, sampling_of
+from assay.programs.run.guard import attempt
+from assay.programs.run.ledger import Ledger
+from assay.programs.run.models import Models
+from assay.programs.run.modules import (
+    active_dropout,
+    adapter_is_off,
+    catch,
+    ids_given,
+    is_finite,
+    is_plain,
+    looks_like_mask,
+    models_of,
+    stated_config,
+    tensors_of,
+)
+from assay.programs.run.origins import Origins
+from assay.programs.run.patches import Patches, patch_generate, patch_torch
+from assay.programs.run.places import Places
+from assay.programs.run.reading import Reading
+from assay.programs.run.recorder import MOST_VALUES, Recorder
+from assay.programs.run.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
+from assay.programs.run.weights import Weights
+from assay.programs.value import Value
+
+LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
+MOST_UPDATES = 48  # observed of a script in which nothing is sampled
+
+
+class Enough(SystemExit):
+    """Raised inside an optimizer step when as many were made as were asked for."""
+
+
+class Observer:
+    def __init__(self, trace: Trace, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
+        self.trace, self.steps, self._finished = trace, steps, finished
+        self.recorder = Recorder(trace, places)
+        self.recorder.before["backward"] = self._backward
+        self.recorder.made = self._made
+        self.recorder.drawn = self._drawn
+        self.patches = Patches()
+        self.origins = trace.origins = Origins(trace)
+        self.ledger = Ledger(trace)
+        self.models = Models(trace)
+        self.reading = Reading(trace, self.models, self.origins)
+        self.dropouts = 0  # in the pass under way
+        self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
+        self._state: int | None = None  # of the random numbers before the draw under way
+        self._transparent: set[int] = set()
+        self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
+        self._pending: list[Backward] = []  # since the last step
+        self._since_zero: list[str] = []
+        self._weights: dict[int, Weights] = {}
+        self._optimizers: dict[int, int] = {}
+        self._config: Any = None
+        self._clip_norm: float | None = None
+        self._rollouts = 0
+        self._sampled_since_step = False
+        self._live, self._leaving = True, False
+
+    # -- beginning and end
+
+    def start(self) -> None:
+        self.trace.torch_was_used = True
+        patch_torch(self.patches, self)
+        self.recorder.__enter__()  # type: ignore[no-untyped-call]
+
+    def watch_generate(self, module: Any) -> None:
+        if self._live:
+            patch_generate(self.patches, self, module)
+
+    def stop(self) -> None:
+        """Takes everything off; the script then runs as if nobody had looked."""
+        if not self._live:
+            return
+        self._live = False
+        self.ledger.end()
+        self.recorder.stopped = True
+        self.patches.undo()
+        if self.recorder.off == 0:
+            self.recorder.remove()
+        self.recorder.off += 1
+        self._tensors.clear()
+
+    def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if (self._leaving or len(self.trace.graph.values) > MOST_VALUES) and self.steps is None:
+            self._enough()
+            return False
+        if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
+            return False
+        return ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
+
+    def passed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any) -> None:
+        where = self.recorder.here(frame)
+        found = ids_given(args, kwargs)
+        given = {name: one for name, one in kwargs.items() if isinstance(one, Tensor)}
+        given |= {f"{number}": one for number, one in enumerate(args) if isinstance(one, Tensor) and one is not found}
+        arguments = {name: self.recorder.tensor(one, where) for name, one in given.items()}
+        if found is not None:
+            arguments["input_ids"] = self.recorder.tensor(found, where)
+        model = self.models.of(module)
+        self.ledger.passed(module)
+        value = self.recorder.event("forward", arguments, frame, name=model.name)
+        logits = self._outputs(value, output, where, found)
+        if logits is None:
+            self._transparent.add(id(module))
+        if "attention_mask" not in arguments and "1" in arguments and looks_like_mask(arguments["1"], found):
+            arguments["attention_mask"] = arguments["1"]
+        self.trace.forwards.append(
+            Forward(
+                value=value,
+                model=model.number,
+                version=model.version,
+                training=module.training,
+                dropout=max(self.dropouts, active_dropout(module) if module.training else 0),
+                input_ids=arguments.get("input_ids"),
+                attention_mask=arguments.get("attention_mask"),
+                position_ids=arguments.get("position_ids"),
+                caches=kwargs.get("past_key_values") is not None,
+                weights=self.models.sums(module),
+                adapter_off=adapter_is_off(module) if model.has_adapter else False,
+            )
+        )
+        self.origins.forwards[id(value)] = self.trace.forwards[-1]
+
+    def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
+        """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
+        logits: Value | None = None
+        for name, one in tensors_of(output):
+            looks = one.is_floating_point() and one.dim() == (ids.dim() + 1 if ids is not None else 3)
+            is_logits = logits is None and looks and (name in ("", "0", "logits") or name.startswith("logit"))
+            if one is output:
+                made = value
+            else:
+                op = "element" if name.isdigit() else "attribute"
+                place, _, context = where
+                made = self.trace.graph.new(op, {"input": value}, place, context, name=name)
+            if is_logits:
+                logits = made
+                self.recorder.widen(made)
+                self.origins.logits.add(id(made))
+            self.recorder.adopt(one, made)
+        return logits
+
+    # -- sampling
+
+    def generating(self, model: Any, frame: Any) -> None:
+        self._config = None
+        self._state = random_state(next(model.parameters(), None), None)
+        self.inside = (model, [])
+
+    def generation_config(self, config: Any) -> None:
+        self._config = config
+
+    def generated(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any) -> None:
+        where = self.recorder.here(frame)
+        named = {**({"inputs": args[0]} if args else {}), **kwargs}
+        ids = next((named[name] for name in ("input_ids", "inputs") if isinstance(named.get(name), Tensor)), None)
+        tensors = {name: one for name, one in named.items() if isinstance(one, Tensor)}
+        arguments = {name: self.recorder.tensor(one, where) for name, one in tensors.items()}
+        arguments |= {
+            name: self.recorder.value_of(one, where)
+            for name, one in kwargs.items()
+            if name not in tensors and isinstance(one, (int, float, bool, str))
+        }
+        seen = self.models.of(model)
+        widths, self.inside = self.inside[1] if self.inside is not None else [], None
+        value = self.recorder.event("generate", arguments, frame, name=seen.name)
+        sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
+        made: Value | None = None
+        if sequences is not None:
+            is_all = sequences is output
+            made = value if is_all else self.recorder.event("attribute", {"input": value}, frame, name="sequences")
+            self.recorder.adopt(sequences, made)
+        config = self._config.to_dict() if hasattr(self._config, "to_dict") else {}
+        given = {name: one for name, one in kwargs.items() if isinstance(one, (int, float, bool, str))}
+        self.trace.generations.append(
+            Generation(
+                value=value,
+                model=seen.number,
+                version=seen.version,
+                training=bool(model.training),
+                dropout=active_dropout(model) if model.training else 0,
+                config={name: one for name, one in config.items() if is_plain(one)},
+                given=given,
+                input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
+                attention_mask=arguments.get("attention_mask"),
+                sequences=made,
+                weights=self.models.sums(model),
+                stated=stated_config(model, kwargs),
+                widths=tuple(widths),
+                state=self._state,
+            )
+        )
+        if config.get("do_sample"):
+            self._sampled()
+
+    def distributed(self, distribution: Any, kwargs: dict[str, Any], frame: Any) -> None:
+        where = self.recorder.here(frame)
+        arguments = {name: self.recorder.tensor(one, where) for name, one in kwargs.items() if isinstance(one, Tensor)}
+        value = self.recorder.event("categorical", arguments, frame)
+        self._distributions[id(distribution)] = (weakref.ref(distribution), value)
+
+    def asked(self, distribution: Any, kind: str, args: tuple[Any, ...], result: Any, frame: Any) -> None:
+        known = self._distributions.get(id(distribution))
+        if known is None or known[0]() is not distribution or not isinstance(result, Tensor):
+            return
+        where = self.recorder.here(frame)
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        arguments = {"input": known[1], **({"value": self.recorder.tensor(tensors[0], where)} if tensors else {})}
+        value = self.recorder.remember(result, kind, arguments, where)
+        if result.requires_grad:
+            self._made(value, result)
+        if kind == "sample":
+            self._drawn(value)
+
+    def drawing(self, kind: str) -> None:
+        if kind == "sample":
+            self._state = random_state(None, None)
+
+    def _drawn(self, value: Value) -> None:
+        told = sampling_of(value, self.origins)
+        told.state = self.recorder.state if value.op == "multinomial" else self._state
+        self.trace.samplings.append(told)
+        self._sampled()
+
+    def _sampled(self) -> None:
+        if not self._sampled_since_step:
+            self._sampled_since_step = True
+            self._rollouts += 1
+            # not here: torch puts the mode back behind the call that is under way
+            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.trace.updates) >= LEAST_UPDATES
+
+    # -- learning
+
+    def _made(self, value: Value, tensor: Tensor) -> None:
+        """Of the tensors that need a gradient those are held that may be log-probs of chosen tokens."""
+        if self.origins.is_chosen(value):
+            self._tensors[id(value)] = tensor
+
+    def _backward(self, value: Value) -> Callable[[], None] | None:
+        loss = value.arguments["input"]
+        seen = loss.thing
+        number = None
+        if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
+            number = float(seen.numbers.reshape(-1)[0])
+        told = Backward(loss, number, self.recorder.version)
+        self.ledger.backward(value.place)
+        self.trace.backwards.append(told)
+        self._pending.append(told)
+        caught: dict[int, Tensor] = {}
+        hooked = [(key, one) for key, one in self._tensors.items() if one.requires_grad]
+        handles = [
+            one.register_hook(lambda gradient, key=key: self._catch(caught, key, gradient))  # type: ignore[no-untyped-call]
+            for key, one in hooked
+        ]
+
+        def after() -> None:
+            for handle in handles:
+                handle.remove()
+            told.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
+            self._tensors.clear()
+            self.ledger.after_backward()
+
+        return after
+
+    def _catch(self, caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
+        attempt(self.recorder.broke, catch, caught, key, gradient)
+
+    def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
+        args, kwargs = detail
+        plain: Any = None
+        if kind == "clip_grad_norm":
+            norm = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
+            plain = self._clip_norm = float(norm) if isinstance(norm, (int, float)) else None
+        elif kind == "train":
+            kind = "train" if (args[0] if args else kwargs.get("mode", True)) else "eval"
+            plain = self.models.of(subject).number if isinstance(subject, nn.Module) else None
+        elif kind == "manual_seed":
+            plain = subject if isinstance(subject, int) else kwargs.get("seed")
+        elif kind == "ddp":
+            self.ledger.wrapped(subject)
+        self._since_zero.append(kind)
+        place = self.recorder.here(frame)[0]
+        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(plain)):
+            self.ledger.happened(kind, place)
+        self.trace.events.append(Event(kind, place, len(self.trace.graph.values), self.recorder.version, plain))
+
+    def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        for model in self.models.holding(held):
+            model.is_trained = True
+            module = self.models.module(model.number)
+            if module is not None:
+                self.trace.history[self.models.sums(module)] = (model.number, model.version)
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = len(self._optimizers)
+        self._weights[id(optimizer)] = Weights.before(held)
+        group = optimizer.param_groups[0]
+        update = Update(
+            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.trace.updates),
+            optimizer=self._optimizers[id(optimizer)],
+            optimizer_name=type(optimizer).__name__,
+            place=self.recorder.here(frame)[0],
+            version=self.recorder.version,
+            order=len(self.trace.graph.values),
+            learning_rate=float(group.get("lr", 0.0)),
+            weight_decay=float(group.get("weight_decay", 0.0) or 0.0),
+            backwards=tuple(self._pending),
+            maximize=bool(group.get("maximize", False)),
+            clip_norm=self._clip_norm,
+            zeroed="zero_grad" in self._since_zero,
+            models=tuple(model.number for model in self.models.holding(held)),
+            held=len(held),
+            dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
+        )
+        self.trace.updates.append(update)
+        is_now = self.reading.begins(update)
+        modules = {id(one): one for number in models_of(update) if (one := self.models.module(number)) is not None}
+        self.ledger.stepping(optimizer, held, modules.values(), update.place)
+        with self.recorder.suspended():
+            self.reading.before(update, now=is_now)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        update = next(one for one in reversed(self.trace.updates) if one.optimizer == self._optimizers[id(optimizer)])
+        with self.recorder.suspended():
+            update.numbers |= self._weights.pop(id(optimizer)).after()
+            self.reading.after(update)
+        self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
+        self._pending, self._since_zero, self._clip_norm = [], [], None
+        self._sampled_since_step = False
+        self.recorder.version += 1
+        for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):
+            model.version += 1
+        self.recorder.next_update()
+        if self.steps is not None and len(self.trace.updates) >= self.steps:
+            attempt(self.recorder.broke, self._enough)
+            raise Enough(0)
+        if self.steps is None and len(self.trace.updates) >= MOST_UPDATES:
+            self._enough()
+
+    def _enough(self) -> None:
+        self.stop()
+        self.reading.settle()
+        self._finished()

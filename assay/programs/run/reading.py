@@ -1,0 +1,72 @@
+"""Updates --> batches: the first at once, for the model is asked again with the weights of that moment; others later.
+
+What is put off costs the script nothing while it is observed: it is read in one go when the observation is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.programs.run.asked import Answer, ask
+from assay.programs.run.batches import ASKED, batch_of, fields_of
+from assay.programs.run.models import Models
+from assay.programs.run.origins import Origins
+from assay.programs.run.roles import find_roles
+from assay.programs.run.trace import Trace, Update, as_of_now
+
+AT_MOST = 12  # updates that are read at once, where none of them can be asked about
+
+
+class Reading:
+    def __init__(self, trace: Trace, models: Models, origins: Origins) -> None:
+        self.trace, self.models, self.origins = trace, models, origins
+        self._fields: Mapping[str, Any] | None = None
+        self._answers: dict[tuple[Any, ...], Answer | None] = {}
+        self._later: list[tuple[Update, Trace]] = []
+
+    def begins(self, update: Update) -> bool:
+        """Before the update is read or put off: whether it is read now. Its roles are then known."""
+        is_now = len(self.trace.batches) < ASKED and len(self.trace.updates) <= AT_MOST
+        if is_now:
+            self._find_roles(update)
+        return is_now
+
+    def before(self, update: Update, *, now: bool) -> None:
+        """The weights are still those that the loss was computed with."""
+        self._fields = fields_of(self.trace, update, self._ask) if now else None
+        if not now:
+            self._later.append((update, as_of_now(self.trace)))
+
+    def after(self, update: Update) -> None:
+        if self._fields is not None:
+            self._add(self._fields, update)
+            self._fields = None
+
+    def settle(self) -> None:
+        """Reads what was put off."""
+        later, self._later = self._later, []
+        for update, then in later:
+            self._find_roles(update)
+            fields = fields_of(then, update, lambda *_: None)
+            if fields is not None:
+                self._add(fields, update)
+
+    def _add(self, fields: Mapping[str, Any], update: Update) -> None:
+        batch = batch_of(fields, update, self.trace.notes)
+        if batch is not None:
+            self.trace.batches.append(batch)
+
+    def _find_roles(self, update: Update) -> None:
+        for one in update.backwards:
+            one.roles = find_roles(one.loss, self.origins)
+
+    def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
+        """A reference answers once for all updates of a rollout batch."""
+        module = self.models.module(number)
+        if module is None:
+            return None
+        key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)))
+        if key not in self._answers:
+            self._answers[key] = ask(module, rows, temperature)
+        return self._answers[key]

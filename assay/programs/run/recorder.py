@@ -1,0 +1,365 @@
+"""A mode in which every call of torch that the script makes becomes a Value; what runs below such a call does not.
+
+The script's numbers are not touched: tensors are known by identity and kept as copies. Inside of a model's pass, of
+generate() and of an optimizer's step the recorder is off: those are one Value each.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from assay.programs.operations import bound, canonical
+from assay.programs.run.drawn import random_state
+from assay.programs.run.guard import attempt, sentence
+from assay.programs.run.places import Places
+from assay.programs.run.trace import Sight, Trace
+from assay.programs.value import UNKNOWN, Context, Value
+from assay.verdict import Place
+
+LARGEST = 2_000_000  # numbers of a tensor that is kept
+MOST_BYTES = 256 * 2**20  # kept in all
+WIDE = 64  # tensors of logits narrower than this are kept whole if they are small
+SMALL = 65_536
+OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
+FEW = 4096  # numbers that are always copied
+ROWS = 4  # of a tensor as wide as the vocabulary that are looked at
+SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
+MOST_VALUES = 100_000  # some 150 MB
+
+# what tells about a tensor and makes none
+_TELLS = frozenset(
+    "__get__ __set__ __delete__ size dim ndimension numel nelement stride __len__ __repr__ "
+    "__format__ __str__ _set_grad_enabled "
+    "is_floating_point is_complex is_contiguous element_size data_ptr storage_offset untyped_storage get_device "
+    "register_hook retain_grad __hash__ __reduce_ex__ __deepcopy__ is_same_size __dir__ has_names is_pinned "
+    "register_post_accumulate_grad_hook is_shared share_memory_ requires_grad_ _is_view __array__ is_nonzero".split()
+)
+_OPS = {
+    "__getitem__": "index", "__setitem__": "setitem", "__rsub__": "sub", "rsub": "sub", "__rdiv__": "div",
+    "__rtruediv__": "div",
+    "__rpow__": "pow", "__invert__": "logical_not", "__eq__": "eq", "__ne__": "ne", "__iadd__": "add",
+    "__radd__": "add", "__rmul__": "mul", "__or__": "logical_or", "__float__": "leave", "__int__": "leave",
+    "__bool__": "leave",
+    "__index__": "leave", "__contains__": "leave", "__rmatmul__": "matmul", "__rfloordiv__": "floordiv",
+    "__rmod__": "mod",
+    "floor_divide": "floordiv", "remainder": "mod", "fmod": "mod",
+}  # fmt: skip
+_REVERSED = frozenset(("__rsub__", "rsub", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__rmod__"))
+_WIDTH_KEPT = frozenset(
+    "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter "
+    "setitem index view reshape "
+    "squeeze unsqueeze contiguous clone detach contiguous element stack cat neg changed sort topk tanh".split()
+)
+_RANDOM_OR_EMPTY = frozenset("empty empty_like new_empty empty_strided".split())
+
+
+class _Ref(weakref.ref[Tensor]):
+    """Knows under which id the tensor was known."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Recorder(TorchFunctionMode):
+    """`before` holds what is told of a call before it is made: backward is where gradients are caught."""
+
+    def __init__(self, trace: Trace, places: Places) -> None:
+        super().__init__()
+        self.trace, self.places = trace, places
+        self.off = 0  # how many passes, steps and so on are under way
+        self.stopped = False
+        self.version = 0
+        self.state: int | None = None  # of the random numbers before the last draw
+        self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
+        self.made: Callable[[Value, Tensor], None] | None = None  # told of every tensor that requires a gradient
+        self.drawn: Callable[[Value], None] | None = None
+        self._known: dict[int, tuple[_Ref, Value, int]] = {}
+        self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
+        self._visits: dict[tuple[int, str], int] = {}  # by id of a Place, which Places keeps
+        self._names: dict[str, str] = {}
+        self._dtypes: dict[torch.dtype, str] = {}
+        self._bytes = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.off:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _TELLS or len(self.trace.graph.values) > MOST_VALUES:
+            return func(*args, **kwargs)
+        if name == "backward":
+            return self._backward(func, args, kwargs)
+        known = attempt(self.broke, self._given, name, args, kwargs, sys._getframe(1))
+        if known is None:
+            return func(*args, **kwargs)
+        op, given, where = known
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError:
+            self.trace.raised = Value(op, given, where[0], where[2], len(self.trace.graph.values), name)
+            raise
+        attempt(self.broke, self._result, op, name, given, where, result, args)
+        return result
+
+    def broke(self, error: Exception) -> None:
+        """A fault of ours is no reason to end somebody's script: it is told, and nothing more is looked at."""
+        self.off += 1
+        self.trace.notes.append(sentence(error))
+
+    def _given(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: Any
+    ) -> tuple[str, dict[str, Value], tuple[Place, str, Context]]:
+        """The operation and its arguments, as they are before it: it may change them in place."""
+        if name == "multinomial":
+            self.state = random_state(args[0] if args else kwargs.get("input"), kwargs.get("generator"))
+        where = self.here(frame)
+        op = self._names.get(name)
+        if op is None:
+            op = self._names[name] = _OPS.get(name) or canonical(name) or name
+        if name in _REVERSED:
+            args = (args[1], args[0], *args[2:])
+        positional = [self.value_of(one, where) for one in args]
+        if op == "index":
+            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return op, {"input": positional[0], **self._numbered(keys, where)}, where
+        if op == "setitem":
+            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return op, {"input": positional[0], **self._numbered(keys, where), "value": positional[2]}, where
+        keywords = {
+            key: self.value_of(one, where) for key, one in kwargs.items() if one is not None and key != "_stacklevel"
+        }
+        return op, bound(op, name, positional, keywords), where
+
+    def _numbered(self, parts: Iterable[Any], where: tuple[Place, str, Context]) -> dict[str, Value]:
+        return {str(number): self.value_of(part, where) for number, part in enumerate(parts)}
+
+    def here(self, frame: Any) -> tuple[Place, str, Context]:
+        with torch._C.DisableTorchFunction():
+            autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+            return self.places.here(frame, no_grad=not torch.is_grad_enabled(), autocast=autocast)
+
+    def value_of(self, one: Any, where: tuple[Place, str, Context]) -> Value:
+        """The Value of whatever the script handed over. A tensor that was changed behind our back is a new one."""
+        if isinstance(one, Tensor):
+            return self.tensor(one, where)
+        order = len(self.trace.graph.values)
+        if isinstance(one, slice):
+            parts = {name: getattr(one, name) for name in ("start", "stop", "step") if getattr(one, name) is not None}
+            inner = {name: self.value_of(part, where) for name, part in parts.items()}
+            return Value("slice", inner, where[0], where[2], order)
+        if isinstance(one, (list, tuple)) and any(isinstance(part, (Tensor, list, tuple)) for part in one[:4096]):
+            if not any(_holds_tensor(part) for part in one[:4096]):
+                return Value("constant", {}, where[0], where[2], order, constant=one)
+            listing = Value("listing", self._numbered(one, where), where[0], where[2], order)
+            for part in listing.arguments.values():
+                part.users.append(listing)
+            return listing
+        constant = one if isinstance(one, (int, float, str, bool, type(None), list, tuple, torch.dtype)) else UNKNOWN
+        return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(one).__name__)
+
+    def tensor(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            return self.remember(tensor, "given", {}, where)
+        value = known[1]
+        if not tensor.is_inference() and known[2] != tensor._version:
+            return self.remember(tensor, "changed", {"input": value}, where)
+        seen = value.thing
+        is_new_use = isinstance(seen, Sight) and seen.data is None and where[0] is not value.place
+        if is_new_use and not seen.summary and id(value) not in self._wide:
+            seen.data = self._copy(tensor, seen)
+        return value
+
+    def remember(
+        self, tensor: Tensor, op: str, arguments: Mapping[str, Value], where: tuple[Place, str, Context], **how: Any
+    ) -> Value:
+        place, name, context = where
+        value = self.trace.graph.new(op, arguments, place, context, **how)
+        if name and op != "given":
+            value.names.append(name)
+        self.adopt(tensor, value)
+        return value
+
+    def adopt(self, tensor: Tensor, value: Value) -> None:
+        """From now on the tensor is this value."""
+        op = value.op
+        with torch._C.DisableTorchFunction():
+            seen = value.thing = self._sight(tensor)
+            key = (id(value.place), op)
+            visits = self._visits[key] = self._visits.get(key, 0) + 1
+            if self._wide and op in _WIDTH_KEPT:
+                for one in value.arguments.values():
+                    if id(one) in self._wide and sight_shape(one)[-1:] == seen.shape[-1:]:
+                        self._wide.add(id(value))
+                        break
+            if op not in _RANDOM_OR_EMPTY:
+                self._look(value, seen, tensor, visits)
+            ref = _Ref(tensor, self._forget)
+            ref.key = id(tensor)
+            self._known[ref.key] = (ref, value, 0 if tensor.is_inference() else tensor._version)
+
+    def _sight(self, tensor: Tensor) -> Sight:
+        dtype = self._dtypes.get(tensor.dtype)
+        if dtype is None:
+            dtype = self._dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        seen = Sight(tuple(tensor.shape), dtype, tensor.requires_grad)
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            seen.overlaps = any(size > 1 and not step for size, step in zip(seen.shape, tensor.stride(), strict=True))
+        return seen
+
+    def _look(self, value: Value, seen: Sight, tensor: Tensor, visits: int) -> None:
+        if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
+            if visits <= OFTEN and seen.is_floating and seen.size:
+                seen.summary = _summary(tensor)
+                if visits <= SHOWN and seen.shape[-1] <= WIDEST:
+                    seen.rows = tensor.detach().reshape(-1, seen.shape[-1])[:SHOWN].double().cpu().numpy()
+        elif visits <= OFTEN or seen.size <= FEW:
+            seen.data = self._copy(tensor, seen)
+
+    def _copy(self, tensor: Tensor, seen: Sight) -> Tensor | None:
+        if seen.size > LARGEST or self._bytes > MOST_BYTES or tensor.is_sparse or tensor.is_meta:
+            return None
+        with torch._C.DisableTorchFunction():
+            copy = tensor.detach().clone()
+        self._bytes += copy.nbytes
+        return copy
+
+    def _forget(self, ref: _Ref) -> None:
+        known = self._known.get(ref.key)
+        if known is not None and known[0] is ref:  # its address may be another tensor's by now
+            del self._known[ref.key]
+
+    def _result(
+        self,
+        op: str,
+        name: str,
+        given: Mapping[str, Value],
+        where: tuple[Place, str, Context],
+        result: Any,
+        args: tuple[Any, ...],
+    ) -> None:
+        if isinstance(result, Tensor):
+            value = self.remember(result, op, given, where, name=name)
+            if self.made is not None and result.requires_grad:
+                self.made(value, result)
+        elif op == "setitem":
+            value = self.remember(args[0], op, given, where, name=name)
+        elif isinstance(result, (tuple, list)) and any(isinstance(one, Tensor) for one in result):
+            place, _, context = where
+            value = self.trace.graph.new(op, given, place, context, name=name)
+            fields = getattr(result, "_fields", ()) or getattr(type(result), "__match_args__", ())
+            for number, one in enumerate(result):
+                if isinstance(one, Tensor):
+                    field_name = str(fields[number]) if number < len(fields) else ""
+                    self.remember(one, "element", {"input": value}, where, name=field_name, constant=number)
+        elif op == "leave":
+            value = self.trace.graph.new(op, given, where[0], where[2], name=name)
+        else:
+            return
+        if op == "multinomial" and self.drawn is not None:
+            self.drawn(value)
+
+    def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        after = attempt(self.broke, self._before_backward, args[0] if args else None, sys._getframe(2))
+        try:
+            with self.suspended():
+                return func(*args, **kwargs)
+        finally:
+            if after is not None:
+                attempt(self.broke, after)
+
+    def _before_backward(self, loss: Any, frame: Any) -> Callable[[], None] | None:
+        if not isinstance(loss, Tensor):
+            return None
+        where = self.here(frame)
+        value = self.trace.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
+        return self.before["backward"](value)
+
+    def widen(self, value: Value) -> None:
+        """Its last dimension is the vocabulary. What was kept of it is let go where it is large."""
+        self._wide.add(id(value))
+
+    def next_update(self) -> None:
+        self._visits.clear()
+
+    def remove(self) -> None:
+        """From the stack, wherever it stands: others may have been put on top."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = torch._C._pop_torch_function_stack()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Off the stack where it stands on top, so that what runs meanwhile runs at full speed."""
+        popped = self.off == 0 and _is_on_top(self)
+        self.off += 1
+        if popped:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self.off -= 1
+            if popped and not self.stopped:
+                self.__enter__()  # type: ignore[no-untyped-call]
+
+    def event(self, op: str, arguments: Mapping[str, Value], frame: Any, **how: Any) -> Value:
+        place, name, context = self.here(frame)
+        value = self.trace.graph.new(op, arguments, place, context, **how)
+        if name:
+            value.names.append(name)
+        return value
+
+
+def sight_shape(value: Value) -> tuple[int, ...]:
+    return value.thing.shape if isinstance(value.thing, Sight) else ()
+
+
+def _is_on_top(mode: Recorder) -> bool:
+    count = torch._C._len_torch_function_stack()
+    return bool(count) and torch._C._get_function_stack_at(count - 1) is mode
+
+
+def _holds_tensor(part: Any) -> bool:
+    return isinstance(part, Tensor) or (
+        isinstance(part, (list, tuple)) and any(isinstance(one, Tensor) for one in part)
+    )
+
+
+def _summary(tensor: Tensor) -> dict[str, float]:
+    """Of the first ROWS rows and the last."""
+    rows = tensor.detach().reshape(-1, tensor.shape[-1])
+    rows = rows if len(rows) <= ROWS else torch.cat([rows[: ROWS - 1], rows[-1:]])
+    rows = rows.double()
+    lowest, highest = torch.aminmax(rows)
+    told = torch.stack(
+        [
+            lowest,
+            highest,
+            (rows.sum(dim=-1) - 1).abs().max(),
+            torch.logsumexp(rows, dim=-1).abs().max(),
+        ]
+    )
+    numbers = told.tolist()  # one copy from the device
+    return {
+        "lowest": numbers[0],
+        "highest": numbers[1],
+        "row_sum": numbers[2],  # its distance from 1
+        "row_logsumexp": numbers[3],  # its distance from 0
+        "finite": float(not (math.isnan(numbers[0]) or numbers[1] == math.inf)),
+    }

@@ -1,0 +1,93 @@
+"""Where advantages come from: the rewards that were centred, and which rows were centred together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.programs.run.follow import RESHAPES, SAME, carried
+from assay.programs.run.origins import above
+from assay.programs.run.trace import numbers_of, sight
+from assay.programs.value import Value
+from assay.record.batch import Array
+
+_ARITHMETIC = frozenset("sub div mul add clamp cast nan_to_num neg where masked_fill changed tensor".split())
+_MEANS = ("mean", "nanmean", "sum")
+
+
+@dataclass(frozen=True)
+class Credit:
+    rewards: Array | None
+    groups: Array | None  # numbers of groups; None where all rows are one, or it is not known
+
+
+def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
+    """Both in the shape of `advantages`; None where the way back is not clear. `groups` keeps numbers apart."""
+
+    def rewards_at(value: Value) -> Array | None:
+        centred = _centred(value)
+        return None if centred is None else numbers_of(value.input)
+
+    def groups_at(value: Value) -> Array | None:
+        centred = _centred(value)
+        if centred is None:
+            return None
+        if id(value) not in groups:
+            groups[id(value)] = _groups(
+                value, centred, sum(known.size for known in groups.values() if known is not None)
+            )
+        return groups[id(value)]
+
+    rewards = _back(advantages, rewards_at)
+    return Credit(rewards, None if rewards is None else _back(advantages, groups_at))
+
+
+def _back(value: Value, at: object) -> Array | None:
+    """Like `carried`, and through division by a spread too."""
+
+    def found(one: Value) -> Array | None:
+        direct: Array | None = at(one)  # type: ignore[operator]
+        if direct is not None:
+            return direct
+        before, seen = one.input, sight(one)
+        if one.op in _ARITHMETIC - SAME and before is not None and seen is not None:
+            inner = _back(before, at)
+            return inner if inner is not None and inner.shape == seen.shape else None
+        return None
+
+    return carried(value, found)
+
+
+def _centred(value: Value) -> Value | None:
+    """The mean that is subtracted here from what it was made of."""
+    other = value.arguments.get("other")
+    if value.op != "sub" or value.input is None or other is None or sight(value.input) is None:
+        return None
+    root = _root(value.input)
+    for one in above(other):
+        if one.op in _MEANS and one.input is not None and _root(one.input) is root:
+            return one
+    return None
+
+
+def _root(value: Value) -> Value:
+    while value.op in RESHAPES | {"cast", "detach", "clone", "contiguous"} and value.input is not None:
+        value = value.input
+    return value
+
+
+def _groups(value: Value, mean: Value, first: int) -> Array | None:
+    """Group numbers in the shape of what is centred."""
+    seen, averaged = sight(value.input), sight(mean.input)
+    if seen is None or averaged is None or seen.size != averaged.size:
+        return None
+    dim = mean.setting("dim", None)
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        dim = dim[0]
+    if dim is None or (len(averaged.shape) == 1 and dim in (0, -1)):
+        return np.full(seen.shape, first)
+    if len(averaged.shape) != 2 or dim not in (0, 1, -1, -2):
+        return None
+    rows, columns = np.indices(averaged.shape)
+    return np.asarray(first + (rows if dim in (1, -1) else columns)).reshape(seen.shape)

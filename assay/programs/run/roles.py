@@ -1,0 +1,386 @@
+"""What the loss was made of: new, old and reference log-probs, ratio, clip, advantages, mask. By data flow alone.
+
+A role that is not certain is left out: a wrong one would accuse a sound script.
+
+Shape legend: B completions, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids, is_mask, requires_grad
+from assay.programs.run.trace import Backward, Forward, numbers_of, sight
+from assay.programs.value import Value
+from assay.record.batch import Array
+
+_LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}
+_UNCHANGED = KEEPS_NUMBERS | {"cast", "nan_to_num", "changed"}
+
+
+@dataclass(eq=False)
+class Piece:
+    """One tensor of new log-probs in the loss, and what belongs to it."""
+
+    new: Value
+    ids: Array  # as they stand in new
+    forward: Forward
+    old: Value | None = None  # of the same shape as new
+    old_operand: Value | None = None  # what was subtracted, or summed before
+    ref: Value | None = None
+    ratio: Value | None = None  # what is multiplied by the advantages, unclipped
+    advantages: Value | None = None
+    sign: float = 1.0  # -1: the script multiplies by the negative of `advantages`
+    mask: Value | None = None
+    mask_is_inverted: bool = False
+    product: Value | None = None
+    correction: Value | None = None  # importance weight old / sampler
+    clip: tuple[float | None, float | None] | None = None  # bounds of the clamp
+    clamp: Value | None = None
+    differences: Sequence[Value] = ()
+    kl_differences: Sequence[Value] = ()  # those of them that lead to the reference
+    unsure: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Roles:
+    loss: Value
+    pieces: Sequence[Piece]
+    flow: Flow
+
+
+class Flow:
+    """The values above a loss, and on which new log-probs each depends through gradients."""
+
+    def __init__(self, loss: Value, origins: Origins) -> None:
+        self.origins, self.loss = origins, loss
+        self.values = sorted(above(loss), key=lambda value: value.order)
+        self.inside = {id(value) for value in self.values}
+        self.finals = [value for value in self.values if self._is_final(value)]
+        self.depends: dict[int, frozenset[int]] = {}
+        mine = {id(value) for value in self.finals}
+        for value in self.values:
+            upon: frozenset[int] = frozenset()
+            if requires_grad(value) or value.op == "listing" or value.thing is None:
+                upon = upon.union(*(self.depends.get(id(one), frozenset()) for one in value.arguments.values()))
+            self.depends[id(value)] = upon | {id(value)} if id(value) in mine else upon
+
+    def _is_final(self, value: Value) -> bool:
+        if not requires_grad(value) or self.origins.kind(value) != CHOSEN:
+            return False
+        users = [user for user in value.users if id(user) in self.inside]
+        return any(self.origins.kind(user) != CHOSEN for user in users)
+
+    def upon(self, value: Value | None) -> frozenset[int]:
+        return frozenset() if value is None else self.depends.get(id(value), frozenset())
+
+
+def find_roles(loss: Value, origins: Origins) -> Roles | None:
+    """None if no log-probs of chosen tokens reach the loss through gradients."""
+    flow = Flow(loss, origins)
+    pieces = []
+    for final in flow.finals:
+        forward, ids = origins.forward_of(final), chosen_ids(final, origins)
+        if forward is None or ids is None or ids.ndim not in (1, 2):
+            continue
+        pieces.append(Piece(final, ids, forward))
+    pieces = _only_newest(_without_copies(pieces, flow), flow)
+    for piece in pieces:
+        _find_product(piece, flow)
+        _find_differences(piece, flow)
+        _find_mask(piece, flow)
+    pieces = _without_extras(pieces)
+    return Roles(loss, pieces, flow) if pieces else None
+
+
+def _without_copies(pieces: list[Piece], flow: Flow) -> list[Piece]:
+    """0.01 * new in one more term of the loss is made of new: the same rows, not further ones."""
+    mine = {id(piece.new) for piece in pieces}
+    return [piece for piece in pieces if not (flow.upon(piece.new) - {id(piece.new)}) & mine]
+
+
+def _without_extras(pieces: list[Piece]) -> list[Piece]:
+    """Of the same tokens of one pass only what advantages or a ratio weigh; the rest is a bonus, not further rows."""
+    weighed = [piece for piece in pieces if piece.product is not None or piece.differences]
+    return [
+        piece
+        for piece in pieces
+        if piece in weighed
+        or not any(one.forward is piece.forward and np.array_equal(one.ids, piece.ids) for one in weighed)
+    ]
+
+
+def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
+    """Where old was not detached, both sides of a difference need gradients: new is of the later pass."""
+    older = set()
+    for value in flow.values:
+        if value.op == "sub":
+            one, other = flow.upon(value.input), flow.upon(value.arguments.get("other"))
+            if one and other and not one & other:
+                order = {id(piece.new): piece.forward.value.order for piece in pieces}
+                known = [key for key in one | other if key in order]
+                older |= {key for key in known if order[key] < max(order[key] for key in known)}
+    return [piece for piece in pieces if id(piece.new) not in older]
+
+
+def _find_product(piece: Piece, flow: Flow) -> None:
+    """The multiplication of something that depends on new by something that does not, is no number and no mask."""
+    found: list[tuple[Value, Value, Value]] = []
+    for value in flow.values:
+        if value.op != "mul" or id(piece.new) not in flow.upon(value):
+            continue
+        one, other = value.input, value.arguments.get("other")
+        for pulled, weight in ((one, other), (other, one)):
+            if pulled is None or weight is None or id(piece.new) not in flow.upon(pulled):
+                continue
+            if not requires_grad(weight) and _is_weight(weight, piece):
+                found.append((value, pulled, weight))
+    found = _only_advantages(piece, found, flow)
+    roots: list[Value] = []
+    for _, _, weight in found:
+        root = _unwrapped(weight)[0]
+        if not any(_is_same(root, one) for one in roots):
+            roots.append(root)
+    if len(roots) > 1:
+        piece.unsure.add("advantages")  # which of them is it?
+        return
+    inner = {id(value) for value, _, _ in found}
+    first = [
+        (value, pulled, weight) for value, pulled, weight in found if not any(id(one) in inner for one in above(pulled))
+    ]
+    if not first:
+        return
+    for value, pulled, weight in first:
+        clamp = next((one for one in _chain(pulled) if one.op == "clamp"), None)
+        if clamp is not None and _around_one(clamp):
+            piece.clamp, piece.clip = clamp, (_bound(clamp, "min"), _bound(clamp, "max"))
+        else:
+            piece.product, piece.advantages = value, weight
+            piece.ratio = pulled if _is_ratio(pulled) else None
+    if piece.advantages is None:  # only a clamped one
+        value, pulled, weight = first[0]
+        piece.product, piece.advantages = value, weight
+    # weights made of this very pass are no advantages: CISPO and its kin
+    if any(one is piece.forward.value for one in above(piece.advantages)):
+        piece.unsure |= {"advantages", "ratio"}
+        return
+    piece.sign = _unwrapped(piece.advantages)[1]
+
+
+def _only_advantages(
+    piece: Piece, found: list[tuple[Value, Value, Value]], flow: Flow
+) -> list[tuple[Value, Value, Value]]:
+    """Without importance weights, which are exp of a difference of log-probs, and gates made of the advantages."""
+    roots = {id(root): root for _, _, weight in found for root in [_unwrapped(weight)[0]]}
+    if len(roots) < 2:
+        return found
+    others: set[int] = set()
+    for key, root in roots.items():
+        chain = _chain(root)
+        exp = next((one for one in chain if one.op == "exp" and one.input is not None and one.input.op == "sub"), None)
+        if exp is not None and exp.input is not None and _is_chosen_difference(exp.input, flow.origins):
+            piece.correction = root
+            others.add(key)
+        elif any(id(one) in roots and one is not root for one in above(root)):
+            others.add(key)
+    return [one for one in found if id(_unwrapped(one[2])[0]) not in others]
+
+
+def is_corrected(backwards: Sequence[Backward]) -> bool:
+    """Whether importance weights stand in the loss: an exp without a gradient, one for each token or row."""
+    for one in backwards:
+        for piece in one.roles.pieces if one.roles is not None else ():
+            if piece.correction is not None:
+                return True
+            columns = sight_of_new(piece)[1:]
+            for value in one.roles.flow.values:
+                seen = sight(value)
+                is_fixed = value.op == "exp" and seen is not None and not seen.requires_grad
+                if is_fixed and seen is not None and seen.shape[1:] in (columns, ()):
+                    return True
+    return False
+
+
+def _is_chosen_difference(value: Value, origins: Origins) -> bool:
+    one, other = value.input, value.arguments.get("other")
+    return any(part is not None and origins.kind(part) == CHOSEN for part in (one, other))
+
+
+def _is_weight(value: Value, piece: Piece) -> bool:
+    seen = sight(value)
+    if seen is None or not seen.is_floating or seen.size < 1:
+        return False
+    rows = piece.ids.shape[0] if piece.ids.ndim == 2 else 1
+    if seen.size == 1:
+        return rows == 1
+    numbers = seen.numbers
+    if numbers is not None and abs(float(numbers.flat[0])) == 1 and (numbers == numbers.flat[0]).all():
+        return False  # it weighs nothing
+    return not (is_mask(value) and seen.shape == sight_of_new(piece))
+
+
+def sight_of_new(piece: Piece) -> tuple[int, ...]:
+    seen = sight(piece.new)
+    return () if seen is None else seen.shape
+
+
+def _unwrapped(value: Value) -> tuple[Value, float]:
+    """(what the weight was before it was only reshaped or negated, sign)."""
+    sign = 1.0
+    while value.op in (
+        "neg",
+        "unsqueeze",
+        "view",
+        "reshape",
+        "expand",
+        "expand_as",
+        "cast",
+        "detach",
+        "squeeze",
+        "index",
+    ):
+        if value.op == "index" and any(
+            sight(one) is not None for name, one in value.arguments.items() if name != "input"
+        ):
+            break
+        if value.op == "neg":
+            sign = -sign
+        inner = value.input
+        if inner is None:
+            break
+        value = inner
+    return value, sign
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    """adv[rows], written twice: the same operation on the same tensor, with the same numbers."""
+    if one is other:
+        return True
+    if one.op != other.op or one.input is None or other.input is None:
+        return False
+    mine, theirs = numbers_of(one), numbers_of(other)
+    if mine is None or theirs is None or not np.array_equal(mine, theirs):
+        return False
+    return _is_same(_unwrapped(one.input)[0], _unwrapped(other.input)[0])
+
+
+def _chain(value: Value) -> list[Value]:
+    """The value and what it only rounds, cuts or clamps."""
+    chain = [value]
+    while value.op in (*_UNCHANGED, "clamp", "minimum", "maximum", "min", "max", "neg") and value.input is not None:
+        value = value.input
+        chain.append(value)
+    return chain
+
+
+def _is_ratio(value: Value) -> bool:
+    """exp of something, or a difference that nobody took the exp of."""
+    last = _chain(value)[-1]
+    return last.op in ("exp", "sub", "div") and not any(one.op == "clamp" for one in _chain(value))
+
+
+def _around_one(clamp: Value) -> bool:
+    low, high = _bound(clamp, "min"), _bound(clamp, "max")
+    return (low is None or low <= 1) and (high is None or high >= 1) and (low, high) != (None, None)
+
+
+def _bound(clamp: Value, name: str) -> float | None:
+    value = clamp.arguments.get(name)
+    if value is None:
+        return None
+    if isinstance(value.constant, (int, float)):
+        return float(value.constant)
+    numbers = numbers_of(value)
+    return float(numbers.reshape(-1)[0]) if numbers is not None and numbers.size == 1 else None
+
+
+def _find_differences(piece: Piece, flow: Flow) -> None:
+    """log p - log q: of those that lead to the product q is old, of the others the reference."""
+    differences = []
+    for value in flow.values:
+        if value.op != "sub":
+            continue
+        one, other = value.input, value.arguments.get("other")
+        for mine, theirs in ((one, other), (other, one)):
+            if mine is None or theirs is None or not _is_linear_in(mine, piece.new, flow):
+                continue
+            if id(piece.new) not in flow.upon(theirs) and _is_logprobs(theirs, piece, flow.origins):
+                differences.append((value, theirs))
+    piece.differences = [value for value, _ in differences]
+    pulled = {id(one) for one in above(piece.product)} if piece.product is not None else set()
+    olds = [theirs for value, theirs in differences if id(value) in pulled]
+    if len({id(one) for one in olds}) == 1:
+        piece.old_operand, piece.old = olds[0], _of_shape(olds[0], piece)
+    elif olds:
+        piece.unsure.add("old")
+    root = None if piece.old_operand is None else _root(piece.old_operand)
+    refs = [one for one in differences if id(one[0]) not in pulled and _root(one[1]) is not root]
+    if len({id(_root(theirs)) for _, theirs in refs}) == 1 and _is_of_another(refs[0][1], piece, flow.origins):
+        piece.ref = _of_shape(refs[0][1], piece)
+        piece.kl_differences = [value for value, _ in refs]
+
+
+def _is_linear_in(value: Value, new: Value, flow: Flow) -> bool:
+    if value is new:
+        return True
+    if id(new) not in flow.upon(value) or value.op not in _LINEAR:
+        return False
+    return any(_is_linear_in(one, new, flow) for one in value.arguments.values())
+
+
+def _is_logprobs(value: Value, piece: Piece, origins: Origins) -> bool:
+    """Log-probs, or a tensor of their size of which nothing is known: from a buffer, a data loader."""
+    if origins.kind(value) == CHOSEN:
+        return True
+    seen, mine = sight(value), sight(piece.new)
+    if seen is None or mine is None or not seen.is_floating or seen.size < 2:
+        return False
+    numbers = seen.numbers
+    negative = numbers is not None and bool((numbers[np.isfinite(numbers)] <= 1e-3).all())
+    return negative and (seen.shape == mine.shape or seen.shape == mine.shape[:1])
+
+
+def _root(value: Value) -> Value:
+    while value.op in _UNCHANGED | {"sum", "mean", "masked_fill"} and value.input is not None:
+        value = value.input
+    return value
+
+
+def _of_shape(value: Value, piece: Piece) -> Value | None:
+    """The value, or what was summed to it, in the shape of new."""
+    wanted = sight_of_new(piece)
+    current: Value | None = value
+    while current is not None:
+        seen = sight(current)
+        if seen is not None and seen.shape == wanted:
+            return current
+        current = current.input if current.op in _LINEAR else None
+    return None
+
+
+def _is_of_another(value: Value, piece: Piece, origins: Origins) -> bool:
+    forward = origins.forward_of(value)
+    return forward is not None and (forward.model != piece.forward.model or forward.adapter_off)
+
+
+def _find_mask(piece: Piece, flow: Flow) -> None:
+    shape = sight_of_new(piece)
+    for value in reversed(flow.values):
+        if id(piece.new) not in flow.upon(value):
+            continue
+        for name, one in value.arguments.items():
+            seen = sight(one)
+            if seen is None or seen.shape != shape or not is_mask(one) or id(piece.new) in flow.upon(one):
+                continue
+            if (value.op, name) in _MASKS or (value.op == "index" and seen.dtype == "bool"):
+                piece.mask, piece.mask_is_inverted = one, value.op == "masked_fill"
+                return
+
+
+_MASKS = {
+    ("mul", "input"), ("mul", "other"), ("masked_fill", "mask"), ("where", "condition"), ("masked_select", "mask"),
+    ("dot", "input"), ("dot", "1"),
+}  # fmt: skip

@@ -1,0 +1,291 @@
+"""What was sampled: calls of generate(), and loops that draw one token after the other, as rows of prompt + completion.
+
+Shape legend: B rows, P prompt tokens, T completion tokens, S tokens given to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from assay.programs.run.origins import above
+from assay.programs.run.trace import Forward, Generation, Sampling, Trace, numbers_of, sight
+from assay.programs.value import Value
+from assay.record.batch import Array
+
+# a drawn token in another form, or replaced by padding behind the end of its row
+_FORMS = frozenset(
+    "squeeze unsqueeze view reshape cast index element clone detach where masked_fill setitem changed mul add".split()
+)
+
+
+MOMENTS = 4  # of sampling that an update may train on
+NEAR = 24  # operations between a draw and the pass that is given it
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """Rows that were sampled together."""
+
+    version: int
+    model: int
+    prompts_BP: Array
+    prompt_mask_BP: Array
+    sampled_BT: Array  # as the sampler returned them
+    lengths_B: Array  # EOS included
+    finished_B: Array | None  # None: not known
+    value: Value
+    moment: int  # optimizer steps of any kind before it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as a Batch names them
+    weights: tuple[float, ...] = ()  # of the sampler, as sums
+    sampler: int = -1  # the model that sampled, a copy of the policy or the policy itself
+
+    def prompt(self, row: int) -> Array:
+        prompt: Array = self.prompts_BP[row][self.prompt_mask_BP[row]]
+        return prompt
+
+    def completion(self, row: int) -> Array:
+        return self.sampled_BT[row, : self.lengths_B[row]]
+
+
+def rollouts_of(trace: Trace) -> list[Rollout]:
+    """In the order in which they were sampled."""
+    found = [rollout for one in trace.generations if (rollout := _generated(one, trace)) is not None]
+    looped = [rollout for part in _loops(trace.samplings) if (rollout := _looped(part, trace)) is not None]
+    found += _ended(looped)
+    newest = sorted({rollout.moment for rollout in found})[-MOMENTS:]
+    found = [rollout for rollout in found if rollout.moment in newest]
+    return sorted(found, key=lambda rollout: rollout.value.order)
+
+
+def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Of loops over one row each that stop at different lengths: what the shorter ones end with is what ends a row."""
+    by_moment: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
+            by_moment.setdefault(rollout.moment, []).append(rollout)
+    ends: set[int] = set()
+    for together in by_moment.values():
+        longest = max(one.sampled_BT.shape[1] for one in together)
+        ends |= {int(one.sampled_BT[0, -1]) for one in together if one.sampled_BT.shape[1] < longest}
+    if len(ends) != 1:
+        return list(rollouts)
+    (end,) = ends
+    told = []
+    for rollout in rollouts:
+        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
+            settings = {**rollout.settings, "eos_ids": [end]}
+            rollout = replace(rollout, settings=settings, finished_B=rollout.sampled_BT[:, -1] == end)
+        told.append(rollout)
+    return told
+
+
+def _generated(call: Generation, trace: Trace) -> Rollout | None:
+    sequences_BL, prompts_BP = numbers_of(call.sequences), numbers_of(call.input_ids)
+    if sequences_BL is None or prompts_BP is None or sequences_BL.ndim != 2 or prompts_BP.ndim != 2:
+        return None
+    width = prompts_BP.shape[1]
+    mask = numbers_of(call.attention_mask)
+    mask_BP = np.ones(prompts_BP.shape, dtype=bool) if mask is None else mask.astype(bool)
+    copies = len(sequences_BL) // max(len(prompts_BP), 1)
+    if copies > 1:
+        prompts_BP, mask_BP = np.repeat(prompts_BP, copies, axis=0), np.repeat(mask_BP, copies, axis=0)
+    if len(prompts_BP) != len(sequences_BL) or not np.array_equal(sequences_BL[:, :width], prompts_BP):
+        return None
+    config = call.config
+    eos_ids = _as_ids(config.get("eos_token_id")) or trace.models[call.model].eos_ids
+    sampled_BT = sequences_BL[:, width:]
+    lengths_B, finished_B = _ends(sampled_BT, eos_ids)
+    settings: dict[str, Any] = {"temperature": float(config.get("temperature") or 1.0)}
+    if eos_ids:
+        settings["eos_ids"] = list(eos_ids)
+    pad = _as_ids(config.get("pad_token_id"))
+    if pad:
+        settings["pad_id"] = pad[0]
+    if isinstance(config.get("max_new_tokens"), int):
+        settings["max_tokens"] = config["max_new_tokens"]
+    settings |= _cuts(config)
+    if not config.get("do_sample"):
+        settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
+    return Rollout(
+        *_weights(call, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
+        call.value, moment(call.value, trace), settings, call.weights, call.model,
+    )  # fmt: skip
+
+
+def _weights(sampler: Forward | Generation, trace: Trace) -> tuple[int, int]:
+    """(version, model): of a copy of the policy those of the policy whose weights it held."""
+    model = trace.models[sampler.model]
+    known = trace.history.get(sampler.weights)
+    if model.is_trained or known is None:
+        return sampler.version, sampler.model
+    return known[1], known[0]
+
+
+def moment(value: Value, trace: Trace) -> int:
+    return sum(update.order < value.order for update in trace.updates)
+
+
+def _cuts(config: Mapping[str, Any]) -> dict[str, Any]:
+    cuts: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return {name: config.get(name) if config.get(name) is not None else off for name, off in cuts.items()}
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else ()
+
+
+def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:
+    """(tokens up to the first EOS and it, whether there is one)."""
+    is_end_BT = np.isin(sampled_BT, np.asarray(list(eos_ids), dtype=np.int64))
+    finished_B = is_end_BT.any(axis=1) if sampled_BT.shape[1] else np.zeros(len(sampled_BT), dtype=bool)
+    first_B = is_end_BT.argmax(axis=1) + 1 if sampled_BT.shape[1] else np.zeros(len(sampled_BT), dtype=np.int64)
+    return np.where(finished_B, first_B, sampled_BT.shape[1]), np.asarray(finished_B)
+
+
+def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
+    """Draws of one loop: each pass sees one token more than the one before, or just one with a cache."""
+    part: list[Sampling] = []
+    for one in samplings:
+        if part and not _goes_on(part[-1], one):
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
+
+
+def _goes_on(before: Sampling, after: Sampling) -> bool:
+    """The pass is given what was drawn before, at the end of what it was given then or alone."""
+    one, other = before.forward, after.forward
+    if one is None or other is None or one.model != other.model or one.version != other.version:
+        return False
+    shorter, longer = sight(one.input_ids), sight(other.input_ids)
+    if shorter is None or longer is None or other.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
+        return False
+    if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
+        return False
+    if any(value is before.value for value in islice(above(other.input_ids), NEAR)):
+        return True
+    # tokens may have gone through Python's lists in between
+    then, now, drawn = numbers_of(one.input_ids), numbers_of(other.input_ids), numbers_of(before.value)
+    if then is None or now is None or drawn is None or drawn.size != now[..., -1].size:
+        return False
+    if not (drawn.reshape(-1) == now[..., -1].reshape(-1)).any():
+        return False
+    return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then)
+
+
+def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
+    first = part[0].forward
+    prompts_BP = numbers_of(first.input_ids) if first is not None else None
+    if first is None or prompts_BP is None or prompts_BP.ndim not in (1, 2):
+        return None
+    prompts_BP = np.atleast_2d(prompts_BP)
+    rows = len(prompts_BP)
+    columns = [numbers_of(one.value) for one in part]
+    if any(column is None or column.size != rows for column in columns):
+        return None
+    sampled_BT = np.stack([column.reshape(rows) for column in columns if column is not None], axis=1)
+    mask = numbers_of(first.attention_mask)
+    is_mask = mask is not None and mask.shape == prompts_BP.shape
+    mask_BP = mask.astype(bool) if is_mask and mask is not None else np.ones(prompts_BP.shape, dtype=bool)
+    ends = _compared(part) or set(trace.models[first.model].eos_ids)
+    lengths_B, finished_B = _ends(sampled_BT, sorted(ends))
+    settings: dict[str, Any] = {}
+    temperatures = {one.temperature for one in part}
+    if len(temperatures) == 1 and None not in temperatures:
+        settings["temperature"] = temperatures.pop()
+    if ends:
+        settings["eos_ids"] = sorted(ends)
+    if not any(one.cuts for one in part):
+        settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return Rollout(
+        *_weights(first, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
+        part[-1].value, moment(part[-1].value, trace), settings, first.weights, first.model,
+    )  # fmt: skip
+
+
+def _compared(part: Sequence[Sampling]) -> set[int]:
+    """The id that drawn tokens are compared with: in the loop; else behind it, where the answer is counted."""
+    found: set[int] = set()
+    counted: set[int] = set()
+    drawn = {id(one.value) for one in part}
+    waiting = [(one.value, True) for one in part]
+    seen = set(drawn)
+    for value, direct in waiting:
+        for user in value.users:
+            other = user.setting("other")
+            if user.op in ("eq", "ne") and isinstance(other, int) and not isinstance(other, bool):
+                if direct:
+                    found.add(other)
+                elif user.op == "eq" and _is_counted(user):
+                    counted.add(other)
+            elif id(user) not in seen and (user.op in _FORMS or user.op in ("cat", "stack", "listing")):
+                seen.add(id(user))
+                waiting.append((user, direct and user.op in _FORMS))
+    ends = found or counted
+    return ends if len(ends) == 1 else set()
+
+
+def _is_counted(value: Value) -> bool:
+    users = [user for one in [value, *(user for user in value.users if user.op == "cast")] for user in one.users]
+    return any(user.op in ("cumsum", "any", "argmax", "cumprod", "nonzero", "max") for user in users)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a row of a scoring pass comes from, and where its prompt and its completion begin in it."""
+
+    rollout: Rollout
+    row: int
+    start: int
+    completion: int
+
+
+def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
+    """Of each row of a pass the newest sampled row that stands whole in it: its own number first, then the longest."""
+    given_BS = np.ascontiguousarray(given_BS, dtype=np.int64)
+    for rollout in reversed(rollouts):
+        if len(rollout.sampled_BT) == len(given_BS):
+            found = [_stands(row_S, rollout, number) for number, row_S in enumerate(given_BS)]
+            if all(found):
+                return list(found)
+    return [_search(row_S, rollouts) for row_S in given_BS]
+
+
+def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
+    best: Found | None = None
+    longest = 0
+    for rollout in reversed(rollouts):
+        for row in range(len(rollout.sampled_BT)):
+            length = int(rollout.prompt_mask_BP[row].sum() + rollout.lengths_B[row])
+            if length > longest and (found := _stands(given_S, rollout, row)) is not None:
+                best, longest = found, length
+    return best
+
+
+def _stands(given_S: Array, rollout: Rollout, row: int) -> Found | None:
+    prompt, completion = rollout.prompt(row), rollout.completion(row)
+    text = given_S.tobytes()
+    wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)
+    at = _last_place(text, wanted)
+    if at is None and len(completion) > 1:  # the last token predicts nothing: some do not feed it
+        shorter = wanted[:-1]
+        at = _last_place(text, shorter)
+        at = at if at is not None and at + len(shorter) == len(given_S) else None
+    return None if at is None else Found(rollout, row, at, at + len(prompt))
+
+
+def _last_place(text: bytes, wanted: Array) -> int | None:
+    part = wanted.tobytes()
+    at = text.rfind(part)
+    while at >= 0 and at % 8:
+        at = text.rfind(part, 0, at + len(part) - 1)
+    return None if at < 0 else at // 8
