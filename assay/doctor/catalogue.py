@@ -1,4 +1,4 @@
-"""The catalogue: one illness is one file in illnesses/, and says there how it is found, explained, fixed, planted.
+"""The catalogue: one illness is one file in illnesses/FAMILY/, and says there how it is found, explained, fixed, planted.
 
 A file defines one `ILLNESS`. Its docstring is the explanation, with the fixed headings of HEADINGS; `sick` and `well`
 are neighbours: evidence that differs by the smallest change that matters.
@@ -75,8 +75,9 @@ def catalogue() -> tuple[Illness, ...]:
     from assay.doctor import illnesses
 
     modules = [
-        importlib.import_module(f"{illnesses.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(illnesses.__path__)
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(illnesses.__path__, f"{illnesses.__name__}.")
+        if not module.ispkg
     ]
     return tuple(sorted((module.ILLNESS for module in modules), key=lambda illness: illness.code))
 

@@ -115,7 +115,7 @@ def test_each_kind_of_check_carries_its_proof(illness):
 
 
 def test_a_file_is_named_after_its_illness():
-    files = {path.stem for path in Path(illnesses.__path__[0]).glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(illnesses.__path__[0]).rglob("*.py")} - {"__init__"}
     assert files == {one.name for one in ILLNESSES}
 
 

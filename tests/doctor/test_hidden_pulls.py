@@ -3,7 +3,7 @@
 import numpy as np
 
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.illnesses import clip_inverted, inverted
+from assay.doctor.illnesses.ratio import clip_inverted, inverted
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.doctor.recompute.terms import gradient_parts, loss_settings

@@ -17,7 +17,8 @@ from assay.doctor.diagnosis import Diagnosis
 from assay.doctor.evidence.events import LONGEST, sentences_of
 from assay.doctor.evidence.run import read_run
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.illnesses import loss_formula, truncated_sampling
+from assay.doctor.illnesses.loss import loss_formula
+from assay.doctor.illnesses.sampling import truncated_sampling
 from assay.doctor.report import FORMATS, TEXT_LEFT_OUT, Report, write
 from assay.record import RunDirectory
 from assay.record.batch import BatchError

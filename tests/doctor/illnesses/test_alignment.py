@@ -10,7 +10,7 @@ from assay.doctor.context import _last_place
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import B, T, edited, healthy_batch
-from assay.doctor.illnesses import attention_mask, position_ids, retokenise, shift, wrong_context
+from assay.doctor.illnesses.alignment import attention_mask, position_ids, retokenise, shift, wrong_context
 from assay.verdict import Confidence, Missing, State
 
 MINE = [one.ILLNESS for one in (shift, retokenise, wrong_context, position_ids, attention_mask)]

@@ -5,7 +5,10 @@ import pytest
 
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import healthy_batch
-from assay.doctor.illnesses import inverted, kl_sign, loss_sign, per_sequence_whiten
+from assay.doctor.illnesses.advantages import per_sequence_whiten
+from assay.doctor.illnesses.kl import kl_sign
+from assay.doctor.illnesses.loss import loss_sign
+from assay.doctor.illnesses.ratio import inverted
 from assay.doctor.recompute.consistent import consistent
 from assay.verdict import Confidence, State
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.config import Config, OptimizerConfig, to_toml
 from assay.doctor.examples import healthy_curves
-from assay.doctor.illnesses import hyperparameter
+from assay.doctor.illnesses.optimizer import hyperparameter
 from assay.record import RunDirectory
 from assay.verdict import Missing, Severity, State
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from assay.doctor.evidence import Batch
-from assay.doctor.illnesses import empty_mask
+from assay.doctor.illnesses.masks import empty_mask
 from assay.verdict import Confidence, Severity, State
 
 PROVEN, LIKELY = Confidence.PROVEN, Confidence.LIKELY

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.illnesses import clip_dead, dropout, kl_no_grad, loss_sign, no_update, pure_bf16
+from assay.doctor.illnesses.kl import kl_no_grad
+from assay.doctor.illnesses.loss import loss_sign
+from assay.doctor.illnesses.numerics import dropout
+from assay.doctor.illnesses.optimizer import no_update, pure_bf16
+from assay.doctor.illnesses.ratio import clip_dead
 from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.verdict import Confidence, Missing, Severity, State

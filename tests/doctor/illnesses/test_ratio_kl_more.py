@@ -5,7 +5,10 @@ import pytest
 
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import healthy_batch, healthy_curves
-from assay.doctor.illnesses import padding_dependence, ratio_not_one, returns_from_whitened, split_dependence
+from assay.doctor.illnesses.advantages import returns_from_whitened
+from assay.doctor.illnesses.loss import split_dependence
+from assay.doctor.illnesses.masks import padding_dependence
+from assay.doctor.illnesses.ratio import ratio_not_one
 from assay.verdict import Confidence, State
 
 PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import autocast_mismatch, reference, stale_sampler
+from assay.doctor.illnesses.kl import reference
+from assay.doctor.illnesses.numerics import autocast_mismatch
+from assay.doctor.illnesses.sampling import stale_sampler
 from assay.verdict import Confidence, Severity, State
 
 FINDING, HEALTHY, NOT_APPLICABLE, NO_DATA = State.FINDING, State.HEALTHY, State.NOT_APPLICABLE, State.NOT_ENOUGH_DATA

@@ -6,7 +6,10 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import EOS, PAD, edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import eos_untrained, not_finite, prompt_in_loss, ratio_not_one, zero_loss
+from assay.doctor.illnesses.loss import zero_loss
+from assay.doctor.illnesses.masks import eos_untrained, prompt_in_loss
+from assay.doctor.illnesses.numerics import not_finite
+from assay.doctor.illnesses.ratio import ratio_not_one
 from assay.record.batch import Batch
 from assay.verdict import Confidence, Missing, Severity, State
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from assay.doctor.evidence import Batch
-from assay.doctor.illnesses import group_order, reward_position
+from assay.doctor.illnesses.advantages import group_order, reward_position
 from assay.verdict import Confidence, State
 
 PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE

@@ -5,7 +5,7 @@ import pytest
 
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import B, edited, healthy_batch
-from assay.doctor.illnesses import prompt_truncated, row_provenance, sampled_token_logp
+from assay.doctor.illnesses.alignment import prompt_truncated, row_provenance, sampled_token_logp
 from assay.verdict import Confidence, Missing, State
 
 # ---------------------------------------------------------------- prompt_truncated

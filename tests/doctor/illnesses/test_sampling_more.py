@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from assay.doctor.evidence import Batch
-from assay.doctor.illnesses import fixed_seed, no_diversity
+from assay.doctor.illnesses.sampling import fixed_seed, no_diversity
 from assay.verdict import Confidence, State
 
 PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE

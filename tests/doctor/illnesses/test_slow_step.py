@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from assay.doctor.examples import healthy_curves
-from assay.doctor.illnesses import slow_step
+from assay.doctor.illnesses.speed import slow_step
 from assay.verdict import Missing, State
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import signal_lost, zero_loss
+from assay.doctor.illnesses.loss import zero_loss
+from assay.doctor.illnesses.metrics import signal_lost
 from assay.verdict import Confidence, Missing, Severity, State
 
 ROWS = 16

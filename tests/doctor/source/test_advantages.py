@@ -7,8 +7,8 @@ from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.example_script import GRPO
-from assay.doctor.illnesses.returns_from_whitened import SICK as WHITENED_RETURNS
-from assay.doctor.illnesses.returns_from_whitened import WELL as CRITIC
+from assay.doctor.illnesses.advantages.returns_from_whitened import SICK as WHITENED_RETURNS
+from assay.doctor.illnesses.advantages.returns_from_whitened import WELL as CRITIC
 from assay.programs.read.program import read_program
 
 CODES = ("ADV01", "ADV02", "ADV03", "ADV04", "ADV05", "ADV06", "ADV07", "ADV08")

@@ -4,7 +4,7 @@ import pytest
 from read_script import edited, findings_in
 
 from assay.doctor.example_trainers import GENERATE, LOOP
-from assay.doctor.illnesses.sampled_token_logp import SCRIPT_SICK, SCRIPT_WELL
+from assay.doctor.illnesses.alignment.sampled_token_logp import SCRIPT_SICK, SCRIPT_WELL
 
 
 def findings(text, code, folder):

@@ -36,7 +36,7 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses.prompt_in_loss import prompts_in_rows
+from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.trend import quarter_medians
 from assay.programs.facts.cuts import cut_before_end, masks_without_ends
 from assay.programs.facts.masks import definition, fillings

@@ -35,7 +35,7 @@ from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, mov
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.illnesses.position_ids import position_faults
+from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.padding import unmasked
 from assay.programs.read.program import Program
 from assay.verdict import (

@@ -35,7 +35,7 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.illnesses.no_diversity import certainty, gathered
+from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.sampling import draws, is_greedy, settings_of, trained_draws

@@ -35,7 +35,7 @@ from assay.doctor.catalogue import Illness, Plant, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.illnesses.engine_mismatch import not_the_models_own
+from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.programs.facts.chosen import scorings
 from assay.programs.facts.rows import BUILT

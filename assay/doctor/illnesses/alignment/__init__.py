@@ -1,0 +1,1 @@
+"""Illnesses of alignment: which token, row or context a number belongs to. ALGN."""

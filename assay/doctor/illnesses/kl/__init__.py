@@ -1,0 +1,1 @@
+"""Illnesses of the KL and its reference: KL."""

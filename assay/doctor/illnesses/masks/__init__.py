@@ -1,0 +1,1 @@
+"""Illnesses of masks: MASK."""

@@ -1,0 +1,1 @@
+"""Illnesses that curves show: MET."""

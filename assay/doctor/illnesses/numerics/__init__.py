@@ -1,0 +1,1 @@
+"""Illnesses of arithmetic and of the model's mode: NUM, MODE."""

@@ -1,0 +1,1 @@
+"""Illnesses of the optimizer's step and its settings: OPT, HYP."""

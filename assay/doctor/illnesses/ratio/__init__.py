@@ -1,0 +1,1 @@
+"""Illnesses of the ratio and its clip: RAT, CLIP."""

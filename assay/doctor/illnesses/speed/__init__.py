@@ -1,0 +1,1 @@
+"""Illnesses that only cost time: PERF."""
