@@ -9,7 +9,7 @@ import pytest
 import torch
 
 if torch.cuda.is_available():
-    pytest.skip("on a GPU, python -m assay.bench.gpu_decode checks the kernels", allow_module_level=True)
+    pytest.skip("on a GPU, python -m benchmarks.gpu_decode checks the kernels", allow_module_level=True)
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 already = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"

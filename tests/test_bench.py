@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from assay.bench import WARMUP, bench
-from assay.bench.measured import STAGES_AND_REST, Measured, Step, differences, step_ratios, summarise
-from assay.bench.stopwatch import Stopwatch
-from assay.bench.trl_peer import ExactReward
-from assay.bench.trl_settings import settings
 from assay.config import Config
 from assay.tasks import open_task
 from assay.types import Prompt, Rollout, StopReason
+from benchmarks import WARMUP, bench
+from benchmarks.measured import STAGES_AND_REST, Measured, Step, differences, step_ratios, summarise
+from benchmarks.stopwatch import Stopwatch
+from benchmarks.trl_peer import ExactReward
+from benchmarks.trl_settings import settings
 
 has_trl = importlib.util.find_spec("trl") is not None
 ROWS = Config().rollout.prompts * Config().rollout.group_size

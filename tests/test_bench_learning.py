@@ -12,12 +12,6 @@ from tiny import EOS_ID, prompt, tiny_policy
 from typer.testing import CliRunner
 
 from assay import config as configuration
-from assay.bench import curves as arithmetic
-from assay.bench.curves import EQUAL, OURS, PEER, UNKNOWN, Comparison, Curve, compare, mean_of_curve, unequal
-from assay.bench.curves_plot import draw
-from assay.bench.learning import learning, prepared, read_curves, write_curves
-from assay.bench.learning_peer import TaskReward, our_optimizer, peer_curve, refuse_other_tokens
-from assay.bench.trl_settings import refuse_unlike, settings
 from assay.cli import app
 from assay.config import Config, ConfigError
 from assay.policy.embedded import embedded_directory
@@ -25,6 +19,12 @@ from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.step.learner import learning_rate
 from assay.types import Prompt, Score
+from benchmarks import curves as arithmetic
+from benchmarks.curves import EQUAL, OURS, PEER, UNKNOWN, Comparison, Curve, compare, mean_of_curve, unequal
+from benchmarks.curves_plot import draw
+from benchmarks.learning import learning, prepared, read_curves, write_curves
+from benchmarks.learning_peer import TaskReward, our_optimizer, peer_curve, refuse_other_tokens
+from benchmarks.trl_settings import refuse_unlike, settings
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")

@@ -76,7 +76,7 @@ def test_a_reward_file_may_have_any_name(tmp_path):
 
 
 def test_the_package_is_found_where_it_lies_and_runs_as_a_module_would(tmp_path):
-    shutil.copytree(ROOT / "assay", tmp_path / "home/assay", ignore=shutil.ignore_patterns("__pycache__", "proof"))
+    shutil.copytree(ROOT / "assay", tmp_path / "home/assay", ignore=shutil.ignore_patterns("__pycache__"))
     work = tmp_path / "work"
     work.mkdir()
     set_traps(work, tmp_path / "seen")
@@ -84,7 +84,7 @@ def test_the_package_is_found_where_it_lies_and_runs_as_a_module_would(tmp_path)
         "import json, sys, assay\nprint(json.dumps([__name__, sys.argv[1:], assay.__file__, sys.path[0]]))\n"
     )
     command = python_command("assay.shown", "one", "two")
-    command[2] = str(tmp_path / "home/assay/interpreter.py")
+    command[2] = str(tmp_path / "home/assay/machine/interpreter.py")
     ended = run(command, work)
     assert ended.returncode == 0, ended.stderr
     name, arguments, file, first = json.loads(ended.stdout)

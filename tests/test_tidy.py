@@ -10,42 +10,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+OURS = ("assay", "proof", "benchmarks")
 SOURCES = [
-    path for path in sorted((ROOT / "assay").rglob("*.py")) if "proof/scripts" not in path.as_posix()
+    path for room in OURS for path in sorted((ROOT / room).rglob("*.py")) if "proof/scripts" not in path.as_posix()
 ]  # scripts of the corpus are written as the public writes
 
-# what each part may import of the others; everything may import types, config, grpo, durable, interpreter and verdict
+# what each part may import of the others; everything may import types, config, grpo, sampling, machine and verdict
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
-    "durable": set(),
-    "interpreter": set(),
     "verdict": set(),
     "grpo": set(),
+    "sampling": set(),
+    "machine": set(),
     "config": set(),
     "record": set(),
     "tasks": set(),
     "foreign": set(),
     "rewards": {"tasks", "foreign"},
-    "kernels": set(),
-    "policy": {"tasks", "kernels", "foreign"},
-    "engine": {"policy", "kernels"},
-    "train": {"engine", "policy", "tasks", "rewards", "record", "foreign"},
-    "trainer": {"train", "policy"},
-    "bench": {"train", "policy", "tasks", "rewards", "engine", "record", "kernels"},
-    "dataflow": set(),
-    "source": {"dataflow"},
-    "doctor": {"record", "dataflow", "source"},
-    "watch": {"dataflow", "source", "record", "doctor", "policy"},
+    "llama": set(),
+    "policy": {"tasks", "llama", "foreign"},
+    "engine": {"policy", "llama"},
+    "train": {"engine", "policy", "llama", "tasks", "rewards", "record", "foreign"},
+    "programs": {"record", "policy"},
+    "doctor": {"record", "programs"},
+    "watch": {"programs", "record", "doctor"},
     "observation": {"record", "doctor", "policy"},
     "adapters": {"record", "doctor", "observation", "policy"},
-    "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "watch"},
-    "cli": {"train", "record", "bench", "tasks", "rewards", "doctor", "observation", "proof", "source", "watch"},
-    "__init__": {"trainer", "observation"},
+    "cli": {"train", "record", "tasks", "rewards", "doctor", "observation", "programs", "watch", "benchmarks", "proof"},
+    "__init__": {"train", "observation"},
     "__main__": {"cli"},
+    "benchmarks": {"train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
+    "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "programs", "watch"},
 }
-COMMON = {"types", "config", "grpo", "durable", "verdict", "interpreter"}
-# what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; and in
-# assay/programs/run/guard.py the boundary between our faults and a script that is watched; a chat template is a program too
+COMMON = {"types", "config", "grpo", "sampling", "verdict", "machine"}
+# what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; in guard.py the
+# boundary between our faults and a script that is watched; a chat template is a program too
 BOUNDARIES = {
     "call.py", "failures.py", "guard.py", "inputs.py", "process.py", "sinks.py", "template_worker.py", "turn.py",
     "worker.py",
@@ -66,8 +65,9 @@ def name_of(path: Path) -> str:
 
 
 def part_of(path: Path) -> str:
-    first = path.relative_to(ROOT / "assay").parts[0]
-    return first.removesuffix(".py")
+    """The room of a file: the first folder below assay/, or proof or benchmarks."""
+    inside = path.relative_to(ROOT).parts
+    return (inside[1] if inside[0] == "assay" else inside[0]).removesuffix(".py")
 
 
 def imported_parts(path: Path) -> set[str]:
@@ -82,7 +82,11 @@ def imported_parts(path: Path) -> set[str]:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         for_types_only = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         waiting += node.orelse if for_types_only else ast.iter_child_nodes(node)
-    return {name.split(".")[1] for name in names if name.startswith("assay.")} - {"__version__"}
+    return {name.split(".")[1] if name.startswith("assay.") else name.split(".")[0] for name in names if _is_ours(name)}
+
+
+def _is_ours(name: str) -> bool:
+    return name.split(".")[0] in OURS and name not in ("assay", "assay.__version__")
 
 
 def test_imports_point_one_way():

@@ -1,4 +1,4 @@
-"""The catalogue: one illness is one file in illnesses/FAMILY/, and says there how it is found, explained, fixed, planted.
+"""The catalogue: one illness is one file in illnesses/FAMILY/: how it is found, explained, fixed and planted.
 
 A file defines one `ILLNESS`. Its docstring is the explanation, with the fixed headings of HEADINGS; `sick` and `well`
 are neighbours: evidence that differs by the smallest change that matters.

@@ -40,6 +40,6 @@ def _take_package_from(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    _take_package_from(Path(__file__).resolve().parent)
+    _take_package_from(Path(__file__).resolve().parent.parent)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

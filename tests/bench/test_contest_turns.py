@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from assay.bench.contest import contest
-from assay.bench.contest.options import Options
-from assay.bench.contest.workload import Workload
+from benchmarks.contest import contest
+from benchmarks.contest.options import Options
+from benchmarks.contest.workload import Workload
 
 SMALL = Workload(prompts=4, group_size=4, prompt_tokens=8, new_tokens=8)
 

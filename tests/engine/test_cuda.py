@@ -1,5 +1,5 @@
 """The decoder for a GPU against the Hugging Face model, in Triton's interpreter; on a GPU it is checked by
-assay/bench/gpu_decode.py."""
+benchmarks/gpu_decode.py."""
 
 import gc
 from weakref import ref

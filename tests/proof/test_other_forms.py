@@ -10,8 +10,8 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import EOS, PAD, B, P, T, edited, healthy_batch
 from assay.doctor.recompute.consistent import consistent
-from assay.proof.trial import diagnosed, run_trial
 from assay.verdict import Confidence, State
+from proof.trial import diagnosed, run_trial
 
 GENERATE = "assay.train.step.verbs.generate"
 LOSS = "assay.train.step.learner.policy_loss"

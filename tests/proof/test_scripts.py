@@ -6,9 +6,9 @@ import json
 import pytest
 
 from assay.doctor.catalogue import by_code
-from assay.proof.corpus import SEEN_IN_RUN, SEEN_IN_SOURCE, CorpusError, Edit, Specimen, as_script, specimens, write
-from assay.proof.of_scripts import SOURCE_BAR, Seen, read
-from assay.proof.script_table import breaches, page, planted, summary
+from proof.corpus import SEEN_IN_RUN, SEEN_IN_SOURCE, CorpusError, Edit, Specimen, as_script, specimens, write
+from proof.of_scripts import SOURCE_BAR, Seen, read
+from proof.script_table import breaches, page, planted, summary
 
 SPECIMENS = specimens()
 SILENT = [one for one in SPECIMENS if not one.code]

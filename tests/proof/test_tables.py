@@ -10,12 +10,12 @@ import pytest
 
 from assay.doctor.catalogue import Illness, Plant, by_code
 from assay.doctor.diagnosis import Diagnosis, Word
-from assay.proof.__main__ import main, readable_illnesses, told
-from assay.proof.child import Job, outcomes_of
-from assay.proof.outcome import Outcome, of_healthy, of_planted
-from assay.proof.shelf import SHELF
-from assay.proof.table import MARK, Report, markdown, save
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy
+from proof.__main__ import main, readable_illnesses, told
+from proof.child import Job, outcomes_of
+from proof.outcome import Outcome, of_healthy, of_planted
+from proof.shelf import SHELF
+from proof.table import MARK, Report, markdown, save
 
 
 def illness(code, severity=Severity.HARMFUL, explains=()):
@@ -207,7 +207,7 @@ def test_every_illness_can_be_read_and_an_unknown_name_is_refused(capsys):
 
 def test_the_command_runs_a_trial_and_answers_by_its_exit_code(warm_python, tmp_path):
     out = tmp_path / "tables.md"
-    command = [warm_python, "-m", "assay.proof", "RAT02", "--seeds", "1", "--out", str(out)]
+    command = [warm_python, "-m", "proof", "RAT02", "--seeds", "1", "--out", str(out)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
     assert "named first in 1 (100.0%)" in ended.stdout

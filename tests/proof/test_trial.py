@@ -6,10 +6,10 @@ import assay.train.step.verbs
 from assay.doctor.catalogue import Plant, by_code
 from assay.doctor.evidence.run import read_run
 from assay.policy.causal import CausalPolicy
-from assay.proof.outcome import of_healthy, of_planted
-from assay.proof.shelf import SHELF
-from assay.proof.trial import diagnosed, failure_of, planted, run_trial, steps_recorded
 from assay.train.run.checkpoint import CheckpointError
+from proof.outcome import of_healthy, of_planted
+from proof.shelf import SHELF
+from proof.trial import diagnosed, failure_of, planted, run_trial, steps_recorded
 
 
 @pytest.mark.parametrize("code", ["SAMP01", "ADV03", "MASK01"])
@@ -98,7 +98,7 @@ def test_the_trainer_really_runs_with_the_plant_and_edits_come_after_it(run_path
 
 
 def test_a_run_that_fails_is_a_result(run_path):
-    plant = Plant(settings=("rollout.zero_variance=refill", "reward.functions=assay/proof/rewards.py:impossible"))
+    plant = Plant(settings=("rollout.zero_variance=refill", "reward.functions=proof/rewards.py:impossible"))
     run_trial(plant, seed=1, directory=run_path)
     assert "failed: dynamic sampling" in failure_of(run_path)
     assert steps_recorded(run_path) == 0

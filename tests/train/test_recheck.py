@@ -15,12 +15,12 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.run import read_run
 from assay.doctor.examples import healthy_batch
-from assay.proof.trial import planted
 from assay.record import METRICS_FILE, RunError, read_rollouts
 from assay.record.batch_file import write_batch
 from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
 from assay.train.run import checkpoint, run
 from assay.verdict import Confidence, State
+from proof.trial import planted
 
 SMALL = {
     "run.steps": 4,

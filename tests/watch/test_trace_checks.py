@@ -11,10 +11,10 @@ from assay.doctor.report import Report, write
 from assay.programs.read.program import read_program
 from assay.programs.run.trace import Trace
 from assay.programs.value import Context, Graph
-from assay.proof.corpus import as_script, specimens
-from assay.proof.corpus import write as write_specimen
-from assay.proof.watching import watch_all
 from assay.verdict import Confidence, Place, State
+from proof.corpus import as_script, specimens
+from proof.corpus import write as write_specimen
+from proof.watching import watch_all
 
 # code, script, form: what the run alone must prove
 PROVEN = [

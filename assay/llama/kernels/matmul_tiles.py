@@ -1,6 +1,6 @@
 """How a matmul of few rows is cut into tiles, by its shape alone: the same shape always gives the same bits.
 
-The rule sums up what was measured on an H200 for models of 135M, 0.5B and 1.5B parameters (assay/bench/gpu_matmul.py
+The rule sums up what was measured on an H200 for models of 135M, 0.5B and 1.5B parameters (benchmarks/gpu_matmul.py
 measures it anew); nothing is timed while a run goes on. Where it says None, cuBLAS with small kernels beside it was
 faster: fused kernels win by their fewer launches, which no longer count once a matmul is large.
 """

@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.illnesses import (
-    clip_inverted,
-    degenerate_std,
-    formula,
-    group_scope,
-    inverted,
-    kl_estimator,
-    loss_formula,
-    not_centred,
-    per_sequence_whiten,
-)
+from assay.doctor.illnesses.advantages import degenerate_std, formula, group_scope, not_centred, per_sequence_whiten
+from assay.doctor.illnesses.kl import kl_estimator
+from assay.doctor.illnesses.loss import loss_formula
+from assay.doctor.illnesses.ratio import clip_inverted, inverted
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import weights

@@ -7,17 +7,15 @@ import pytest
 
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import EOS, PAD, edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import (
+from assay.doctor.illnesses.alignment import prompt_truncated, row_provenance, sampled_token_logp
+from assay.doctor.illnesses.loss import split_dependence
+from assay.doctor.illnesses.masks import (
     empty_mask,
     eos_untrained,
     exp_before_mask,
     padding_dependence,
     post_eos_in_loss,
     prompt_in_loss,
-    prompt_truncated,
-    row_provenance,
-    sampled_token_logp,
-    split_dependence,
     stat_without_mask,
     tool_tokens,
 )

@@ -8,15 +8,10 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import (
-    autocast_mismatch,
-    kl_sign,
-    ratio_stuck_at_one,
-    reference,
-    seq_ratio,
-    stale_sampler,
-    unbounded_exp,
-)
+from assay.doctor.illnesses.kl import kl_sign, reference
+from assay.doctor.illnesses.numerics import autocast_mismatch
+from assay.doctor.illnesses.ratio import ratio_stuck_at_one, seq_ratio, unbounded_exp
+from assay.doctor.illnesses.sampling import stale_sampler
 from assay.verdict import Confidence, State
 
 MINE = [

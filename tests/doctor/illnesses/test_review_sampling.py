@@ -11,14 +11,10 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.illnesses import (
-    engine_mismatch,
-    no_diversity,
-    no_update,
-    ratio_stuck_at_one,
-    shift,
-    temperature_mismatch,
-)
+from assay.doctor.illnesses.alignment import shift
+from assay.doctor.illnesses.optimizer import no_update
+from assay.doctor.illnesses.ratio import ratio_stuck_at_one
+from assay.doctor.illnesses.sampling import engine_mismatch, no_diversity, temperature_mismatch
 from assay.verdict import Confidence, Severity, State
 
 FINDING, HEALTHY, NOT_APPLICABLE = State.FINDING, State.HEALTHY, State.NOT_APPLICABLE

@@ -9,14 +9,14 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import (
+from assay.doctor.illnesses.advantages import (
     group_order,
     returns_from_whitened,
-    reward_constant,
     reward_misaligned,
     reward_position,
     zero_signal,
 )
+from assay.doctor.illnesses.rewards import reward_constant
 from assay.verdict import Confidence, Missing, Severity, State
 
 MINE = [

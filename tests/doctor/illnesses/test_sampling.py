@@ -11,7 +11,7 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, B, T, edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses import (
+from assay.doctor.illnesses.sampling import (
     engine_mismatch,
     fixed_seed,
     no_diversity,

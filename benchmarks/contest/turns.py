@@ -1,0 +1,156 @@
+"""The turns of a contest: each is a worker process with a directory of its own for its plan and its results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from assay.config import ConfigError
+from assay.train.run.interrupt import Interrupted
+from benchmarks.contest.kept import Turn, seconds_of
+from benchmarks.contest.options import MEASURED_BY, Options
+from benchmarks.contest.reading import Machine, PeerChoice, Reading, read_readings
+from benchmarks.contest.workload import ROLLOUT, STEP, UPDATE, Job, points
+from benchmarks.process import Stop, last_words, run_worker, say, working
+
+WARMUP = {"cpu": 1, "cuda": 2}  # iterations; the first one on a GPU compiles and captures, the second fills the pools
+
+
+class TurnFailed(RuntimeError):
+    """A turn ended without a result; its last words have been shown."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Runs workers, one after the other, under `place`; says on `errors` what is under way. A turn that is among the
+    `kept` ones is not run again; every other one is put there when it ends, and `on_turn` is called."""
+
+    options: Options
+    place: Path
+    errors: Console
+    stop: Stop
+    kept: dict[str, Turn]
+    on_turn: Callable[[], None]
+
+    @property
+    def machine_file(self) -> Path:
+        return self.place / "prepare" / "machine.json"
+
+    def prepare(self) -> Machine:
+        asked = self.options
+        plan = {"model": asked.model, "device": asked.device, "dtype": asked.dtype, "longest": asdict(asked.longest)}
+        began, title = time.perf_counter(), f"preparing {asked.model}: the model, the floors of the device"
+        self._worker("prepare", title, "prepare", plan)
+        say(self.errors, f"preparing took {time.perf_counter() - began:.1f} s")
+        return Machine.read(self.machine_file)
+
+    def tune(self, name: str) -> PeerChoice:
+        """The fastest of what the peer leaves to its user; nothing is tried that has one answer."""
+        asked, batch = self.options, self.options.peer_batch
+        measurements = [one for one in asked.measurements if one in MEASURED_BY[name]] or [STEP]
+        needs_batch = name != "generate" and not batch
+        has_caches = len(asked.peer_caches) > 1 and (ROLLOUT in measurements or STEP in measurements)
+        known = PeerChoice(asked.peer_caches[0], batch)
+        if not needs_batch and not has_caches:
+            return known
+        plan = {
+            "contender": name,
+            "workload": asdict(asked.workload),
+            "measurements": measurements,
+            "warmup": 1,
+            "batch": batch,
+            "caches": asked.peer_caches,
+        }
+        title = f"looking for the fastest settings of {name}"
+        tried = self._turn("tune", title, f"tune-{name}", plan, measurements)
+        return fastest(tried, known, Machine.read(self.machine_file))
+
+    def run(self, name: str, choice: PeerChoice | None, turn: int, turns: int) -> None:
+        asked = self.options
+        measurements = [one for one in MEASURED_BY[name] if one in asked.measurements]
+        jobs = [Job(one, asked.workload, self._warmup, asked.timed) for one in measurements]
+        title = f"turn {turn + 1} of {turns}: {name}, {', '.join(measurements)}"
+        self._jobs(name, choice, jobs, title, f"{turn}-{name}")
+
+    def grow(self, contenders: Sequence[str], choices: dict[str, PeerChoice]) -> None:
+        """Whole steps along each axis; of `generate`, which takes none, rollouts."""
+        every = {one: None for grown in points(self.options.workload).values() for one in grown}
+        for name in contenders:
+            measurement = STEP if STEP in MEASURED_BY[name] else ROLLOUT
+            jobs = [Job(measurement, one, self._warmup, self.options.timed) for one in every]
+            self._jobs(name, choices.get(name), jobs, f"scaling of {name}, {len(jobs)} sizes", f"grow-{name}")
+
+    @property
+    def _warmup(self) -> int:
+        return self.options.warmup or WARMUP[Machine.read(self.machine_file).device]
+
+    def _jobs(self, name: str, choice: PeerChoice | None, jobs: Sequence[Job], title: str, folder: str) -> None:
+        plan = {
+            "contender": name,
+            "choice": None if choice is None else asdict(choice),
+            "jobs": [asdict(job) for job in jobs],
+        }
+        ticks = sum(job.iterations for job in jobs)
+        self._turn("run", title, folder, plan, [job.measurement for job in jobs], ticks)
+
+    def _turn(
+        self, what: str, title: str, name: str, plan: dict[str, Any], measurements: Sequence[str], ticks: int = 0
+    ) -> tuple[Reading, ...]:
+        """What was measured in it, now or by an earlier call of the same command."""
+        if name in self.kept and self.kept[name].done:
+            return self.kept[name].readings
+        began, directory = time.perf_counter(), self.place / name
+
+        def keep(*, done: bool) -> Turn:
+            readings = tuple(read_readings(directory / "readings.json"))
+            seconds = seconds_of(directory, time.perf_counter() - began, readings, measurements)
+            self.kept[name] = Turn(name, done, seconds, readings)
+            self.on_turn()
+            return self.kept[name]
+
+        try:
+            self._worker(what, title, name, plan, ticks, may_fail=what == "tune")
+        except (Interrupted, TurnFailed):
+            keep(done=False)
+            raise
+        turn = keep(done=True)
+        say(self.errors, f"{title.partition(',')[0]} {turn.told}")
+        return turn.readings
+
+    def _worker(
+        self, what: str, title: str, folder: str, plan: dict[str, Any], ticks: int = 0, *, may_fail: bool = False
+    ) -> Path:
+        directory = self.place / folder
+        directory.mkdir()
+        facts = {"what": what, "threads": self.options.threads, "machine": str(self.machine_file), "began": time.time()}
+        (directory / "plan.json").write_text(json.dumps({**facts, **plan}), encoding="utf-8")
+        with working(self.errors, title, ticks) as on_step:
+            command = ["benchmarks.contest.worker", str(directory)]
+            ended_well = run_worker(command, directory, self.options.threads, on_step, self.stop)
+        refusal = directory / "refusal.txt"
+        if refusal.exists():
+            raise ConfigError(refusal.read_text(encoding="utf-8"))
+        if not ended_well and not (may_fail and read_readings(directory / "readings.json")):
+            last_words(self.errors, title, directory)
+            raise TurnFailed
+        if not ended_well:
+            say(self.errors, f"{title}: one of them broke and is left out")
+        return directory
+
+
+def fastest(tried: Sequence[Reading], known: PeerChoice, machine: Machine) -> PeerChoice:
+    """Of each question by itself: the batch by the update, the cache by the generation."""
+    batch, cache = known, known.cache
+    updates = [one for one in tried if one.job.measurement == UPDATE and one.choice]
+    rollouts = [one for one in tried if one.job.measurement == ROLLOUT and one.choice]
+    if updates:
+        batch = min(updates, key=lambda one: one.cost(machine)).choice or known
+    if rollouts:
+        cache = (min(rollouts, key=lambda one: one.cost(machine)).choice or known).cache
+    return PeerChoice(cache, batch.batch, checkpointing=batch.checkpointing)

@@ -1,0 +1,96 @@
+"""One turn of a contest: python -m benchmarks.contest.worker DIRECTORY, which holds plan.json.
+
+Prints "step" after each iteration. Leaves machine.json (of a preparation) or readings.json, which grows reading by
+reading, and times.json, which tells how long it took to get to the first iteration; or refusal.txt, a sentence for
+whoever typed the command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from assay.config import ConfigError
+from benchmarks.contest.reading import Machine, PeerChoice, Reading, write_readings
+from benchmarks.contest.workload import Job, Workload
+
+
+def main(directory: Path) -> None:
+    plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    try:
+        if plan["what"] == "prepare":
+            _prepare(plan, directory)
+        elif plan["what"] == "tune":
+            _tune(plan, directory)
+        else:
+            _run(plan, directory)
+    except ConfigError as error:
+        (directory / "refusal.txt").write_text(str(error), encoding="utf-8")
+        sys.exit(2)
+
+
+def _prepare(plan: dict[str, Any], directory: Path) -> None:
+    from benchmarks.contest.prepare import prepare
+
+    machine = prepare(
+        plan["model"], plan["device"], plan["dtype"], plan["threads"], directory, Workload(**plan["longest"])
+    )
+    (directory / "machine.json").write_text(json.dumps(asdict(machine)), encoding="utf-8")
+
+
+def _tune(plan: dict[str, Any], directory: Path) -> None:
+    from benchmarks.contest.tuning import tune
+
+    kept: list[Reading] = []
+
+    def keep(reading: Reading) -> None:
+        kept.append(reading)
+        write_readings(directory / "readings.json", kept)
+
+    tune(
+        plan["contender"],
+        Workload(**plan["workload"]),
+        plan["measurements"],
+        plan["warmup"],
+        plan["batch"],
+        plan["caches"],
+        Machine.read(Path(plan["machine"])),
+        plan["threads"],
+        keep,
+    )
+
+
+def _run(plan: dict[str, Any], directory: Path) -> None:
+    contender, choice = plan["contender"], plan["choice"]
+    if contender == "assay":
+        from benchmarks.contest.by_assay import measure
+    elif contender == "generate":
+        from benchmarks.contest.by_generate import measure
+    else:
+        from benchmarks.contest.by_trl import measure
+
+        import_module("trl.trainer.grpo_trainer")  # now, so that it counts as an import
+    jobs = [Job(**{**values, "workload": Workload(**values["workload"])}) for values in plan["jobs"]]
+    settings = None if choice is None else PeerChoice(**choice)
+    readings: list[Reading] = []
+    imported = time.time()
+    times = directory / "times.json"
+
+    def tick() -> None:
+        if not times.exists():
+            seconds = {"imports": imported - plan["began"], "first_iteration_ended": time.time() - plan["began"]}
+            times.write_text(json.dumps(seconds), encoding="utf-8")
+        print("step", flush=True)
+
+    for reading in measure(jobs, Machine.read(Path(plan["machine"])), plan["threads"], settings, tick):
+        readings.append(reading)
+        write_readings(directory / "readings.json", readings)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

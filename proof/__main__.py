@@ -1,0 +1,169 @@
+"""`python -m proof`: plants every illness in real runs, runs the healthy shelf, and prints the doctor's word.
+
+    python -m proof                                    every illness, 3 seeds
+    python -m proof RAT01 SAMP01                       some of them
+    python -m proof --healthy                          the healthy shelf as well
+    python -m proof --healthy --no-planted gspo lora   some healthy runs alone
+
+Exit code 1 if the planted faults are named first in less than 95 % of the runs, if anything false is called proven, or
+if a healthy run gets a finding above `possible`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import pkgutil
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from assay.doctor import illnesses
+from assay.doctor.catalogue import Illness
+from proof.child import Job, outcomes_of
+from proof.outcome import Outcome, described, of_healthy, of_planted
+from proof.shelf import SHELF, Healthy
+from proof.table import Report, save
+from proof.trial import diagnosed, failure_of, run_trial, steps_recorded
+
+# what a file that is being edited can raise when it is imported
+_UNREADABLE = (SyntaxError, ImportError, AttributeError, NameError, TypeError, ValueError, LookupError)
+OUT = Path("runs/proof.md")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    known, unreadable = readable_illnesses()
+    wanted = {name.lower().replace("-", "_") for name in options.codes}
+    planted = known if options.planted else []
+    chosen = [one for one in planted if one.plant and (not wanted or {one.code.lower(), one.name} & wanted)]
+    shelf = [one for one in SHELF if not wanted or any(word in one.name for word in wanted)] if options.healthy else []
+    named = {one.code.lower() for one in known} | {one.name for one in known}
+    unknown = [word for word in wanted if word not in named and not any(word in one.name for one in SHELF)]
+    if unknown:
+        print(f"proof: {unknown[0]!r} is neither an illness nor a healthy run of the shelf", file=sys.stderr)
+        return 2
+    seeds = range(1, options.seeds + 1)
+    jobs = [
+        *(_planted_job(illness, seed, known) for illness in chosen for seed in seeds),
+        *(_healthy_job(one, seed, known) for one in shelf for seed in seeds),
+    ]
+    if not jobs:
+        print("proof: nothing to run; see --healthy, --no-planted and --seeds", file=sys.stderr)
+        return 2
+    _import_what_a_trial_needs()
+    outcomes = []
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="assay-proof-") as root:
+        for outcome in outcomes_of(jobs, Path(root), options.jobs):
+            outcomes.append(outcome)
+            left = (time.monotonic() - began) / len(outcomes) * (len(jobs) - len(outcomes))
+            print(f"[{len(outcomes)}/{len(jobs)}, {left:.0f} s left] {told(outcome)}", file=sys.stderr, flush=True)
+    order = {one.code: place for place, one in enumerate(known)} | {one.name: place for place, one in enumerate(SHELF)}
+    outcomes.sort(key=lambda outcome: (order[outcome.code or outcome.name], outcome.seed))
+    report = Report(
+        tuple(outcome for outcome in outcomes if outcome.code),
+        tuple(outcome for outcome in outcomes if not outcome.code),
+        tuple(unreadable),
+        tuple(one.code for one in planted if one.plant is None and not wanted),
+        shlex.join(["python", "-m", "proof", *(sys.argv[1:] if arguments is None else arguments)]),
+    )
+    save(report, options.out)
+    for line in (*report.totals(), *report.failures):
+        print(line)
+    print(f"{options.out} and {options.out.with_suffix('.json')} hold the tables", file=sys.stderr)
+    return 1 if report.failures else 0
+
+
+def readable_illnesses() -> tuple[list[Illness], list[str]]:
+    """All illnesses by code, and a sentence on each file that cannot be imported."""
+    found, unreadable = [], []
+    for module in pkgutil.iter_modules(illnesses.__path__):
+        try:
+            found.append(importlib.import_module(f"{illnesses.__name__}.{module.name}").ILLNESS)
+        except _UNREADABLE as error:
+            unreadable.append(f"{module.name}.py cannot be read: {type(error).__name__}: {error}")
+    return sorted(found, key=lambda illness: illness.code), unreadable
+
+
+def told(outcome: Outcome) -> str:
+    """One line on one trial."""
+    who = f"{outcome.code or 'healthy'} {outcome.name} seed {outcome.seed}:"
+    if outcome.error:
+        return f"{who} BROKE: {outcome.error}"
+    broke = f"; CRASHED: {', '.join(outcome.crashed)}" if outcome.crashed else ""
+    false = f"; FALSE: {', '.join(outcome.false_claims)}" if outcome.false_claims else ""
+    also = f"; also {', '.join(outcome.others)}" if outcome.code and outcome.others else ""
+    if not outcome.code:
+        word = "no finding" if not outcome.others else f"{', '.join(outcome.others)} ({outcome.message})"
+    elif outcome.first:
+        word = f"named first, {outcome.confidence}"
+    else:
+        word = f"rank {outcome.rank}, {outcome.confidence}" if outcome.found else f"NOT FOUND ({outcome.message})"
+    return f"{who} {word}{also}{false}{broke} ({outcome.seconds:.1f} s)"
+
+
+def _planted_job(illness: Illness, seed: int, known: Sequence[Illness]) -> Job:
+    def broken(error: str) -> Outcome:
+        return Outcome(illness.name, seed, illness.code, described(illness.plant), error=error)
+
+    return Job(partial(_try_planted, illness, seed, known), broken)
+
+
+def _healthy_job(one: Healthy, seed: int, known: Sequence[Illness]) -> Job:
+    how = "; ".join(one.settings)
+    return Job(partial(_try_healthy, one, seed, known), lambda error: Outcome(one.name, seed, how=how, error=error))
+
+
+def _try_planted(illness: Illness, seed: int, known: Sequence[Illness], directory: Path) -> Outcome:
+    assert illness.plant is not None
+    began = time.monotonic()
+    run_trial(illness.plant, seed=seed, directory=directory)
+    diagnosis = diagnosed(directory, illness.plant, known)
+    seconds = time.monotonic() - began
+    return of_planted(illness, seed, diagnosis, steps=steps_recorded(directory), seconds=seconds)
+
+
+def _try_healthy(one: Healthy, seed: int, known: Sequence[Illness], directory: Path) -> Outcome:
+    began = time.monotonic()
+    run_trial(one.plant, seed=seed, directory=directory)
+    diagnosis = diagnosed(directory, one.plant, known)
+    return of_healthy(
+        one.name,
+        "; ".join(one.settings),
+        seed,
+        diagnosis,
+        steps=steps_recorded(directory),
+        seconds=time.monotonic() - began,
+        error=failure_of(directory),
+    )
+
+
+def _import_what_a_trial_needs() -> None:
+    """Once, before the forks: each of them would take seconds for it."""
+    for name in ("pyarrow.parquet", "assay.train.run.run", "transformers.models.llama.modeling_llama"):
+        importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # only adapters need it
+        importlib.import_module("peft")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m proof", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("codes", nargs="*", metavar="CODE", help="illnesses by code or name, healthy runs by name")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each, from seed 1 on (default 3)")
+    parser.add_argument("--healthy", action="store_true", help="run the healthy shelf as well")
+    parser.add_argument("--no-planted", dest="planted", action="store_false", help="the healthy shelf alone")
+    parser.add_argument("--jobs", type=int, default=1, help="trials side by side (default 1)")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"where the tables go (default {OUT})")
+    return parser
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
