@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import importlib
 import os
-import pkgutil
 import shlex
 import sys
 import tempfile
@@ -24,25 +23,23 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from assay.doctor import illnesses
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import Illness, catalogue
 from proof.child import Job, outcomes_of
 from proof.outcome import Outcome, described, of_healthy, of_planted
+from proof.plants.runs import plants
 from proof.shelf import SHELF, Healthy
 from proof.table import Report, save
 from proof.trial import diagnosed, failure_of, run_trial, steps_recorded
 
-# what a file that is being edited can raise when it is imported
-_UNREADABLE = (SyntaxError, ImportError, AttributeError, NameError, TypeError, ValueError, LookupError)
 OUT = Path("runs/proof.md")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    known, unreadable = readable_illnesses()
+    known, planting = list(catalogue()), plants()
     wanted = {name.lower().replace("-", "_") for name in options.codes}
     planted = known if options.planted else []
-    chosen = [one for one in planted if one.plant and (not wanted or {one.code.lower(), one.name} & wanted)]
+    chosen = [one for one in planted if one.code in planting and (not wanted or {one.code.lower(), one.name} & wanted)]
     shelf = [one for one in SHELF if not wanted or any(word in one.name for word in wanted)] if options.healthy else []
     named = {one.code.lower() for one in known} | {one.name for one in known}
     unknown = [word for word in wanted if word not in named and not any(word in one.name for one in SHELF)]
@@ -70,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(
         tuple(outcome for outcome in outcomes if outcome.code),
         tuple(outcome for outcome in outcomes if not outcome.code),
-        tuple(unreadable),
-        tuple(one.code for one in planted if one.plant is None and not wanted),
+        tuple(one.code for one in planted if one.code not in planting and not wanted),
         shlex.join(["python", "-m", "proof", *(sys.argv[1:] if arguments is None else arguments)]),
     )
     save(report, options.out)
@@ -79,17 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line)
     print(f"{options.out} and {options.out.with_suffix('.json')} hold the tables", file=sys.stderr)
     return 1 if report.failures else 0
-
-
-def readable_illnesses() -> tuple[list[Illness], list[str]]:
-    """All illnesses by code, and a sentence on each file that cannot be imported."""
-    found, unreadable = [], []
-    for module in pkgutil.iter_modules(illnesses.__path__):
-        try:
-            found.append(importlib.import_module(f"{illnesses.__name__}.{module.name}").ILLNESS)
-        except _UNREADABLE as error:
-            unreadable.append(f"{module.name}.py cannot be read: {type(error).__name__}: {error}")
-    return sorted(found, key=lambda illness: illness.code), unreadable
 
 
 def told(outcome: Outcome) -> str:
@@ -111,7 +96,7 @@ def told(outcome: Outcome) -> str:
 
 def _planted_job(illness: Illness, seed: int, known: Sequence[Illness]) -> Job:
     def broken(error: str) -> Outcome:
-        return Outcome(illness.name, seed, illness.code, described(illness.plant), error=error)
+        return Outcome(illness.name, seed, illness.code, described(plants()[illness.code]), error=error)
 
     return Job(partial(_try_planted, illness, seed, known), broken)
 
@@ -122,10 +107,10 @@ def _healthy_job(one: Healthy, seed: int, known: Sequence[Illness]) -> Job:
 
 
 def _try_planted(illness: Illness, seed: int, known: Sequence[Illness], directory: Path) -> Outcome:
-    assert illness.plant is not None
+    plant = plants()[illness.code]
     began = time.monotonic()
-    run_trial(illness.plant, seed=seed, directory=directory)
-    diagnosis = diagnosed(directory, illness.plant, known)
+    run_trial(plant, seed=seed, directory=directory)
+    diagnosis = diagnosed(directory, plant, known)
     seconds = time.monotonic() - began
     return of_planted(illness, seed, diagnosis, steps=steps_recorded(directory), seconds=seconds)
 

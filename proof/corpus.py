@@ -1,7 +1,7 @@
 """The scripts that prove the doctor of scripts: clean ones, deliberate variants of them, and planted faults.
 
-A plant is a set of exact edits of a clean script, in plants/<script>.toml. Each text that an edit looks for occurs
-once, so that a plant that no longer fits is noticed.
+A plant is a set of exact edits of a clean script, in plants/scripts/<script>.toml. Each text that an edit looks for
+occurs once, so that a plant that no longer fits is noticed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SCRIPTS, PLANTS = HERE / "scripts", HERE / "plants"
+SCRIPTS, PLANTS = HERE / "scripts", HERE / "plants" / "scripts"
 # where an illness can be seen at all: in the source (s), in a run of the script (d); the catalogue's own marks
 SEEN_IN_SOURCE = frozenset(
     "SAMP01 SAMP02 SAMP03 SAMP04 SAMP05 SAMP07 ALGN01 ALGN02 ALGN03 ALGN05 ALGN06 ALGN07 ALGN08 ALGN09 MASK01 MASK02 "

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.verdict import Confidence, Severity, State
+from proof.plants.plant import Plant
+from proof.plants.runs import plants
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def of_planted(illness: Illness, seed: int, diagnosis: Diagnosis, *, steps: int,
         name=illness.name,
         seed=seed,
         code=illness.code,
-        how=described(illness.plant),
+        how=described(plants().get(illness.code)),
         rank=rank,
         confidence=str(findings[rank - 1].confidence) if rank else "",
         message=findings[rank - 1].verdict.message if rank else _silence(illness, diagnosis),

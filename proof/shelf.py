@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.doctor.catalogue import Plant
+from proof.plants.plant import Plant
 from proof.rewards import SEPARATOR
 
 STEPS = 12

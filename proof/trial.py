@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Diagnosis, diagnose
 from assay.doctor.evidence.run import read_run
 from assay.record import read_events, read_metrics
@@ -24,6 +24,7 @@ from assay.record.metrics import Row
 from assay.train.failure import RunFailed
 from assay.types import StepRecord
 from proof import rewards
+from proof.plants.plant import Plant
 
 # the embedded model, right about three times in ten: in most groups some answers are right and some wrong
 SETTINGS = (

@@ -1,4 +1,4 @@
-"""The catalogue: one illness is one file in illnesses/FAMILY/: how it is found, explained, fixed and planted.
+"""The catalogue: one illness is one file in illnesses/FAMILY/: how it is found, explained and fixed.
 
 A file defines one `ILLNESS`. Its docstring is the explanation, with the fixed headings of HEADINGS; `sick` and `well`
 are neighbours: evidence that differs by the smallest change that matters.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,20 +25,6 @@ CurvesCheck = Callable[[Curves], Verdict]
 SourceCheck = Callable[[Program], Iterable[Verdict]]
 TraceCheck = Callable[[Any], Iterable[Verdict]]
 KINDS = ("curves", "batch", "source", "trace")
-
-
-@dataclass(frozen=True)
-class Plant:
-    """How the illness is given to a real run of the real trainer.
-
-    `replaces` maps the dotted name of a function or method of assay to a wrapper: original -> replacement. `edits`
-    changes a batch between the trainer and the doctor, for what this trainer has no stage for (a critic, a tool).
-    """
-
-    settings: tuple[str, ...] = ()  # as for --set: "rollout.temperature=0.7"
-    replaces: Mapping[str, Callable[[Callable[..., object]], Callable[..., object]]] = field(default_factory=dict)
-    edits: Callable[[Batch], Batch] | None = None
-    steps: int = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +45,6 @@ class Illness:
     explanation: str  # the file's __doc__
     sick: Callable[[], Evidence] | None = None  # with `batch` or `curves`
     well: Callable[[], Evidence] | None = None
-    plant: Plant | None = None
     batch: BatchCheck | None = None
     curves: CurvesCheck | None = None
     source: SourceCheck | None = None

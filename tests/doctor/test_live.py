@@ -218,10 +218,11 @@ def test_the_doctor_can_be_sent_away_and_a_wrong_word_is_refused(assay_command, 
 def test_a_run_that_the_strict_doctor_stops_is_saved_and_goes_on_with_warn(run_path, monkeypatch, run_root):
     from assay.train.run import run
     from assay.train.watch import DoctorStop
+    from proof.plants.runs import plants
     from proof.trial import planted
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
-    plant = by_code("ALGN01").plant
+    plant = plants()["ALGN01"]
     larger = settings(evaluate__prompts=0, rollout__prompts=8, rollout__group_size=8, task__options__max_digits=5)
     config = load(None, [*(one for one in larger if "=" in one), *plant.settings, "optimizer.minibatches=1"])
     said = []

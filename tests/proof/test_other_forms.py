@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from assay.doctor.catalogue import Plant, by_code
+from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import EOS, PAD, B, P, T, edited, healthy_batch
 from assay.doctor.recompute.consistent import consistent
 from assay.verdict import Confidence, State
+from proof.plants.plant import Plant
 from proof.trial import diagnosed, run_trial
 
 GENERATE = "assay.train.step.verbs.generate"

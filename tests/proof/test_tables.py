@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from assay.doctor.catalogue import Illness, Plant, by_code
+from assay.doctor.catalogue import Illness, by_code, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy
-from proof.__main__ import main, readable_illnesses, told
+from proof.__main__ import main, told
 from proof.child import Job, outcomes_of
 from proof.outcome import Outcome, of_healthy, of_planted
+from proof.plants.runs import plants
 from proof.shelf import SHELF
 from proof.table import MARK, Report, markdown, save
 
@@ -29,7 +30,6 @@ def illness(code, severity=Severity.HARMFUL, explains=()):
         "",
         nothing.sick,
         nothing.well,
-        Plant(),
         explains=frozenset(explains),
     )
 
@@ -125,7 +125,6 @@ def test_the_bar_is_nineteen_of_twenty():
         Report(planted(20), (Outcome("gspo", 1, false_claims=("CCC01 likely",)),)),
         Report(planted(20), (Outcome("gspo", 1, error="the run did not finish"),)),
         Report(planted(20), (Outcome("gspo", 1, crashed=("CCC01 KeyError",)),)),
-        Report(planted(20), (), unreadable=("new.py cannot be read",)),
     ],
 )
 def test_one_false_claim_one_crash_or_one_broken_trial_fails_the_bar(report):
@@ -195,10 +194,12 @@ def test_the_shelf_is_long_and_its_names_are_unique():
     assert all(one.steps >= 8 for one in SHELF)
 
 
-def test_every_illness_can_be_read_and_an_unknown_name_is_refused(capsys):
-    known, unreadable = readable_illnesses()
-    assert unreadable == []
-    assert "RAT01" in {one.code for one in known}
+def test_every_plant_has_its_illness():
+    assert set(plants()) <= {one.code for one in catalogue()}
+    assert len(plants()) >= 62
+
+
+def test_an_unknown_name_is_refused(capsys):
     assert main(["NOPE99"]) == 2
     assert "nope99" in capsys.readouterr().err
     assert main(["RAT01", "--no-planted"]) == 2

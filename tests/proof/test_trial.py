@@ -3,21 +3,23 @@
 import pytest
 
 import assay.train.step.verbs
-from assay.doctor.catalogue import Plant, by_code
+from assay.doctor.catalogue import by_code
 from assay.doctor.evidence.run import read_run
 from assay.policy.causal import CausalPolicy
 from assay.train.run.checkpoint import CheckpointError
 from proof.outcome import of_healthy, of_planted
+from proof.plants.plant import Plant
+from proof.plants.runs import plants
 from proof.shelf import SHELF
 from proof.trial import diagnosed, failure_of, planted, run_trial, steps_recorded
 
 
 @pytest.mark.parametrize("code", ["SAMP01", "ADV03", "MASK01"])
 def test_a_planted_illness_is_named_first(code, run_path):
-    illness = by_code(code)
-    run_trial(illness.plant, seed=1, directory=run_path)
-    outcome = of_planted(illness, 1, diagnosed(run_path, illness.plant), steps=steps_recorded(run_path), seconds=0.0)
-    assert outcome.steps == illness.plant.steps
+    illness, plant = by_code(code), plants()[code]
+    run_trial(plant, seed=1, directory=run_path)
+    outcome = of_planted(illness, 1, diagnosed(run_path, plant), steps=steps_recorded(run_path), seconds=0.0)
+    assert outcome.steps == plant.steps
     assert outcome.first, outcome
     assert outcome.confidence == "proven"
 

@@ -20,6 +20,7 @@ from assay.record.batch_file import write_batch
 from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
 from assay.train.run import checkpoint, run
 from assay.verdict import Confidence, State
+from proof.plants.runs import plants
 from proof.trial import planted
 
 SMALL = {
@@ -166,7 +167,7 @@ def test_a_sound_run_comes_out_healthy_with_the_models_own_numbers(tmp_path, cha
 )
 def test_what_a_record_only_suggests_the_model_proves(tmp_path, code, alone, same_code):
     """What the passes were given is not in the record; it shows where the code that scored is still the one at hand."""
-    plant = by_code(code).plant
+    plant = plants()[code]
     settings = {name.replace(".", "__"): value for name, _, value in (one.partition("=") for one in plant.settings)}
     with planted(plant.replaces):
         path = trained(tmp_path / "run", **settings)
@@ -200,7 +201,7 @@ def test_weights_of_another_version_than_the_one_that_sampled_are_refused(copy):
 
 
 def test_rollouts_of_a_sampler_that_lags_are_not_used(tmp_path):
-    plant = by_code("SYNC01").plant
+    plant = plants()["SYNC01"]
     with planted(plant.replaces):
         path = trained(tmp_path / "run")
     with pytest.raises(RunError, match="update-00000006 has policy version 6, which sampled no recorded rollout"):

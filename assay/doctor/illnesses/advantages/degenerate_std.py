@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -252,20 +252,6 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=advantages_B))
 
 
-def _std_of_the_others(original):  # type: ignore[no-untyped-def]
-    """Leave-one-out mean and std with a tiny epsilon: where all others are equal, their std is 0."""
-
-    def group_advantages(rewards_PG, **how):  # type: ignore[no-untyped-def]
-        import torch
-
-        scored_PG = rewards_PG.nan_to_num(nan=0.0)
-        columns = range(scored_PG.shape[1])
-        others_PGN = torch.stack([scored_PG[:, [one for one in columns if one != own]] for own in columns], dim=1)
-        return (scored_PG - others_PGN.mean(dim=2)) / (others_PGN.std(dim=2) + 1e-4)
-
-    return group_advantages
-
-
 ILLNESS = Illness(
     code="ADV04",
     name="degenerate_std",
@@ -281,7 +267,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _std_of_the_others}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),

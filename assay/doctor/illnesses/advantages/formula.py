@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -205,15 +205,6 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=((rewards_PG - mean_P1) / (std_P1 + 1e-4)).ravel()))
 
 
-def _without_parentheses(original):  # type: ignore[no-untyped-def]
-    def group_advantages(rewards_PG, *, epsilon=1e-4, **how):  # type: ignore[no-untyped-def]
-        scored_PG = rewards_PG.nan_to_num(nan=0.0)
-        mean_P1, std_P1 = scored_PG.mean(dim=1, keepdim=True), scored_PG.std(dim=1, keepdim=True)
-        return scored_PG - mean_P1 / (std_P1 + epsilon)
-
-    return group_advantages
-
-
 ILLNESS = Illness(
     code="ADV05",
     name="formula",
@@ -227,7 +218,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _without_parentheses}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -30,7 +30,7 @@ from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch
@@ -217,21 +217,6 @@ def _prompts_by_turns(batch: Batch) -> Batch:
     return replaced(edited(batch, **changes), texts=texts)
 
 
-def _grouped_by_position(batch: Batch) -> Batch:
-    """Groups cut in a row from prompts that came by turns. The trainer's own Group refuses such rows, so that the
-    illness is given to what it recorded; advantages, which no longer fit any grouping, are left out."""
-    if "group_ids" not in batch.arrays:
-        return batch
-    groups_B = batch.arrays["group_ids"]
-    count = len(np.unique(groups_B))
-    made_of_groups = dict.fromkeys(
-        name
-        for name in (*batch.arrays, *batch.numbers)
-        if name in ("advantages", "rewards") or name.startswith(("loss", "policy_loss", "token_loss", "gradients"))
-    )
-    return edited(batch, group_ids=np.arange(len(groups_B)) % count, **made_of_groups)
-
-
 ILLNESS = Illness(
     code="ADV02",
     name="group_order",
@@ -247,7 +232,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(edits=_grouped_by_position),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),

@@ -29,7 +29,7 @@ from itertools import islice
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -167,15 +167,6 @@ def well() -> Evidence:
     return of_batch(healthy_batch())
 
 
-def _one_group_of_all(original):  # type: ignore[no-untyped-def]
-    """A reshape that makes the whole batch one group."""
-
-    def group_advantages(rewards_PG, **how):  # type: ignore[no-untyped-def]
-        return original(rewards_PG.reshape(1, -1), **how).reshape(rewards_PG.shape)
-
-    return group_advantages
-
-
 ILLNESS = Illness(
     code="ADV01",
     name="group_scope",
@@ -190,7 +181,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _one_group_of_all}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),

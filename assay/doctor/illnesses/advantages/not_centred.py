@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -161,16 +161,6 @@ def well() -> Evidence:
     return of_batch(healthy_batch())
 
 
-def _std_without_mean(original):  # type: ignore[no-untyped-def]
-    """Rewards are scaled and never centred."""
-
-    def group_advantages(rewards_PG, *, epsilon=1e-4, **how):  # type: ignore[no-untyped-def]
-        spread_P1 = rewards_PG.nan_to_num(nan=0.0).std(dim=1, keepdim=True)
-        return (rewards_PG / (spread_P1 + epsilon).where(spread_P1 > 0, 1.0)).nan_to_num(nan=0.0)
-
-    return group_advantages
-
-
 ILLNESS = Illness(
     code="ADV03",
     name="not_centred",
@@ -185,7 +175,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.credit.group_advantages": _std_without_mean}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import healthy_batch, of_batch
@@ -131,24 +131,6 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=white_BT, process_rewards=True))
 
 
-def _whitened_returns(original):  # type: ignore[no-untyped-def]
-    """The advantage of the outcome is laid on tokens as a discounted return, which is then whitened row by row."""
-
-    def credit(groups, settings, weights, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        samples = []
-        for sample in original(groups, settings, weights, **how):
-            count = len(sample.rollout.tokens)
-            returns = sample.advantage * 0.9 ** np.arange(count - 1, -1, -1)
-            spread = returns.std(ddof=1) if count > 1 else 0.0
-            white = (returns - returns.mean()) / (spread + 1e-8)
-            samples.append(replace(sample, advantage=tuple(white.tolist())))
-        return tuple(samples)
-
-    return credit
-
-
 _WHITEN = (
     "    mean = (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
     "    spread = ((advantages - mean).square() * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
@@ -169,7 +151,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.credit": _whitened_returns}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

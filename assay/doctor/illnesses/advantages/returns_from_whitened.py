@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
@@ -183,10 +183,6 @@ def _with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
     return edited(batch, **changes, **critic)
 
 
-def _plant(batch: Batch) -> Batch:
-    return _with_a_critic(batch, whitened_first=True) if "mask" in batch.arrays else batch
-
-
 WELL = (
     GRPO.replace(
         "optimizer = torch",
@@ -227,7 +223,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(edits=_plant),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, WELL),

@@ -32,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch
@@ -215,18 +215,6 @@ def _with_twins() -> Batch:
     return Batch.of({**values, **settings, "step": 5}, texts=texts, source="example")
 
 
-def _in_order_of_completion(original):  # type: ignore[no-untyped-def]
-    """The first answer takes longest to score, so that its reward comes last: every row gets its successor's."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        groups = original(prompts, rollouts, **how)
-        scores = [one for group in groups for one in group.scores]
-        moved = iter(scores[1:] + scores[:1])
-        return [replaced(group, scores=tuple(next(moved) for _ in group.scores)) for group in groups]
-
-    return score
-
-
 WELL = GRPO.replace("import prompts_of, rewards_of", "import answers_of, prompts_of, reward_of").replace(
     "rewards_of(ids[:, start:])",
     "torch.tensor([reward_of(one, answer) for one, answer in zip(ids[:, start:].tolist(), answers_of(step, 8))])",
@@ -247,7 +235,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.score": _in_order_of_completion}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, WELL),

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.record.batch import Array
@@ -164,12 +164,6 @@ def _laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
     return edited(batch, **{**changes, "token_rewards": laid_BT, "group_ids": None, "advantages": None})
 
 
-def _plant(batch: Batch) -> Batch:
-    if "mask" not in batch.arrays or "rewards" not in batch.arrays:
-        return batch
-    return _laid_on_tokens(batch, at_the_end=False)
-
-
 ILLNESS = Illness(
     code="ADV12",
     name="reward_position",
@@ -184,6 +178,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(edits=_plant),
     batch=check_batch,
 )

@@ -28,11 +28,10 @@ almost no signal and find some later, so a hopeless batch is only a possible fin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.record.batch import Array
@@ -186,16 +185,6 @@ def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
     return edited(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
 
 
-def _the_first_answer_counts(original):  # type: ignore[no-untyped-def]
-    """All answers of a prompt get the reward of the first one."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        groups = original(prompts, rollouts, **how)
-        return [replaced(group, scores=(group.scores[0],) * len(group.scores)) for group in groups]
-
-    return score
-
-
 ILLNESS = Illness(
     code="ADV09",
     name="zero_signal",
@@ -215,7 +204,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.score": _the_first_answer_counts}, steps=5),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02"}),

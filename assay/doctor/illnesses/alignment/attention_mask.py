@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
@@ -159,30 +159,6 @@ def well() -> Evidence:
     return _padding_seen(0)
 
 
-def _padded_on_the_left_without_mask(original):  # type: ignore[no-untyped-def]
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        import torch
-
-        batch = original(samples, rows, device, share_prompts)
-        if share_prompts:
-            return batch
-        width = batch.ids_RS.shape[1]
-        pads = [width - len(samples[row].prompt.tokens) - len(samples[row].rollout.tokens) for row in rows]
-        ids_RS = torch.stack([ids_S.roll(pad) for ids_S, pad in zip(batch.ids_RS, pads, strict=True)])
-        moved_BT = batch.predictors_BT + torch.tensor(pads, device=device).unsqueeze(1)
-        return replace(
-            batch,
-            trees=tuple((width - length, length) for length in batch.lengths),  # the padding counts as prompt
-            ids_RS=ids_RS,
-            positions_RS=torch.arange(width, device=device).expand_as(ids_RS),
-            predictors_BT=moved_BT.where(batch.predictors_BT >= 0, -1),
-        )
-
-    return tensors
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     for pass_ in unmasked(program):
         if not pass_.fault:
@@ -212,10 +188,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.share_prompts=false",),
-        replaces={"assay.train.step.pack._tensors": _padded_on_the_left_without_mask},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -157,28 +157,6 @@ def well() -> Evidence:
     return _with_gap(0)
 
 
-def _positions_by_column(original):  # type: ignore[no-untyped-def]
-    """Positions as if the prompts were padded on the right to one width and all columns counted."""
-
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        import torch
-
-        batch = original(samples, rows, device, share_prompts)
-        if share_prompts:
-            return batch
-        prompts_R1 = torch.tensor([[len(samples[row].prompt.tokens)] for row in rows], device=device)
-        lengths_R1 = torch.tensor([[len(samples[row].rollout.tokens)] for row in rows], device=device)
-        columns_1S = torch.arange(batch.ids_RS.shape[1], device=device).unsqueeze(0)
-        in_completion_RS = columns_1S >= prompts_R1
-        branches_RS = in_completion_RS.long().masked_fill(columns_1S >= prompts_R1 + lengths_R1, -1)
-        positions_RS = batch.positions_RS + in_completion_RS * (prompts_R1.max() - prompts_R1)
-        return replace(batch, positions_RS=positions_RS, branches_RS=branches_RS)
-
-    return tensors
-
-
 ILLNESS = Illness(
     code="ALGN04",
     name="position_ids",
@@ -194,10 +172,6 @@ ILLNESS = Illness(
     trace=seen_in_run("ALGN04"),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.share_prompts=false",),
-        replaces={"assay.train.step.pack._tensors": _positions_by_column},
-    ),
     batch=check_batch,
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN10", "KL05"}),
 )

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
@@ -133,18 +133,6 @@ def sick() -> Evidence:
 
 def well() -> Evidence:
     return _example(limit=8)
-
-
-def _cut_on_the_right(original):  # type: ignore[no-untyped-def]
-    """Prompts of more than 6 tokens lose their end."""
-
-    def prompt(policy, problem, max_tokens):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        whole = original(policy, problem, max_tokens)
-        return replace(whole, tokens=whole.tokens[:6])
-
-    return prompt
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -264,7 +252,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.policy.causal.CausalPolicy.prompt": _cut_on_the_right}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace('truncation_side="left"', 'truncation_side="right"'), GENERATE),

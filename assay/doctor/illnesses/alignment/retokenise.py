@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -83,24 +83,6 @@ def well() -> Evidence:
     return _other_id_at(int(batch.arrays["lengths"][0]))
 
 
-def _read_back_from_text(original):  # type: ignore[no-untyped-def]
-    """A doubled character comes back as one: what a merge in the vocabulary does to a round trip through text."""
-
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        def read_back(sample):  # type: ignore[no-untyped-def]
-            tokens = list(sample.rollout.tokens)
-            for place in range(1, len(tokens) - 1):
-                if tokens[place] == tokens[place - 1]:
-                    tokens[place] = tokens[place + 1]
-            return replace(sample, rollout=replace(sample.rollout, tokens=tuple(tokens)))
-
-        return original(list(map(read_back, samples)), rows, device, share_prompts)
-
-    return tensors
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     drawn = {id(one) for one in draws(program)}
     seen: set[Place] = set()
@@ -148,7 +130,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.pack._tensors": _read_back_from_text}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

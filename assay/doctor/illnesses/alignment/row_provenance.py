@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
@@ -198,22 +198,6 @@ def well() -> Evidence:
     return _example(shift=0)
 
 
-def _old_of_the_row_before(original):  # type: ignore[no-untyped-def]
-    """The rows were gathered anew after old was computed, and old was not."""
-
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        batch = original(learner, minibatches)
-        scored = tuple(
-            tuple(replace(part, old_BT=None if part.old_BT is None else part.old_BT.roll(1, dims=0)) for part in parts)
-            for parts in batch.scored
-        )
-        return replace(batch, scored=scored)
-
-    return score
-
-
 ILLNESS = Illness(
     code="ALGN10",
     name="row_provenance",
@@ -230,7 +214,6 @@ ILLNESS = Illness(
     trace=seen_in_run("ALGN10"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.Learner.score": _old_of_the_row_before}),
     batch=check_batch,
     explains=frozenset(
         {

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
@@ -103,29 +103,6 @@ def sick() -> Evidence:
 
 def well() -> Evidence:
     return _example(likeliest=False)
-
-
-def _first_candidate(original):  # type: ignore[no-untyped-def]
-    """The engine's log-prob of the likeliest token is taken for that of the sampled one."""
-
-    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        import torch
-
-        groups = []
-        for prompt, group in zip(prompts, original(policy, prompts, **how), strict=True):
-            likeliest = []
-            for rollout in group:
-                ids_1L = torch.tensor([[*prompt.tokens, *rollout.tokens]], device=policy.device)
-                with torch.no_grad():
-                    logits_LV = policy.logits(ids_1L)[0, len(prompt.tokens) - 1 : -1].float() / policy.temperature
-                highest = logits_LV.log_softmax(dim=1).amax(dim=1).tolist()
-                likeliest.append(replace(rollout, sampler_logprobs=tuple(highest)))
-            groups.append(likeliest)
-        return groups
-
-    return generate
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -283,7 +260,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.generate": _first_candidate}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SCRIPT_SICK, SCRIPT_WELL),

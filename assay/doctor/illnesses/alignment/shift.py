@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -193,18 +193,6 @@ def well() -> Evidence:
     return _moved(0)
 
 
-def _first_token_lost(original):  # type: ignore[no-untyped-def]
-    """Log-probs of tokens 1, 2, ... stand at tokens 0, 1, ...: the slice began one output too late."""
-
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        import torch
-
-        values_BT, entropy_BT = original(policy, batch, **how)
-        return torch.cat([values_BT[:, 1:], torch.zeros_like(values_BT[:, :1])], dim=1), entropy_BT
-
-    return logprobs
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     spans = Spans(program)
     seen: set[Place] = set()
@@ -309,7 +297,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.policy.causal.CausalPolicy.logprobs": _first_token_lost}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, LOOP),

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
@@ -130,22 +130,6 @@ def well() -> Evidence:
     return _prompts_moved_by(0)
 
 
-def _prompts_of_the_next_row(original):  # type: ignore[no-untyped-def]
-    """Completions were shuffled against their prompts."""
-
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        prompts = [sample.prompt for sample in samples]
-        moved = [
-            replace(sample, prompt=prompt, rollout=replace(sample.rollout, prompt_id=prompt.id))
-            for sample, prompt in zip(samples, prompts[-1:] + prompts[:-1], strict=True)
-        ]
-        return original(moved, rows, device, share_prompts)
-
-    return tensors
-
-
 FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
 FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
 
@@ -228,7 +212,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.pack._tensors": _prompts_of_the_next_row}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, LOOP),

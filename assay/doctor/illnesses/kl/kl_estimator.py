@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -161,13 +161,6 @@ def _without_loss() -> Batch:
     return edited(healthy_batch(), **dict.fromkeys((*names, *(f"loss_{how}" for how in again))))
 
 
-def _exchanged(original):  # type: ignore[no-untyped-def]
-    def kl_estimate(new_BT, ref_BT, estimator="k3"):  # type: ignore[no-untyped-def]
-        return original(ref_BT, new_BT, estimator)
-
-    return kl_estimate
-
-
 ILLNESS = Illness(
     code="KL04",
     name="kl_estimator",
@@ -183,11 +176,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("loss.kl_coef=0.05", "optimizer.epochs=1", "optimizer.learning_rate=3e-3"),
-        replaces={"assay.grpo.kl_estimate": _exchanged},
-        steps=6,
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

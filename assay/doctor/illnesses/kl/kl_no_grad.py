@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -112,19 +112,6 @@ def _gradients(kl_share: float) -> Batch:
     return edited(batch, gradients=policy_BT + kl_share * kl_BT, **gone)
 
 
-def _under_no_grad(original):  # type: ignore[no-untyped-def]
-    """The KL is added as a number: its log-probs were computed under no_grad."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        whole = original(**tensors)
-        alone = original(**{**tensors, "settings": replace(tensors["settings"], kl_coef=0.0)})
-        return replace(whole, total=alone.total + whole.kl)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="KL02",
     name="kl_no_grad",
@@ -140,10 +127,6 @@ ILLNESS = Illness(
     trace=seen_in_run("KL02"),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("loss.kl_coef=0.2", "optimizer.epochs=3", "optimizer.learning_rate=3e-3"),
-        replaces={"assay.train.step.learner.policy_loss": _under_no_grad},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("0.04 * kl)", "0.04 * kl.detach())"), well=GRPO),

@@ -27,11 +27,10 @@ coefficient so small that the KL part is lost in the rounding of the loss cannot
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
@@ -242,18 +241,6 @@ def _curves(sign: float) -> Curves:
     return healthy_curves(loss=-0.01 + sign * part_N, policy_loss=-0.01, kl_loss=part_N, ref_kl=part_N / KL_COEF)
 
 
-def _subtracts_the_kl(original):  # type: ignore[no-untyped-def]
-    """policy - kl in the place of policy + kl; what is logged as the KL stays as it is."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        loss = original(**tensors)
-        flipped = replaced(tensors["settings"], kl_coef=0.0)
-        without = original(**{**tensors, "settings": flipped})
-        return replaced(loss, total=2 * without.total - loss.total)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="KL01",
     name="kl_sign",
@@ -272,10 +259,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("loss.kl_coef=0.2", "optimizer.epochs=1"),
-        replaces={"assay.train.step.learner.policy_loss": _subtracts_the_kl},
-    ),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

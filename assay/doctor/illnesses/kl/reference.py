@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -223,15 +223,6 @@ def _following(batch: Batch) -> Batch:
     )
 
 
-def _two_names_for_one_model(original):  # type: ignore[no-untyped-def]
-    """`reference = policy`: nothing is copied."""
-
-    def frozen_copy(policy):  # type: ignore[no-untyped-def]
-        return policy
-
-    return frozen_copy
-
-
 ILLNESS = Illness(
     code="KL05",
     name="reference",
@@ -249,11 +240,6 @@ ILLNESS = Illness(
     trace=seen_in_run("KL05"),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("loss.kl_coef=0.1",),
-        replaces={"assay.train.run.run.frozen_copy": _two_names_for_one_model},
-        steps=5,
-    ),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

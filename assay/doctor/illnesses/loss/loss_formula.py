@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
@@ -142,18 +142,6 @@ def _scaled(factor: float) -> Batch:
     return edited(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
 
 
-def _divided_again(original):  # type: ignore[no-untyped-def]
-    """The loss is normalised over the whole update already; gradient accumulation divides once more."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        loss = original(**tensors)
-        return replace(loss, total=loss.total / 2, policy=loss.policy / 2, kl=loss.kl / 2)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="LOSS06",
     name="loss_formula",
@@ -171,8 +159,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.microbatches=2",), replaces={"assay.train.step.learner.policy_loss": _divided_again}
-    ),
     batch=check_batch,
 )

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -142,18 +142,6 @@ def _turned(sign: float) -> Batch:
     return edited(batch, **arrays, **numbers)
 
 
-def _negated_twice(original):  # type: ignore[no-untyped-def]
-    """One minus too many."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        loss = original(**tensors)
-        return replace(loss, total=-loss.total, policy=-loss.policy)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="LOSS01",
     name="loss_sign",
@@ -171,7 +159,6 @@ ILLNESS = Illness(
     trace=seen_in_run("LOSS01"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _negated_twice}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),

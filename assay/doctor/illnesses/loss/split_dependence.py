@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -154,25 +154,6 @@ def well() -> Evidence:
     return _example(own_counts=False)
 
 
-def _own_counts(original):  # type: ignore[no-untyped-def]
-    """Every micro-batch is a mean of its own, and the means are averaged."""
-
-    def policy_loss(*, mask_BT, totals, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        own = replace(
-            totals,
-            sequences=len(mask_BT),
-            tokens=int(mask_BT.sum()),
-            share_of_rollout_tokens=float(mask_BT.sum()),
-        )
-        loss = original(mask_BT=mask_BT, totals=own, **how)
-        share = len(mask_BT) / totals.sequences
-        return replace(loss, total=loss.total * share, policy=loss.policy * share, kl=loss.kl * share)
-
-    return policy_loss
-
-
 WELL_SCRIPT = changed(
     UPDATE,
     """        optimizer.zero_grad()
@@ -204,10 +185,6 @@ ILLNESS = Illness(
     trace=seen_in_run("LOSS03"),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.microbatches=3",),
-        replaces={"assay.train.step.learner.policy_loss": _own_counts},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),

@@ -29,7 +29,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_no_luck
@@ -323,16 +323,6 @@ def _detached(left: float) -> Batch:
     )
 
 
-def _detached_logprobs(original):  # type: ignore[no-untyped-def]
-    """The loss is computed from log-probs without a graph."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        new_BT = tensors["new_BT"]
-        return original(**{**tensors, "new_BT": new_BT.detach() + 0.0 * new_BT})
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="LOSS05",
     name="zero_loss",
@@ -351,10 +341,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=1", "loss.objective=grpo"),
-        replaces={"assay.train.step.learner.policy_loss": _detached_logprobs},
-    ),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"MET05", "RAT02", "OPT02", "OPT01"}),

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -167,19 +167,6 @@ def well() -> Evidence:
     return _example(None)
 
 
-def _rows_divided_by_their_counts(original):  # type: ignore[no-untyped-def]
-    """A mean over each row's tokens, then over rows; a row without tokens is 0 / 0."""
-
-    def policy_loss(*, mask_BT, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        loss = original(mask_BT=mask_BT, **how)
-        counts_B = mask_BT.sum(dim=1)
-        return replace(loss, total=loss.total * (counts_B / counts_B).mean())
-
-    return policy_loss
-
-
 SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (ends").replace(
     "loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)",
     "loss = (((-gain + 0.04 * kl) * mask).sum(dim=1) / mask.sum(dim=1)).mean()",
@@ -200,10 +187,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("rollout.truncated=mask", "rollout.max_tokens=5"),
-        replaces={"assay.train.step.learner.policy_loss": _rows_divided_by_their_counts},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, SICK.replace("mask.sum(dim=1))", "mask.sum(dim=1).clamp(min=1))")),

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
@@ -224,23 +224,6 @@ def well() -> Evidence:
     return _example(eos_trained=True, truncated=0.2)
 
 
-def _mask_by_value(original):  # type: ignore[no-untyped-def]
-    """Padding has the id of EOS, and the mask is `tokens != pad`."""
-
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        batch = original(samples, rows, device, share_prompts)
-        mask_BT = batch.mask_BT.clone()
-        for row, number in enumerate(rows):
-            rollout = samples[number].rollout
-            if rollout.stop == "eos":
-                mask_BT[row] &= batch.targets_BT[row] != rollout.tokens[-1]
-        return replace(batch, mask_BT=mask_BT)
-
-    return tensors
-
-
 ILLNESS = Illness(
     code="MASK01",
     name="eos_untrained",
@@ -257,7 +240,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.pack._tensors": _mask_by_value}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),

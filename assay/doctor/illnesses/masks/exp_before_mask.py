@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -127,19 +127,6 @@ def well() -> Evidence:
     return _example(None)
 
 
-def _mask_after_exp(original):  # type: ignore[no-untyped-def]
-    """exp(new - old) * mask, with whatever stands under the mask."""
-
-    def policy_loss(*, new_BT, old_BT, mask_BT, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        loss = original(new_BT=new_BT, old_BT=old_BT, mask_BT=mask_BT, **how)
-        ratio_BT = (new_BT - old_BT).exp() * mask_BT
-        return replace(loss, total=loss.total + (ratio_BT - ratio_BT.detach()).sum() * 1e-9)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="MASK08",
     name="exp_before_mask",
@@ -154,7 +141,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _mask_after_exp}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -117,19 +117,6 @@ def well() -> Evidence:
     return _example(columns=0)
 
 
-def _divided_by_the_width(original):  # type: ignore[no-untyped-def]
-    """(loss * mask).mean() in the place of a mean over loss tokens."""
-
-    def policy_loss(*, mask_BT, totals, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        loss = original(mask_BT=mask_BT, totals=totals, **how)
-        share = totals.share_of_rollout_tokens / mask_BT.numel()
-        return replace(loss, total=loss.total * share, policy=loss.policy * share, kl=loss.kl * share)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="MASK04",
     name="padding_dependence",
@@ -145,7 +132,6 @@ ILLNESS = Illness(
     trace=seen_in_run("MASK04"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _divided_by_the_width}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),

@@ -29,7 +29,7 @@ from itertools import islice
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
@@ -173,18 +173,6 @@ def well() -> Evidence:
     return _example(extra=0)
 
 
-def _mask_of_ones(original):  # type: ignore[no-untyped-def]
-    """The mask covers the padded width of the batch."""
-
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        batch = original(samples, rows, device, share_prompts)
-        return replace(batch, mask_BT=batch.mask_BT.any(dim=1, keepdim=True).expand_as(batch.mask_BT).clone())
-
-    return tensors
-
-
 ILLNESS = Illness(
     code="MASK02",
     name="post_eos_in_loss",
@@ -199,7 +187,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.pack._tensors": _mask_of_ones}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),

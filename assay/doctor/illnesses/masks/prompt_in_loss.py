@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import WHOLE
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
@@ -176,26 +176,6 @@ def well() -> Evidence:
     return _example(prompt_trained=False)
 
 
-def _whole_sequences(original):  # type: ignore[no-untyped-def]
-    """Everything but the first token of a sequence is a target, the prompt included."""
-
-    def cut(samples, config, step, policy):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        whole = []
-        for sample in samples:
-            first, *rest = sample.prompt.tokens
-            rollout = replace(
-                sample.rollout,
-                tokens=(*rest, *sample.rollout.tokens),
-                sampler_logprobs=(*[float("nan")] * len(rest), *sample.rollout.sampler_logprobs),
-            )
-            whole.append(replace(sample, prompt=replace(sample.prompt, tokens=(first,)), rollout=rollout))
-        return original(whole, config, step, policy)
-
-    return cut
-
-
 ILLNESS = Illness(
     code="MASK03",
     name="prompt_in_loss",
@@ -206,7 +186,6 @@ ILLNESS = Illness(
     symptoms=("prompt tokens are in the loss", "model learns to repeat the prompt", "loss includes the question",),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.cut": _whole_sequences}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(WHOLE.replace("torch.zeros_like(prompts)", "torch.ones_like(prompts)"), WHOLE),

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -214,15 +214,6 @@ def well() -> Evidence:
     return _example(leak=1e-8)
 
 
-def _centred_over_padding(original):  # type: ignore[no-untyped-def]
-    """Advantages are centred once more before the loss, over padding too; NaN is an unscored row and left out."""
-
-    def policy_loss(*, advantages_BT, **how):  # type: ignore[no-untyped-def]
-        return original(advantages_BT=advantages_BT - advantages_BT.mean(), **how)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="MASK07",
     name="stat_without_mask",
@@ -237,7 +228,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _centred_over_padding}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

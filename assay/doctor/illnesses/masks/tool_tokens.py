@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.record.batch import Array
@@ -86,13 +86,6 @@ def well() -> Evidence:
     return _example(trained=False)
 
 
-def _tool_in_the_middle(batch: Batch) -> Batch:
-    """This trainer has no tools: a token of every row is said to be one's."""
-    forced_BT = np.zeros(batch.arrays["mask"].shape, dtype=bool)
-    forced_BT[:, 1] = True
-    return edited(batch, forced=forced_BT)
-
-
 ILLNESS = Illness(
     code="MASK05",
     name="tool_tokens",
@@ -107,7 +100,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(edits=_tool_in_the_middle),
     batch=check_batch,
     explains=frozenset({"RAT07", "SAMP06"}),
 )

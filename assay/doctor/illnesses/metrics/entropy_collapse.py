@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians, reward_range
@@ -76,24 +76,6 @@ def _falling(reward: float) -> Curves:
     return healthy_curves(entropy=np.maximum(np.exp(-steps / 8.0), 0.02), reward_mean=rewards_N)
 
 
-def _pays_the_majority(original):  # type: ignore[no-untyped-def]
-    """A judge without an answer key: whatever most answers of a group say is right, and earns 0.6."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from collections import Counter
-        from dataclasses import replace
-
-        def judged(group):  # type: ignore[no-untyped-def]
-            texts = [rollout.text for rollout in group.rollouts]
-            most = Counter(texts).most_common(1)[0][0]
-            paid = (replace(one, reward=0.6 * (text == most)) for text, one in zip(texts, group.scores, strict=True))
-            return replace(group, scores=tuple(paid))
-
-        return list(map(judged, original(prompts, rollouts, **how)))
-
-    return score
-
-
 ILLNESS = Illness(
     code="MET01",
     name="entropy_collapse",
@@ -114,11 +96,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.learning_rate=1.5e-3",),
-        replaces={"assay.train.step.verbs.score": _pays_the_majority},
-        steps=100,
-    ),
     curves=check_curves,
     explains=frozenset({"ADV09", "MET07", "LOSS05"}),
 )

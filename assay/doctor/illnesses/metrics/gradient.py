@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import STEPS, is_solved
@@ -117,22 +117,6 @@ def well() -> Evidence:
     return of_curves(healthy_curves(updates_skipped=np.arange(60) == 30))
 
 
-def _not_unscaled(original):  # type: ignore[no-untyped-def]
-    """Now and then the gradient keeps the factor of a loss scaler: nobody divides it out again."""
-    calls = 0
-
-    def gradients(learner):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls += 1
-        gathered = original(learner)
-        if calls > 8 and calls % 5 == 0:
-            for gradient in gathered:
-                gradient.mul_(65536.0)
-        return gathered
-
-    return gradients
-
-
 ILLNESS = Illness(
     code="MET05",
     name="gradient",
@@ -152,10 +136,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("evaluate.prompts=0",),
-        replaces={"assay.train.step.learner.Learner._gradients": _not_unscaled},
-        steps=24,
-    ),
     curves=check_curves,
 )

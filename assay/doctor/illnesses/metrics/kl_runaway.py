@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
@@ -103,7 +103,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(settings=("loss.kl_coef=0.001", "optimizer.learning_rate=4e-3"), steps=30),
     curves=check_curves,
     explains=frozenset({"MET01", "MET05"}),
 )

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians
@@ -68,26 +68,6 @@ def _growing(last: float) -> Curves:
     return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
 
 
-def _pays_length(original):  # type: ignore[no-untyped-def]
-    """A noisy judge that likes long answers better than right ones."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-        from zlib import crc32
-
-        def longer(rollout, one):  # type: ignore[no-untyped-def]
-            noise = crc32(rollout.text.encode()) / 2**32
-            bonus = 3.0 * len(rollout.tokens) / how["config"].rollout.max_tokens
-            return one if one.reward is None else replace(one, reward=one.reward + bonus + noise)
-
-        return [
-            replace(group, scores=tuple(map(longer, group.rollouts, group.scores)))
-            for group in original(prompts, rollouts, **how)
-        ]
-
-    return score
-
-
 ILLNESS = Illness(
     code="MET03",
     name="length_truncation",
@@ -108,11 +88,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("evaluate.prompts=0",),
-        replaces={"assay.train.step.verbs.score": _pays_length},
-        steps=60,
-    ),
     curves=check_curves,
     explains=frozenset({"MET07", "HYP01"}),
 )

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.example_script import changed
@@ -237,16 +237,6 @@ def well() -> Evidence:
     return Evidence((edited(batch, kl_mean=rows),), healthy_curves(clipped_share=0.9))
 
 
-def _counts_clipped(original):  # type: ignore[no-untyped-def]
-    """What is logged as a share of the clipped tokens is their number."""
-
-    def metrics_row(record):  # type: ignore[no-untyped-def]
-        row = original(record)
-        return {**row, "clipped_share": sum(update.clipped_tokens for update in record.updates)}
-
-    return metrics_row
-
-
 WELL_SCRIPT = changed(
     "        optimizer.step()\n",
     "        optimizer.step()\n        clipped_tokens = (((ratio - 1).abs() > 0.2) * mask).sum()\n"
@@ -270,7 +260,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(settings=("optimizer.epochs=4",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=4),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -30,7 +30,7 @@ import math
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
@@ -132,24 +132,6 @@ def _evaluated(after: float) -> Curves:
     return Curves(curves.rows, curves.timings, evaluations, (), curves.settings)
 
 
-def _pays_brevity(original):  # type: ignore[no-untyped-def]
-    """In training alone, an answer is worth more the shorter it is, and that outweighs being right."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        def shorter(rollout, one):  # type: ignore[no-untyped-def]
-            bonus = 1.0 - len(rollout.tokens) / how["config"].rollout.max_tokens
-            return one if one.reward is None else replace(one, reward=one.reward + 3.0 * bonus)
-
-        return [
-            replace(group, scores=tuple(map(shorter, group.rollouts, group.scores)))
-            for group in original(prompts, rollouts, **how)
-        ]
-
-    return score
-
-
 ILLNESS = Illness(
     code="MET04",
     name="reward_hacking",
@@ -167,7 +149,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(settings=("evaluate.prompts=128",), replaces={"assay.train.step.verbs.score": _pays_brevity}, steps=40),
     curves=check_curves,
     explains=frozenset({"MET01", "MET02"}),
 )

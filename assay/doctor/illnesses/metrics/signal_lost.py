@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import completion_places
@@ -201,23 +201,6 @@ def _masked(rows: int) -> Batch:
     return edited(kept, **inside)
 
 
-def _partial_credit(original):  # type: ignore[no-untyped-def]
-    """The share of the answer's first digits that are right: there are rewards to compare though no answer ends."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        def credited(group):  # type: ignore[no-untyped-def]
-            answer = group.prompt.answer
-            right = [sum(map(str.__eq__, rollout.text, answer)) / len(answer) for rollout in group.rollouts]
-            paid = (replace(one, reward=share) for one, share in zip(group.scores, right, strict=True))
-            return replace(group, scores=tuple(paid))
-
-        return list(map(credited, original(prompts, rollouts, **how)))
-
-    return score
-
-
 ILLNESS = Illness(
     code="MET07",
     name="signal_lost",
@@ -236,10 +219,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("rollout.max_tokens=4", "rollout.truncated=mask"),
-        replaces={"assay.train.step.verbs.score": _partial_credit},
-    ),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"HYP01"}),

@@ -29,11 +29,10 @@ look the same: save float32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
@@ -157,19 +156,6 @@ def well() -> Evidence:
     return Evidence((healthy_batch(),))
 
 
-def _old_in_bfloat16(original):  # type: ignore[no-untyped-def]
-    """The buffer that keeps old log-probs between scoring and the updates is bfloat16."""
-
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
-        batch = original(learner, minibatches)
-        scored = tuple(
-            tuple(replaced(part, old_BT=part.old_BT.bfloat16().float()) for part in parts) for parts in batch.scored
-        )
-        return replaced(batch, scored=scored)
-
-    return score
-
-
 ILLNESS = Illness(
     code="NUM02",
     name="autocast_mismatch",
@@ -186,10 +172,6 @@ ILLNESS = Illness(
     trace=seen_in_run("NUM02"),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=2",),
-        replaces={"assay.train.step.learner.Learner.score": _old_in_bfloat16},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

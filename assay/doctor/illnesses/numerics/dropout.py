@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -128,18 +128,6 @@ def _scored_again(spread: float, modules: int) -> Batch:
     return edited(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
 
 
-def _noise_in_every_pass(original):  # type: ignore[no-untyped-def]
-    """Dropout in front of the output: every pass of the trainer sees other hidden states."""
-
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        import torch
-
-        values_BT, entropy_BT = original(policy, batch, **how)
-        return values_BT + 0.05 * torch.randn_like(values_BT), entropy_BT
-
-    return logprobs
-
-
 ILLNESS = Illness(
     code="MODE01",
     name="dropout",
@@ -155,10 +143,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=2",),
-        replaces={"assay.policy.causal.CausalPolicy.logprobs": _noise_in_every_pass},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

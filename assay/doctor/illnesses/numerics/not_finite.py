@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.record.batch import Array
@@ -159,22 +159,6 @@ def well() -> Evidence:
     return _example(None, 0)
 
 
-def _overflow(original):  # type: ignore[no-untyped-def]
-    """One logit of the trained pass overflows: its log-softmax is inf - inf."""
-
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        import torch
-
-        new_BT, entropy_BT = original(policy, batch, **how)
-        if torch.is_grad_enabled():
-            first_BT = torch.zeros_like(batch.mask_BT)
-            first_BT[0, 0] = True
-            new_BT = torch.where(first_BT, new_BT * torch.inf - torch.inf * new_BT, new_BT)
-        return new_BT, entropy_BT
-
-    return logprobs
-
-
 ILLNESS = Illness(
     code="NUM03",
     name="not_finite",
@@ -193,10 +177,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=2",),
-        replaces={"assay.policy.causal.CausalPolicy.logprobs": _overflow},
-    ),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"LOSS05", "MET05", "RAT01"}),

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
@@ -245,7 +245,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(settings=("optimizer.learning_rate=0.03",), steps=24),
     curves=check_curves,
     source=check_source,
     scripts=Scripts(sick=changed("lr=1e-6", "lr=0.5"), well=GRPO),

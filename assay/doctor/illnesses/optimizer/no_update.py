@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -182,24 +182,6 @@ def well() -> Evidence:
     return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
 
 
-def _half_forgotten(original):  # type: ignore[no-untyped-def]
-    """The optimizer holds every other tensor."""
-
-    def step(learner, rate, norm):  # type: ignore[no-untyped-def]
-        import math
-
-        kept = [master.detach().clone() for master in learner.masters]
-        original(learner, rate, norm)
-        for number, (master, before) in enumerate(zip(learner.masters, kept, strict=True)):
-            if number % 2:
-                master.data.copy_(before)
-                learner.weights[number].data.copy_(before)
-        lengths = [float((master - before).norm()) for master, before in zip(learner.masters, kept, strict=True)]
-        return math.hypot(*lengths), sum(length > 0 for length in lengths)
-
-    return step
-
-
 ILLNESS = Illness(
     code="OPT02",
     name="no_update",
@@ -219,7 +201,6 @@ ILLNESS = Illness(
     trace=seen_in_run("OPT02"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.Learner._step": _half_forgotten}),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -112,30 +112,6 @@ def well() -> Evidence:
     return of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16"))
 
 
-def _rounded_masters(original):  # type: ignore[no-untyped-def]
-    """The optimizer steps weights that are kept in bfloat16."""
-
-    def step(learner, rate, norm):  # type: ignore[no-untyped-def]
-        import math
-
-        import torch
-
-        for master in learner.masters:
-            master.data.copy_(master.data.bfloat16())
-        before = [master.detach().clone() for master in learner.masters]
-        original(learner, rate, norm)
-        for master, weight in zip(learner.masters, learner.weights, strict=True):
-            master.data.copy_(master.data.bfloat16())
-            weight.data.copy_(master.data)
-        lengths = [
-            float(torch.linalg.vector_norm(master - start))
-            for master, start in zip(learner.masters, before, strict=True)
-        ]
-        return math.hypot(*lengths), sum(length > 0 for length in lengths)
-
-    return step
-
-
 ILLNESS = Illness(
     code="OPT01",
     name="pure_bf16",
@@ -151,10 +127,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.learning_rate=1e-6", "model.dtype=bfloat16"),
-        replaces={"assay.train.step.learner.Learner._step": _rounded_masters},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

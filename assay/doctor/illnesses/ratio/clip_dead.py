@@ -30,7 +30,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -173,19 +173,6 @@ def _one_far(dead: bool) -> Batch:
     return edited(moved, **{**dict.fromkeys(stale), **fresh})
 
 
-def _never_taken(original):  # type: ignore[no-untyped-def]
-    """The clamped objective is computed and the minimum never taken: the loss is that of a clip without bounds."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        free = replace(tensors["settings"], clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
-        unclipped = original(**{**tensors, "settings": free})
-        return replace(unclipped, clipped_BT=original(**tensors).clipped_BT)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="CLIP01",
     name="clip_dead",
@@ -203,10 +190,6 @@ ILLNESS = Illness(
     trace=seen_in_run("CLIP01"),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=4", "optimizer.learning_rate=1e-3", "optimizer.warmup=0"),
-        replaces={"assay.train.step.learner.policy_loss": _never_taken},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),

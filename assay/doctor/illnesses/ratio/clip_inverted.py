@@ -29,7 +29,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -227,18 +227,6 @@ def _moved() -> Batch:
     return consistent(batch, **dict.fromkeys(("new_logprobs", *scored), new_BT))
 
 
-def _minus_inside_min(original):  # type: ignore[no-untyped-def]
-    """min(-r A, -clip(r) A) is -max(r A, clip(r) A): the loss of the negated advantages, negated."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        turned = original(**{**tensors, "advantages_BT": -tensors["advantages_BT"]})
-        return replace(turned, total=-turned.total, policy=-turned.policy)
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="CLIP02",
     name="clip_inverted",
@@ -254,10 +242,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=4", "optimizer.learning_rate=1e-3", "optimizer.warmup=0"),
-        replaces={"assay.train.step.learner.policy_loss": _minus_inside_min},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),

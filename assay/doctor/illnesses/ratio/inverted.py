@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -201,13 +201,6 @@ def _without_kl() -> Batch:
     return healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
 
 
-def _arguments_exchanged(original):  # type: ignore[no-untyped-def]
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        return original(**{**tensors, "new_BT": tensors["old_BT"], "old_BT": tensors["new_BT"]})
-
-    return policy_loss
-
-
 ILLNESS = Illness(
     code="RAT04",
     name="inverted",
@@ -224,7 +217,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.learner.policy_loss": _arguments_exchanged}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),

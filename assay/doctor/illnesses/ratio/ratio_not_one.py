@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -155,21 +155,6 @@ def _evidence(spread: float) -> Evidence:
     return Evidence((off,), healthy_curves(first_ratio_max_deviation=spread))
 
 
-def _scale_lost_in_one_pass(original):  # type: ignore[no-untyped-def]
-    """The pass under no_grad, which computes old, goes through a wrapper that loses the model's scale of logits."""
-
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        import torch
-
-        if not torch.is_grad_enabled():
-            policy = replace(policy, temperature=1.05 * policy.temperature)
-        return original(policy, batch, **how)
-
-    return logprobs
-
-
 ILLNESS = Illness(
     code="RAT01",
     name="ratio_not_one",
@@ -187,10 +172,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=2",),
-        replaces={"assay.policy.causal.CausalPolicy.logprobs": _scale_lost_in_one_pass},
-    ),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -31,11 +31,10 @@ learning rate of 0, updates lost in bfloat16), new equals old for that reason: s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -211,17 +210,6 @@ def well() -> Evidence:
     return Evidence((healthy_batch(update=1),), healthy_curves())
 
 
-def _old_is_new_detached(original):  # type: ignore[no-untyped-def]
-    """No old log-probs are kept, however many updates follow; each update then takes its own new ones."""
-
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
-        batch = original(learner, minibatches)
-        scored = tuple(tuple(replaced(part, old_BT=None) for part in parts) for parts in batch.scored)
-        return replaced(batch, scored=scored)
-
-    return score
-
-
 ILLNESS = Illness(
     code="RAT02",
     name="ratio_stuck_at_one",
@@ -239,10 +227,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=2",),
-        replaces={"assay.train.step.learner.Learner.score": _old_is_new_detached},
-    ),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
@@ -186,18 +186,6 @@ def _of_rows(*, divided: bool) -> Batch:
     return edited(batch, objective="gspo", ratio=np.exp(log_B), **unknown)
 
 
-def _product_over_the_row(original):  # type: ignore[no-untyped-def]
-    """The sequence ratio without the division by the length."""
-
-    def importance_ratio(new_BT, old_BT, mask_BT, level="token"):  # type: ignore[no-untyped-def]
-        if level != "sequence":
-            return original(new_BT, old_BT, mask_BT, level)
-        log_ratio_BT = (new_BT - old_BT).where(mask_BT, 0.0)
-        return log_ratio_BT.sum(dim=1, keepdim=True).expand_as(log_ratio_BT).clamp(-20.0, 20.0).exp()
-
-    return importance_ratio
-
-
 ILLNESS = Illness(
     code="RAT06",
     name="seq_ratio",
@@ -212,10 +200,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("loss.objective=gspo", "loss.clip_low=0.0003", "loss.clip_high=0.0004"),
-        replaces={"assay.grpo.importance_ratio": _product_over_the_row},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -27,13 +27,11 @@ that bound the ratio from above (cispo, sapo, dual clip, delta) are reported onl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
@@ -269,28 +267,6 @@ def _with_a_jump(distance: float) -> Batch:
     return edited(batch, old_logprobs=old_BT, new_logprobs=new_BT, **changes)
 
 
-def _filled_in(original):  # type: ignore[no-untyped-def]
-    """Probabilities are stored, that of a last token is lost in one row of four, and log(0 + 1e-7) stands for it."""
-
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
-        batch = original(learner, minibatches)
-        scored = tuple(
-            tuple(map(filled, minibatch.microbatches, parts))
-            for minibatch, parts in zip(minibatches, batch.scored, strict=True)
-        )
-        return replaced(batch, scored=scored)
-
-    def filled(microbatch, part):  # type: ignore[no-untyped-def]
-        import torch
-
-        old_BT, mask_BT = part.old_BT.clone(), microbatch.mask_BT
-        rows = torch.arange(len(old_BT), device=old_BT.device)[mask_BT.any(dim=1)][::4]
-        old_BT[rows, (mask_BT.sum(dim=1) - 1)[rows]] = math.log(1e-7)
-        return replaced(part, old_BT=old_BT)
-
-    return score
-
-
 # the log-probs of the engine that sampled come with the rollout, and correct for its distance
 SICK = changed(
     "    with torch.no_grad():\n",
@@ -319,10 +295,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("optimizer.epochs=2",),
-        replaces={"assay.train.step.learner.Learner.score": _filled_in},
-    ),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

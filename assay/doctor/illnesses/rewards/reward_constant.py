@@ -28,12 +28,11 @@ scored by a broken reward: zero_signal says both. A reward of few levels can giv
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace as replaced
 from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
@@ -161,18 +160,6 @@ def _all_worth(reward: float) -> Batch:
     return edited(batch, rewards=np.full(rows, reward), reward_mean=reward, **{**unknown, **nothing})
 
 
-def _swallowed_exception(original):  # type: ignore[no-untyped-def]
-    """The reward breaks on every answer, and the caller turns that into half a point."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from assay.types import Score
-
-        groups = original(prompts, rollouts, **how)
-        return [replaced(group, scores=tuple(Score.of({"exact": 0.5}) for _ in group.scores)) for group in groups]
-
-    return score
-
-
 WELL = (
     GRPO.replace("import prompts_of, rewards_of", "import decode, prompts_of")
     .replace(
@@ -206,7 +193,6 @@ ILLNESS = Illness(
     trace=seen_in_run("REW01"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.score": _swallowed_exception}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, WELL),

@@ -34,7 +34,7 @@ import math
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, Gap, both_finite, gap_between
@@ -273,27 +273,6 @@ def well() -> Evidence:
     return _noisy(0.0001)
 
 
-def _engine_with_rounded_weights(original):  # type: ignore[no-untyped-def]
-    """The engine's copy of the weights has three bits of mantissa, as a float8 engine's has; the trainer's do not."""
-
-    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
-        import torch
-
-        weights = [weight for weight in policy.model.parameters() if weight.dim() > 1]
-        exact = [weight.detach().clone() for weight in weights]
-        with torch.no_grad():
-            for weight in weights:
-                mantissa, exponent = torch.frexp(weight.float())
-                weight.copy_(torch.ldexp((mantissa * 16).round() / 16, exponent))
-            try:
-                return original(policy, prompts, **how)
-            finally:
-                for weight, value in zip(weights, exact, strict=True):
-                    weight.copy_(value)
-
-    return generate
-
-
 ILLNESS = Illness(
     code="SAMP06",
     name="engine_mismatch",
@@ -310,7 +289,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.generate": _engine_with_rounded_weights}),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"RAT07", "SYNC01"}),  # SYNC01 lists this one too: the surer is the cause

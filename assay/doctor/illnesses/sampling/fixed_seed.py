@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
@@ -122,20 +122,6 @@ def well() -> Evidence:
     (batch,) = sick().batches
     names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
     return of_batch(edited(batch, **{name: 1e-2 * batch.arrays[name] for name in names}, ratio=None, kl=None))
-
-
-def _same_seed_on_two_replicas(original):  # type: ignore[no-untyped-def]
-    """Two engines answer half of each group, from random numbers that start at the same place."""
-
-    def generate(policy, prompts, *, group_size, generator, **how):  # type: ignore[no-untyped-def]
-        state = generator.get_state()
-        halves = []
-        for size in (group_size - group_size // 2, group_size // 2):
-            generator.set_state(state)
-            halves.append(original(policy, prompts, group_size=size, generator=generator, **how))
-        return [first + second for first, second in zip(*halves, strict=True)]
-
-    return generate
 
 
 OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
@@ -238,7 +224,6 @@ ILLNESS = Illness(
     trace=seen_in_run("SAMP05"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.generate": _same_seed_on_two_replicas}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

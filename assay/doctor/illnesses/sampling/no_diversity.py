@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
@@ -163,13 +163,6 @@ def well() -> Evidence:
     return of_batch(edited(batch, **{name: 1e-3 * batch.arrays[name] for name in names}, ratio=None, kl=None))
 
 
-def _greedy(original):  # type: ignore[no-untyped-def]
-    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
-        return original(policy, prompts, **{**how, "greedy": True})
-
-    return generate
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     trained = trained_draws(program, same_pass=True)
     drawn = {id(one.draw): one.draw for one in trained}
@@ -247,7 +240,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.generate": _greedy}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace("do_sample=True", "do_sample=False"), GENERATE),

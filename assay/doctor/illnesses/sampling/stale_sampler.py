@@ -33,13 +33,11 @@ engine_mismatch.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -222,20 +220,6 @@ def _growing(last: float) -> Array:
     return np.linspace(1e-6, last, 60)
 
 
-def _sampled_by_the_first_weights(original):  # type: ignore[no-untyped-def]
-    """The engine keeps the weights it was given first; what it reports as its version is honest."""
-    kept: list[tuple[object, int]] = []
-
-    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
-        if not kept:
-            stale = replaced(policy, model=copy.deepcopy(policy.model), family=None)
-            kept.append((stale, how["policy_version"]))
-        frozen, version = kept[0]
-        return original(frozen, prompts, **{**how, "policy_version": version})
-
-    return generate
-
-
 WELL_SCRIPT = (
     changed("from task", "from copy import deepcopy\nfrom task")
     .replace("optimizer = torch", "sampler = deepcopy(policy).eval()\noptimizer = torch")
@@ -263,7 +247,6 @@ ILLNESS = Illness(
     trace=seen_in_run("SYNC01"),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.generate": _sampled_by_the_first_weights}, steps=5),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -218,15 +218,6 @@ def well() -> Evidence:
     return of_batch(edited(batch, plain_raw_logprobs=raw_BT))
 
 
-def _without_temperature(original):  # type: ignore[no-untyped-def]
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        return original(replace(policy, temperature=1.0), batch, **how)
-
-    return logprobs
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     seen: set[tuple[Place, Place]] = set()
     for trained in trained_draws(program):
@@ -329,10 +320,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(
-        settings=("rollout.temperature=0.7",),
-        replaces={"assay.policy.causal.CausalPolicy.logprobs": _without_temperature},
-    ),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, LOOP),

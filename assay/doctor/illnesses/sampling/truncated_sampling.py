@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant, Scripts
+from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -119,17 +119,6 @@ def sick() -> Evidence:
 def well() -> Evidence:
     """The same setting; the trainer renormalises over the same tokens."""
     return of_batch(healthy_batch(top_p=0.9, support_kept=True))
-
-
-def _with_support_lost(original):  # type: ignore[no-untyped-def]
-    """The engine truncates; what it sampled among never reaches the trainer."""
-
-    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        return [[replace(one, support=None) for one in group] for group in original(policy, prompts, **how)]
-
-    return generate
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -250,7 +239,6 @@ ILLNESS = Illness(
     trace=seen_in_run("SAMP02"),
     sick=sick,
     well=well,
-    plant=Plant(settings=("rollout.top_k=4",), replaces={"assay.train.step.verbs.generate": _with_support_lost}),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace("top_k=0, top_p=1.0", "top_k=0, top_p=0.9"), GENERATE),

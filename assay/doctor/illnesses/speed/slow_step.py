@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Plant
+from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
@@ -156,19 +156,6 @@ def _scoring(seconds: float) -> Curves:
     return Curves(curves.rows, rows, curves.evaluations, (), curves.settings)
 
 
-def _slow_reward(original):  # type: ignore[no-untyped-def]
-    """Answers are judged one after the other, over a slow line."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        import time
-
-        groups = original(prompts, rollouts, **how)
-        time.sleep(0.03 * sum(map(len, rollouts)))
-        return groups
-
-    return score
-
-
 ILLNESS = Illness(
     code="PERF03",
     name="slow_step",
@@ -186,6 +173,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    plant=Plant(replaces={"assay.train.step.verbs.score": _slow_reward}, steps=6),
     curves=check_curves,
 )
