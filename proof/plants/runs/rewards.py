@@ -1,0 +1,23 @@
+"""Plants of illnesses of rewards: each makes a real run of the real trainer ill."""
+
+from __future__ import annotations
+
+from proof.plants.plant import Plant
+from dataclasses import replace as replaced
+
+
+def _swallowed_exception(original):  # type: ignore[no-untyped-def]
+    """The reward breaks on every answer, and the caller turns that into half a point."""
+
+    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+        from assay.types import Score
+
+        groups = original(prompts, rollouts, **how)
+        return [replaced(group, scores=tuple(Score.of({"exact": 0.5}) for _ in group.scores)) for group in groups]
+
+    return score
+
+
+PLANTS: dict[str, Plant] = {
+    "REW01": Plant(replaces={"assay.train.step.verbs.score": _swallowed_exception}),
+}
