@@ -204,23 +204,31 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Microbatch:
-    """Tensors of one forward pass: R rows of S tokens, each a prompt and one or more of its completions.
+class ModelInputs:
+    """What a policy's forward pass reads: R rows of S tokens, padded on the right, and which output predicts what.
 
-    Branch 0 is the prompt, branch n its n-th completion, -1 the padding on the right. A token sees the prompt and its
-    own branch, up to itself. With one completion a row that is what a causal model sees anyway.
-    A micro-batch is equal to itself alone, so that what was prepared for it can be found again.
+    In the rows of a causal policy a prompt is followed by one or more of its completions: branch 0 is the prompt,
+    branch n its n-th completion, -1 the padding. A token sees the prompt and its own branch, up to itself. With one
+    completion in a row that is what a causal model sees anyway.
+    Two objects are equal only if they are the same one: what a policy prepares for an object is found again by it.
     """
 
-    rows: tuple[int, ...]  # which samples of the step these are
     trees: tuple[tuple[int, ...], ...]  # of each of the R rows, the tokens of its prompt and of its completions
     lengths: tuple[int, ...]  # of the B completions
     ids_RS: Tensor
     positions_RS: Tensor  # position of each token in its own sequence
-    branches_RS: Tensor | None  # None: one completion a row, no mask needed
-    predictors_BT: Tensor  # index into the R * S outputs: the one that predicts completion token t
+    branches_RS: Tensor | None  # None: one completion in each row, no mask needed
+    predictors_BT: Tensor  # index into the R * S outputs: the one that predicts completion token t; -1 at padding
     targets_BT: Tensor  # the sampled completion tokens
     support_BTK: Tensor | None  # the tokens each was sampled among; fewer than K repeat the first; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """B samples of one forward pass: what the policy reads of them, and what the loss needs besides log-probs."""
+
+    rows: tuple[int, ...]  # which samples of the step these are
+    inputs: ModelInputs
     mask_BT: Tensor  # bool: this completion token is in the loss
     sampler_BT: Tensor
     advantages_BT: Tensor
@@ -235,8 +243,8 @@ class Minibatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """Log-probs of the fixed policies on one micro-batch: `old` before the first update, `ref` if there is one."""
+class FrozenLogprobs:
+    """Log-probs of one micro-batch that no update changes: `old` before the first update, `ref` if there is one."""
 
     old_BT: Tensor | None  # None: this is the only update of the step, old is new, detached
     ref_BT: Tensor | None
@@ -247,7 +255,7 @@ class Batch:
     """All minibatches of one rollout batch. They are cut once, so that old and new log-probs share their bits."""
 
     minibatches: tuple[Minibatch, ...]
-    scored: tuple[tuple[Scored, ...], ...]  # parallel to minibatches and their micro-batches
+    frozen: tuple[tuple[FrozenLogprobs, ...], ...]  # parallel to minibatches and their micro-batches
     epochs: int  # how often each minibatch is trained on
 
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.engine.builtin import generate
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cuda import CudaDecoder
 from assay.llama.decoder import Seat
-from assay.llama.family import Family, family_of
+from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
 from assay.types import Prompt, StopReason
@@ -152,7 +152,7 @@ def check() -> None:
             for name, weight in model.named_parameters():
                 if "norm" in name or "bias" in name or "lora_B" in name:
                     weight.add_(torch.randn_like(weight) * 0.1)
-        family = family_of(model)
+        family = joined_family(model)
         decoder = CudaDecoder(family)
         told = []
         for name, (lengths, group, limit) in CASES.items():
@@ -192,8 +192,8 @@ def checked_ends(model: Any, family: Family, limit: int) -> float:
     tokens = random_prompts([3, 1, 30, 11, 2, 50, 8, 21], SMALL["vocab_size"])
     prompts = [Prompt(str(number), "", tuple(prompt), "") for number, prompt in enumerate(tokens)]
     settings = RolloutConfig(max_tokens=limit, max_rows=24)
-    generator = torch.Generator("cuda").manual_seed(3)
-    groups = generate(policy, prompts, group_size=16, settings=settings, generator=generator, policy_version=0)
+    engine = SharedWeightsEngine(policy)
+    groups = engine.generate(prompts, group_size=16, settings=settings, seed=3, policy_version=0)
     off = 0.0
     for prompt, group in zip(tokens, groups, strict=True):
         for rollout in group:
@@ -236,7 +236,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
     shape = dict(SHAPES[name])
     torch.manual_seed(0)
     model = model_of(shape.pop("kind"), torch.bfloat16, **shape, tie_word_embeddings=True)
-    family = family_of(model)
+    family = joined_family(model)
     results: dict[str, Any] = {}
     decoder = CudaDecoder(family)
     for count in rows:
@@ -260,7 +260,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
         if count == PROFILED:
             results[str(count)]["kernels"] = kernels_of(decoder, count)
     add_adapters(model, rank=16)
-    family = family_of(model)
+    family = joined_family(model)
     results["adapters_step_microseconds"] = step_time(CudaDecoder(family), PROFILED) * 1e6
     print(
         f"{name} B={PROFILED:4}, adapters: step_microseconds {results['adapters_step_microseconds']:,.0f}", flush=True

@@ -11,8 +11,9 @@ import torch
 from transformers import TrainerCallback
 
 from assay.config import Config, ConfigError
-from assay.policy.causal import CausalPolicy
+from assay.engine.open import open_engine
 from assay.policy.load import load_policy
+from assay.policy.policy import Policy
 from assay.rewards import Reward, open_rewards
 from assay.tasks import Task, open_task
 from assay.train.evaluate.evaluate import EvaluationRow, evaluate
@@ -28,7 +29,7 @@ class TaskReward:
 
     __name__ = "task"  # TRL names its metrics by it
 
-    def __init__(self, reward: Reward, policy: CausalPolicy, prompts: Sequence[Prompt], config: Config) -> None:
+    def __init__(self, reward: Reward, policy: Policy, prompts: Sequence[Prompt], config: Config) -> None:
         self.reward = reward
         self.policy = policy
         self.prompts = prompts
@@ -64,8 +65,9 @@ class TaskReward:
 class HeldOut(TrainerCallback):  # type: ignore[misc]
     """Evaluates as `assay train` does: before training, every so many steps, and at the end."""
 
-    def __init__(self, policy: CausalPolicy, task: Task, reward: Reward, config: Config, on_step: OnStep) -> None:
+    def __init__(self, policy: Policy, task: Task, reward: Reward, config: Config, on_step: OnStep) -> None:
         self.policy = policy
+        self.engine = open_engine(policy)
         self.task = task
         self.reward = reward
         self.config = config
@@ -87,7 +89,7 @@ class HeldOut(TrainerCallback):  # type: ignore[misc]
         was_training = self.policy.model.training
         self.policy.model.eval()
         ticker = _ignore
-        evaluation = evaluate(self.policy, self.task, self.reward, self.config, step, ticker, ticker)
+        evaluation = evaluate(self.engine, self.policy, self.task, self.reward, self.config, step, ticker, ticker)
         self.policy.model.train(was_training)
         self.rows.append(evaluation.row)
 
@@ -131,7 +133,7 @@ def our_optimizer(model: torch.nn.Module, config: Config) -> tuple[Any, Any]:
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: learning_rate(wanted, n, total))
 
 
-def refuse_other_tokens(trainer: Any, posed: Sequence[Any], prompts: Sequence[Prompt], policy: CausalPolicy) -> None:
+def refuse_other_tokens(trainer: Any, posed: Sequence[Any], prompts: Sequence[Prompt], policy: Policy) -> None:
     theirs, *_ = trainer._tokenize_prompts(list(posed))
     for prompt, ids in zip(prompts, theirs, strict=True):
         if tuple(ids) != prompt.tokens:

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from assay.config import Config
+from assay.engine.open import open_engine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import embedded_directory
@@ -142,10 +143,10 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
 
     def heldout() -> float:
         policy = examined(
-            CausalPolicy(trainer.model, TokenizerCodec(tokenizer), (reward.eos_id,), config.rollout.temperature)
+            CausalPolicy(trainer.model.eval(), TokenizerCodec(tokenizer), (reward.eos_id,), config.rollout.temperature)
         )
         with closing(open_rewards(config, task, policy.codec.decode)) as own_reward:
-            evaluation = evaluate(policy, task, own_reward, config, 0, _ignore, _ignore)
+            evaluation = evaluate(open_engine(policy), policy, task, own_reward, config, 0, _ignore, _ignore)
         assert evaluation.row["reward_sampled"] is not None
         return evaluation.row["reward_sampled"]
 

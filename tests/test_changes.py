@@ -123,7 +123,7 @@ def test_every_setting_that_may_change_exists_and_the_ones_above_are_among_them(
 
 
 def test_smaller_passes_apply_to_the_step_under_way_if_it_has_no_update_yet(assay_command, run_path):
-    trap = Trap("assay.train.step.learner:Learner.score", 2, "TERM", "after")
+    trap = Trap("assay.train.step.learner:Learner.freeze", 2, "TERM", "after")
     ended = assay_command.run("train", *settings(run__steps=3), "--out", run_path, traps=[trap])
     assert ended.code == 143, ended.stderr
     ended = resume(

@@ -60,7 +60,7 @@ def assert_resumes(assay_command, run, straight):
     ("where", "place", "number", "name"),
     [
         ("first evaluation", "assay.llama.cpu:CpuDecoder.advance", 2, "SIGTERM"),
-        ("rollout", "assay.train.step.verbs:generate", 2, "SIGINT"),
+        ("rollout", "assay.engine.shared_weights:SharedWeightsEngine.generate", 2 + 2, "SIGINT"),
         ("scoring", "assay.tasks.sort_digits:SortDigits.score", 8 + 20, "SIGTERM"),
         ("old log-probs", "assay.policy.causal:CausalPolicy.logprobs", 2, "SIGTERM"),
         ("between micro-batches", "assay.policy.causal:CausalPolicy.logprobs", 16 + 4 + 5, "SIGINT"),

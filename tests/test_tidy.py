@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "llama": set(),
     "policy": {"tasks", "llama", "foreign"},
     "engine": {"policy", "llama"},
-    "train": {"engine", "policy", "llama", "tasks", "rewards", "record", "foreign"},
+    "train": {"engine", "policy", "tasks", "rewards", "record", "foreign"},
     "programs": {"record", "policy"},
     "doctor": {"record", "programs"},
     "watch": {"programs", "record", "doctor"},

@@ -33,7 +33,7 @@ def tiny_policy(seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = to
                 bos_token_id=None,
             )
         )
-    return examined(CausalPolicy(model.to(dtype), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
+    return examined(CausalPolicy(model.to(dtype).eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
 
 
 def portable_policy(seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = torch.float32) -> CausalPolicy:

@@ -11,18 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
+from assay.engine.engine import BrokenPolicy
 from assay.engine.stop import stop_at
 from assay.llama.decoder import Sampled
-from assay.policy.causal import CausalPolicy
+from assay.policy.policy import Policy
 from assay.types import Prompt, Rollout, StopReason
 
 
-class BrokenPolicy(ArithmeticError):
-    """The policy gives no probabilities to sample from."""
-
-
 class Rows:
-    def __init__(self, policy: CausalPolicy, settings: RolloutConfig, count: int) -> None:
+    def __init__(self, policy: Policy, settings: RolloutConfig, count: int) -> None:
         self.policy = policy
         self.stops = settings.stop
         self.ends = np.array(policy.eos_ids)

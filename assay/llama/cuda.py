@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -42,16 +41,10 @@ class CudaDecoder:
     keep_below = 0.75
 
     def __init__(self, family: Family) -> None:
-        self._family = ref(family)  # a decoder may be kept for as long as its family, and must not keep it alive
+        self.family = family
         self._step: Step | None = None
         self._run: Run | None = None
         self._graphs: dict[tuple[int, Tiles, Ending], torch.cuda.CUDAGraph] = {}
-
-    @property
-    def family(self) -> Family:
-        family = self._family()
-        assert family is not None, "the model is gone"
-        return family
 
     @property
     def step(self) -> Step:

@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
+from assay.llama.family import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Sampled:
 
 
 class Decoder(Protocol):
+    family: Family
     look_every: int  # positions worth advancing between two looks
     ahead: int  # positions worth advancing before a look is read, so that the device has work while the host reads it
     keep_below: float  # `keep` is worth its cost when no more than this share of the lanes lives

@@ -2,8 +2,8 @@
 
 Llama, SmolLM2, Qwen2, Qwen2.5, Qwen3 and Mistral are one architecture with small differences: biases, norms of queries
 and keys, the table of rotations. What is read here are the model's own parameters, never copies: whoever computes with
-them (the engine, the update) sees every optimizer step at once. Parameters that multiply the same input are moved side
-by side in memory, once, so that they can be read as one matrix; each stays a parameter of its own.
+them (the engine, the update) sees every optimizer step at once. `joined_family` moves parameters that multiply the same
+input side by side in memory, so that they can be read as one matrix; each stays a parameter of its own.
 
 Shape legend: V vocabulary, D hidden size, O outputs, I inputs, K rank of an adapter, N tokens, H half a head.
 """
@@ -131,9 +131,21 @@ class Family:
             yield layer.gate_up
 
 
+def joined_family(model: nn.Module) -> Family:
+    """Reads a Hugging Face model and moves parameters that multiply the same input side by side in memory. The model
+    must not be moved to another device or dtype afterwards."""
+    family = family_of(model)
+    with torch.no_grad():
+        for stack in family.stacks:
+            _move_side_by_side([part.weight_OI for part in stack.parts])
+            biases = [part.bias_O for part in stack.parts if part.bias_O is not None]
+            if biases:
+                _move_side_by_side(biases)
+    return family
+
+
 def family_of(model: nn.Module) -> Family:
-    """Reads a Hugging Face model; NotOfTheFamily says why one cannot be read. A model that was read must not be moved
-    to another device or dtype afterwards."""
+    """Reads a Hugging Face model and changes nothing in it; NotOfTheFamily says why one cannot be read."""
     if type(model).__name__ not in MEMBERS or not type(model).__module__.startswith("transformers.models."):
         raise NotOfTheFamily(f"{type(model).__name__} is none of {', '.join(MEMBERS)}")
     config: Any = model.config
@@ -172,12 +184,6 @@ def family_of(model: nn.Module) -> Family:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
         raise NotOfTheFamily(f"its weights are on several devices: {', '.join(sorted(map(str, devices)))}")
-    with torch.no_grad():
-        for stack in family.stacks:
-            _move_side_by_side([part.weight_OI for part in stack.parts])
-            biases = [part.bias_O for part in stack.parts if part.bias_O is not None]
-            if biases:
-                _move_side_by_side(biases)
     return family
 
 

@@ -66,6 +66,23 @@ class Packed:
         return tuple(map(tuple, trees))
 
     @cached_property
+    def sequences(self) -> tuple[tuple[Segment, ...], ...]:
+        """Segments of each sequence, in order: a segment alone, or a stem and one of its branches."""
+        return tuple(
+            tree if len(tree) == 1 else (tree[0], branch)
+            for tree in self.trees
+            for branch in (tree if len(tree) == 1 else tree[1:])
+        )
+
+    def sequence(self, number: int) -> tuple[list[int], list[int]]:
+        """(ids, positions) of a sequence."""
+        ids_L, positions_L = (
+            torch.cat([values_N[segment.start : segment.end] for segment in self.sequences[number]])
+            for values_N in (self.ids_N, self.positions_N)
+        )
+        return ids_L.tolist(), positions_L.tolist()
+
+    @cached_property
     def spans(self) -> Spans:
         """What the kernels want to know of the segments, made once for all layers."""
         return spans_of(self.trees, self.ids_N.device)

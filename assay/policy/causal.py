@@ -1,15 +1,16 @@
 """A causal language model as a policy: token ids -> log-probs of the sampled tokens. Works with any Hugging Face
 causal LM, and with any torch module that maps ids [B, L] to logits [B, L, V].
 
-Shape legend: R rows of S tokens (see Microbatch), B completions of T tokens, M completion tokens, m those of a chunk,
+Shape legend: R rows of S tokens (see ModelInputs), B completions of T tokens, M completion tokens, m those of a chunk,
 D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,15 +18,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from assay.grpo import restricted, token_entropy, token_logprobs
-from assay.llama.family import Family
+from assay.llama.family import Family, joined_family
 from assay.llama.forward import hidden_states
 from assay.llama.head import token_numbers
 from assay.llama.layout import layout_of, longest_sequence
-from assay.llama.packed import Packed
+from assay.policy.causal_packing import ROW_TOKENS, CausalPacking, Sharing
 from assay.policy.codec import Codec, PromptRefused, PromptTooLong
-from assay.types import Microbatch, Problem, Prompt
+from assay.policy.policy import GivenTokens
+from assay.types import ModelInputs, Problem, Prompt, Rollout, Sample, StopReason
 
 CHUNK_NUMBERS = 2**24  # logits computed at a time: 64 MB in float32
+LOW_PRECISION = 0.02  # of a mean log-prob, between two ways to compute it in bfloat16; a wrong scale of attention: 3 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Abilities:
 class CausalPolicy:
     """A model, its text codec and its end tokens. `temperature` divides the logits, in sampling and training alike.
 
-    The model stays in eval mode throughout: dropout would make `new` differ from `old` with equal weights.
+    The model is in eval mode throughout: dropout would make `new` differ from `old` with equal weights.
     """
 
     model: nn.Module
@@ -53,13 +56,14 @@ class CausalPolicy:
     without_adapter: bool = False  # the reference of a policy with adapters: the same model, adapters switched off
     recompute: bool = False  # gradient checkpointing
     family: Family | None = None  # the model read as one of the Llama family: computed packed; None: as it comes
-    # are shown what a packed pass is given
-    onlookers: list[Callable[[Packed], None]] = field(default_factory=list, compare=False, repr=False)
-    # hears, once, what is computed in the slow way although the model is of the family
+    # called with what a packed pass is given
+    onlookers: list[Callable[[GivenTokens], None]] = field(default_factory=list, compare=False, repr=False)
+    # called once with what is computed in the slow way although the model is of the family
     say: Callable[[str], None] = field(default=lambda sentence: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.model.eval()
+        if self.model.training:
+            raise ValueError("the model is in training mode; call model.eval(), or dropout makes new differ from old")
         if self.family is not None and self.family.embedding_VD is not self.model.get_input_embeddings().weight:  # type: ignore[operator]
             raise ValueError("the family was read from another model; see probe.with_family")
 
@@ -109,15 +113,31 @@ class CausalPolicy:
         output = self.model.base_model(ids_BL, use_cache=True, **how)  # type: ignore[operator]
         return self._head(output.last_hidden_state[:, -1]), output.past_key_values
 
-    def logprobs(self, batch: Microbatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """(logprobs_BT, entropy_BT) of the completion tokens at the sampling temperature, in float32; 0 at padding.
+    def packing(self, *, share_prompts: bool) -> CausalPacking:
+        sharing = Sharing.NEVER
+        if share_prompts and self.family is not None:
+            sharing = Sharing.ALWAYS
+        elif share_prompts and self.abilities.sharing:
+            sharing = Sharing.WHERE_IT_PAYS
+        return CausalPacking(self.device, sharing, window=None if self.family is None else self.family.longest)
+
+    def prepare(self, batches: Iterable[ModelInputs]) -> None:
+        """All of them at once, before the first: a copy to the device waits for all work that it was given before, and
+        meanwhile nothing more is handed to it."""
+        for inputs in batches:
+            layout = layout_of(inputs)
+            if inputs.ids_RS.is_cuda:
+                layout.packed.prepare()
+
+    def logprobs(self, inputs: ModelInputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """(logprobs_BT, entropy_BT), see Policy.
 
         Logits are made for completion tokens only, a chunk at a time, and made again in the backward pass: those of
-        the whole vocabulary are never kept for a whole batch. An entropy that is only looked at keeps no graph."""
-        layout = layout_of(batch)
-        targets_M = batch.targets_BT.flatten()[layout.places_M]
-        support_MK = None if batch.support_BTK is None else batch.support_BTK.flatten(0, 1)[layout.places_M]
-        family = self.family_for(longest_sequence(batch))
+        the whole vocabulary are never kept for a whole batch."""
+        layout = layout_of(inputs)
+        targets_M = inputs.targets_BT.flatten()[layout.places_M]
+        support_MK = None if inputs.support_BTK is None else inputs.support_BTK.flatten(0, 1)[layout.places_M]
+        family = self.family_for(longest_sequence(inputs))
         if family is not None:
             for look in self.onlookers:
                 look(layout.packed)
@@ -132,32 +152,78 @@ class CausalPolicy:
             )
         else:
             with self._mode():
-                numbers = self._portable_numbers(batch, targets_M, support_MK, entropy_gradient)
-        empty = torch.zeros(batch.targets_BT.numel(), dtype=torch.float32, device=batch.targets_BT.device)
+                numbers = self._portable_numbers(inputs, targets_M, support_MK, entropy_gradient)
+        empty = torch.zeros(inputs.targets_BT.numel(), dtype=torch.float32, device=inputs.targets_BT.device)
         logprobs_BT, entropy_BT = (
-            empty.index_copy(0, layout.places_M, values_M).view_as(batch.targets_BT) for values_M in numbers
+            empty.index_copy(0, layout.places_M, values_M).view_as(inputs.targets_BT) for values_M in numbers
         )
         return logprobs_BT, entropy_BT
 
-    def lay_out(self, batches: Iterable[Microbatch]) -> None:
-        """Brings to the device what `logprobs` has to know of these, before the first of them is computed: a copy to
-        the device waits for all work that it was given before, and meanwhile nothing more is handed to it."""
-        for batch in batches:
-            layout = layout_of(batch)
-            if batch.ids_RS.is_cuda:
-                layout.packed.prepare()
+    def frozen_copy(self, *, keep_adapter: bool = False) -> CausalPolicy:
+        if self.adapter is not None and not keep_adapter:
+            family = None if self.family is None else self.family.without_adapters()
+            return replace(self, without_adapter=True, family=family, onlookers=[])
+        shared: list[Tensor] = []
+        if keep_adapter:  # what is frozen already is shared, not copied
+            frozen = (weight for weight in self.model.parameters() if not weight.requires_grad)
+            shared = [*frozen, *self.model.buffers()]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
+        model.requires_grad_(False)
+        family = None if self.family is None else joined_family(model)
+        return replace(self, model=model, adapter=None, family=family, onlookers=[])
+
+    def confirmed(self, prompt: Prompt, max_tokens: int) -> CausalPolicy:
+        """See Policy. A window of attention, for one, shows only beyond its size."""
+        if self.family is None and not self.abilities.sharing:
+            return self
+        with torch.no_grad():
+            length = max(min(max_tokens, (ROW_TOKENS - len(prompt.tokens)) // 2), 1)
+            vocabulary = self.logits(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).shape[2]
+            source = torch.Generator().manual_seed(0)
+            samples = [
+                Sample(
+                    prompt, Rollout(prompt.id, tuple(row), (0.0,) * length, StopReason.LENGTH, 0, ""), 0.0, in_loss=True
+                )
+                for row in torch.randint(vocabulary, (2, length), generator=source).tolist()
+            ]
+            alone, shared = (
+                CausalPacking(self.device, sharing).inputs(samples) for sharing in (Sharing.NEVER, Sharing.ALWAYS)
+            )
+            portable = replace(self, family=None)
+            alone_BT = portable.logprobs(alone)[0]
+
+            def is_sound(policy: CausalPolicy) -> bool:
+                off_BT = (alone_BT - policy.logprobs(shared)[0]).abs()
+                if not any(parameter.dtype == torch.bfloat16 for parameter in self.model.parameters()):
+                    return float(off_BT.max()) <= 1e-3
+                # In bfloat16 single tokens are off by rounding alone; so is their mean where other kernels computed.
+                # These tokens are drawn blindly, and unlikely ones are the most inexact: of SmolLM2's -14, 0.5 % on
+                # average.
+                bound = 0.05 if policy.family is None else LOW_PRECISION * float(alone_BT.abs().mean())
+                return float(off_BT.mean()) <= bound
+
+            family = self.family
+            fits = family is not None and (family.longest is None or longest_sequence(shared) <= family.longest)
+            if fits and not is_sound(self):
+                family = None
+                self.say(
+                    f"{type(self.model).__name__} is decoded and trained by the portable path, slowly, because at the "
+                    "length of a real prompt its numbers are not those of the Llama family"
+                )
+            shares = self.abilities.sharing and (family is not None or is_sound(portable))
+        return replace(self, family=family, abilities=replace(self.abilities, sharing=shares))
 
     def _portable_numbers(
-        self, batch: Microbatch, targets_M: Tensor, support_MK: Tensor | None, entropy_gradient: bool
+        self, inputs: ModelInputs, targets_M: Tensor, support_MK: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         """(logprobs_M, entropy_M) of a model that is asked for its hidden states or logits, in padded rows."""
-        predictors_M = batch.predictors_BT.flatten()[layout_of(batch).places_M]
+        predictors_M = inputs.predictors_BT.flatten()[layout_of(inputs).places_M]
         if self.abilities.head:
-            states_MD = self._hidden(batch).flatten(0, 1)[predictors_M]
+            states_MD = self._hidden(inputs).flatten(0, 1)[predictors_M]
             head: Callable[[Tensor], Tensor] = self._head
             width = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
         else:
-            states_MD = self._all_logits(batch).flatten(0, 1)[predictors_M]
+            states_MD = self._all_logits(inputs).flatten(0, 1)[predictors_M]
             head, width = _as_they_are, states_MD.shape[1]
 
         def numbers(states_mD: Tensor, targets_m: Tensor, support_mK: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -194,21 +260,21 @@ class CausalPolicy:
     def _head(self, states_ND: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(states_ND)  # type: ignore[operator, no-any-return]
 
-    def _hidden(self, batch: Microbatch) -> Tensor:
-        how = {"use_cache": False, **self._layout(batch)}
-        return self.model.base_model(batch.ids_RS, **how).last_hidden_state  # type: ignore[operator, no-any-return]
+    def _hidden(self, inputs: ModelInputs) -> Tensor:
+        how = {"use_cache": False, **self._layout(inputs)}
+        return self.model.base_model(inputs.ids_RS, **how).last_hidden_state  # type: ignore[operator, no-any-return]
 
-    def _all_logits(self, batch: Microbatch) -> Tensor:
-        return self.logits(batch.ids_RS, **self._layout(batch))
+    def _all_logits(self, inputs: ModelInputs) -> Tensor:
+        return self.logits(inputs.ids_RS, **self._layout(inputs))
 
-    def _layout(self, batch: Microbatch) -> dict[str, Tensor]:
+    def _layout(self, inputs: ModelInputs) -> dict[str, Tensor]:
         """What tells the model that several completions follow one prompt; nothing if a row is an ordinary sequence."""
-        if batch.branches_RS is None:
+        if inputs.branches_RS is None:
             return {}
         dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
         return {
-            "attention_mask": branch_mask(batch.branches_RS, dtype),
-            "position_ids": batch.positions_RS,
+            "attention_mask": branch_mask(inputs.branches_RS, dtype),
+            "position_ids": inputs.positions_RS,
         }
 
     @contextmanager

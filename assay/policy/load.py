@@ -1,4 +1,4 @@
-"""model.path -> CausalPolicy."""
+"""model.path -> Policy: the place where the kind of policy is decided."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
 from assay.policy.gguf import unpacked
+from assay.policy.policy import Policy
 from assay.policy.probe import UnfitModel, examined, vocabulary_of, with_family
 from assay.policy.where import check_model_path, smollm2_file
 
@@ -40,7 +41,7 @@ def load_policy(
     config: Config,
     on_warm_step: Callable[[int, int], None],
     say: Callable[[str], None] = lambda sentence: None,
-) -> CausalPolicy:
+) -> Policy:
     """The policy of the [model] section; the embedded one is made first if need be."""
     config = resolved(config)
     if config.run.device == "cuda" and not torch.cuda.is_available():
@@ -52,7 +53,7 @@ def load_policy(
         raise ConfigError(
             f"neither tokenizer nor model in {directory} names an EOS token: no completion could ever end"
         )
-    model.to(config.run.device)
+    model.to(config.run.device).eval()
     if config.model.gradient_checkpointing:
         try:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -152,9 +153,7 @@ def _read(directory: Path, settings: ModelConfig, say: Callable[[str], None]) ->
     return model, tokenizer
 
 
-def with_adapter(
-    policy: CausalPolicy, config: Config, say: Callable[[str], None] = lambda sentence: None
-) -> CausalPolicy:
+def with_adapter(policy: Policy, config: Config, say: Callable[[str], None] = lambda sentence: None) -> Policy:
     """The policy with low-rank adapters on a frozen model; they begin as the identity."""
     try:
         from peft import LoraConfig, get_peft_model
@@ -168,10 +167,11 @@ def with_adapter(
         target_modules=targets if targets == "all-linear" else [name.strip() for name in targets.split(",")],
         task_type="CAUSAL_LM",
     )
+    assert isinstance(policy, CausalPolicy)  # as task_type says
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         try:
-            adapter = get_peft_model(policy.model, settings)
+            adapter = get_peft_model(policy.model, settings).eval()
         except ValueError as error:
             raise ConfigError(f"model.lora_targets = {targets!r} fits no module of the model: {error}") from error
     adapted = {name.rpartition(".lora_A.")[0].rpartition(".")[2] for name, _ in adapter.named_parameters()}
@@ -180,6 +180,14 @@ def with_adapter(
             raise ConfigError(f"model.lora_targets names {name!r}, which fits no module of the model")
     adapted_policy = replace(policy, model=adapter.get_base_model(), adapter=adapter, family=None)
     return adapted_policy if policy.family is None else with_family(adapted_policy, say)
+
+
+def with_merged_adapter(policy: Policy, say: Callable[[str], None]) -> Policy:
+    """The policy with its adapter merged into the model's weights, which are trained again; equal but for rounding."""
+    assert isinstance(policy, CausalPolicy)
+    model = policy.adapter.merge_and_unload().eval()
+    model.requires_grad_(True)
+    return examined(replace(policy, model=model, adapter=None, family=None, onlookers=[]), say)
 
 
 def suggested_sampling(model: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.policy.causal import CausalPolicy
+from assay.policy.policy import Policy
 
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 
@@ -85,7 +85,7 @@ def asked_plainly(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def policy_asked_plainly(policy: CausalPolicy) -> Iterator[nn.Module]:
+def policy_asked_plainly(policy: Policy) -> Iterator[nn.Module]:
     """The policy's model; of the reference of a policy with adapters, the model with its adapters switched off."""
     with contextlib.ExitStack() as stack:
         if policy.without_adapter:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.llama.family import Family, NotOfTheFamily, family_of, same_reading
+from assay.llama.family import Family, NotOfTheFamily, family_of, joined_family, same_reading
 from assay.llama.forward import hidden_states
 from assay.llama.joined import project
 from assay.llama.packed import Packed, Segment
@@ -44,7 +44,7 @@ def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda senten
     try:
         if reason := missing_kernels(policy.device):
             raise NotOfTheFamily(reason)
-        family = family_of(policy.model)
+        family = joined_family(policy.model)
     except NotOfTheFamily as error:
         reason = str(error)
     else:

@@ -14,7 +14,7 @@ least one group; of a large model fewer, and asked in fewer ways (examined_rows.
 update, its loss and gradients are those of the trainer's own policy_loss on these rows with the denominators of the
 whole update, which the settings tell.
 
-Shape legend: B completions, T completion tokens, P prompt tokens, R rows of S tokens (see Microbatch).
+Shape legend: B completions, T completion tokens, P prompt tokens, R rows of S tokens (see ModelInputs).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from assay.config import Config
 from assay.grpo import OBJECTIVES, Loss
-from assay.policy.causal import CausalPolicy
 from assay.policy.plain import Support, logprobs_of, plain_logits, policy_asked_plainly
+from assay.policy.policy import Policy
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import ALL, at_most, chosen_rows, longer_than, part_of, plan
@@ -95,7 +95,7 @@ class Examination:
     ) -> None:
         seen = Piece(
             rows=batch.rows,
-            tokens=batch.targets_BT,
+            tokens=batch.inputs.targets_BT,
             mask=batch.mask_BT,
             advantages=batch.advantages_BT,
             sampler=batch.sampler_BT,
@@ -168,7 +168,7 @@ class Examination:
         answers["scored_again"] = self._laid_out([again[row] for row in self.rows])
         return answers
 
-    def _plainly(self, policy: CausalPolicy) -> tuple[Array, Array]:
+    def _plainly(self, policy: Policy) -> tuple[Array, Array]:
         """At the sampling temperature and among the tokens that could be sampled; and at temperature 1, among all."""
         scaled, raw = [], []
         for row in self.rows:
@@ -333,7 +333,7 @@ class Examination:
 
 
 def asked_plainly(
-    policy: CausalPolicy, prompt: Sequence[int], tokens: Sequence[int], support: Support | None = None
+    policy: Policy, prompt: Sequence[int], tokens: Sequence[int], support: Support | None = None
 ) -> tuple[Tensor, Tensor]:
     """logprobs_T at the sampling temperature and among the tokens that could be sampled; and at 1, among all."""
     with policy_asked_plainly(policy) as model:
@@ -343,7 +343,7 @@ def asked_plainly(
         return raw_T if is_raw else logprobs_of(logits_TV, tokens, policy.temperature, support), raw_T
 
 
-def packed(policy: CausalPolicy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
+def packed(policy: Policy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
     """These rows in one forward pass, as the trainer packs them."""
     one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1, pass_tokens=0))
     (minibatch,) = packed_for(policy, one_pass, samples, rows, minibatches=1)
@@ -351,9 +351,9 @@ def packed(policy: CausalPolicy, config: Config, samples: Sequence[Sample], rows
 
 
 @torch.no_grad()
-def logprobs_by_row(policy: CausalPolicy, batch: Microbatch) -> dict[int, Tensor]:
+def logprobs_by_row(policy: Policy, batch: Microbatch) -> dict[int, Tensor]:
     """The trainer's own scoring of a forward pass, by the samples in it."""
-    return dict(zip(batch.rows, policy.logprobs(batch)[0].cpu(), strict=True))
+    return dict(zip(batch.rows, policy.logprobs(batch.inputs)[0].cpu(), strict=True))
 
 
 def not_examined(place: Place, error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Which samples of an update are examined, and the same samples in other company.
 
-Shape legend: B completions, T completion tokens, R rows of S tokens (see Microbatch).
+Shape legend: B completions, T completion tokens, R rows of S tokens (see ModelInputs).
 """
 
 from __future__ import annotations
@@ -92,23 +92,27 @@ def part_of(batch: Microbatch, wanted: Sequence[int]) -> Microbatch | None:
     kept = [number for number, row in enumerate(batch.rows) if row in wanted]
     if not kept:
         return None
-    width = batch.ids_RS.shape[1]
-    predictors_BT = batch.predictors_BT[kept]
+    inputs = batch.inputs
+    width = inputs.ids_RS.shape[1]
+    predictors_BT = inputs.predictors_BT[kept]
     rows = sorted(set((predictors_BT[:, 0] // width).tolist()))
-    place = torch.zeros(len(batch.ids_RS), dtype=torch.int64, device=predictors_BT.device)
+    place = torch.zeros(len(inputs.ids_RS), dtype=torch.int64, device=predictors_BT.device)
     place[rows] = torch.arange(len(rows), device=place.device)
     moved_BT = place[predictors_BT.clamp(min=0) // width] * width + predictors_BT % width
     return replace(
         batch,
         rows=tuple(batch.rows[number] for number in kept),
-        trees=tuple(batch.trees[row] for row in rows),
-        lengths=tuple(batch.lengths[number] for number in kept),
-        ids_RS=batch.ids_RS[rows],
-        positions_RS=batch.positions_RS[rows],
-        branches_RS=None if batch.branches_RS is None else batch.branches_RS[rows],
-        predictors_BT=moved_BT.where(predictors_BT >= 0, predictors_BT),
-        targets_BT=batch.targets_BT[kept],
-        support_BTK=None if batch.support_BTK is None else batch.support_BTK[kept],
+        inputs=replace(
+            inputs,
+            trees=tuple(inputs.trees[row] for row in rows),
+            lengths=tuple(inputs.lengths[number] for number in kept),
+            ids_RS=inputs.ids_RS[rows],
+            positions_RS=inputs.positions_RS[rows],
+            branches_RS=None if inputs.branches_RS is None else inputs.branches_RS[rows],
+            predictors_BT=moved_BT.where(predictors_BT >= 0, predictors_BT),
+            targets_BT=inputs.targets_BT[kept],
+            support_BTK=None if inputs.support_BTK is None else inputs.support_BTK[kept],
+        ),
         mask_BT=batch.mask_BT[kept],
         sampler_BT=batch.sampler_BT[kept],
         advantages_BT=batch.advantages_BT[kept],

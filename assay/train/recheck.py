@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from assay.config import Config
-from assay.policy.causal import CausalPolicy
+from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
 from assay.record.manifest import REPLACED, checkpoints
@@ -42,7 +42,6 @@ from assay.train.run.checkpoint import Checkpoint, CheckpointError
 from assay.train.run.machine import set_up, settled
 from assay.train.run.saver import KINDS
 from assay.train.seen_inputs import SeenInputs
-from assay.train.step.pack import with_confirmed_sharing
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 MOST_CHECKPOINTS = 2  # that are asked: each is loaded, and answers for some twenty forward passes
@@ -176,9 +175,7 @@ def _asked_again(
     return batches
 
 
-def _policy(
-    saved: Checkpoint, config: Config, rows: Sequence[Row], progress: ProgressLine, report: Report
-) -> CausalPolicy:
+def _policy(saved: Checkpoint, config: Config, rows: Sequence[Row], progress: ProgressLine, report: Report) -> Policy:
     if config.run.device == "cuda" and not torch.cuda.is_available():
         report("the run was trained on a GPU and its model was asked again on a CPU, which rounds differently")
         config = replace(config, run=replace(config.run, device="cpu"))
@@ -186,7 +183,7 @@ def _policy(
     set_up(config)
     policy = policy_of(saved, config, progress.ticker("warm start"), report)
     longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
-    return with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
+    return policy.confirmed(longest, config.rollout.max_tokens)
 
 
 def _sample(row: Row) -> Sample:
@@ -202,7 +199,7 @@ def _sample(row: Row) -> Sample:
     return Sample(prompt, rollout, advantage=0.0, in_loss=True)
 
 
-def _plainly(policy: CausalPolicy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
+def _plainly(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
     scaled, raw = [], []
     for number, row in enumerate(rows, start=1):
         scaled_T, raw_T = asked_plainly(policy, row["prompt_tokens"], row["tokens"])
@@ -212,7 +209,7 @@ def _plainly(policy: CausalPolicy, rows: Sequence[Row], tick: Callable[[int, int
     return {"plain_logprobs": _laid_out(scaled, rows), "plain_raw_logprobs": _laid_out(raw, rows)}
 
 
-def _scored_now(policy: CausalPolicy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:
+def _scored_now(policy: Policy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:
     """The trainer's own packing and scoring, by ways that must not matter; and what the model was given."""
     count, room = len(samples), rows_a_pass(config, samples)
     usual = at_most(range(count), room)

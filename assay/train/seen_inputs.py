@@ -1,6 +1,6 @@
 """What the model is really given in the scoring pass, and which dropout is active there: hooks, for one update.
 
-Shape legend: R rows of S tokens (see Microbatch), B completions of T tokens.
+Shape legend: R rows of S tokens (see ModelInputs), B completions of T tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from assay.llama.packed import Packed
-from assay.policy.causal import CausalPolicy
+from assay.policy.policy import GivenTokens, Policy
 from assay.record.batch import Array
 from assay.types import Microbatch
 
@@ -25,12 +24,12 @@ class SeenInputs:
     """`arrays` has, for each completion, the tokens of its row (its prompt and itself, where rows are shared), and
     which of them its last token sees."""
 
-    def __init__(self, policy: CausalPolicy, rows: Sequence[int]) -> None:
+    def __init__(self, policy: Policy, rows: Sequence[int]) -> None:
         self._policy = policy
         self._model = policy.model
         self._rows = rows
         self._hooks: list[Any] = []
-        self._packed: Packed | None = None
+        self._packed: GivenTokens | None = None
         self._given: tuple[Tensor, Tensor | None, Tensor | None] | None = None
         self._seen: dict[int, _Seen] = {}
         self._active: set[int] = set()
@@ -58,8 +57,11 @@ class SeenInputs:
     def take(self, batch: Microbatch) -> None:
         """The pass of this micro-batch is over: keeps what it was given of the rows that are examined."""
         if self._packed is not None:
-            self._seen |= _packed_inputs_by_row(batch, self._packed, wanted=self._rows)
-        elif self._given is not None and self._given[0].shape == batch.ids_RS.shape:
+            for number, row in enumerate(batch.rows):
+                if row in self._rows:  # packed attention sees the prompt and its own completion, and nothing else
+                    ids, positions = self._packed.sequence(number)
+                    self._seen[row] = ids, positions, [True] * len(ids)
+        elif self._given is not None and self._given[0].shape == batch.inputs.ids_RS.shape:
             self._seen |= _inputs_by_row(batch, *self._given, wanted=self._rows)
         self._given = self._packed = None
 
@@ -79,7 +81,7 @@ class SeenInputs:
         if isinstance(ids_RS, Tensor):
             self._given = ids_RS, named.get("attention_mask"), named.get("position_ids")
 
-    def _keep_packed(self, packed: Packed) -> None:
+    def _keep_packed(self, packed: GivenTokens) -> None:
         self._packed = packed
 
     def _note_mode(self, module: nn.Module, arguments: object) -> None:
@@ -93,10 +95,10 @@ def _inputs_by_row(
     rows, width = ids_RS.shape
     ids, columns = ids_RS.tolist(), range(width)
     positions = [list(columns)] * rows if positions_RS is None else positions_RS.expand(rows, width).tolist()
-    branches = None if batch.branches_RS is None else batch.branches_RS.tolist()
+    branches = None if batch.inputs.branches_RS is None else batch.inputs.branches_RS.tolist()
     seen: dict[int, _Seen] = {}
     before = [0] * rows  # completions met so far in each row
-    for row_number, predictors in zip(batch.rows, batch.predictors_BT.tolist(), strict=True):
+    for row_number, predictors in zip(batch.rows, batch.inputs.predictors_BT.tolist(), strict=True):
         real = [predictor for predictor in predictors if predictor >= 0]
         row = real[0] // width
         before[row] += 1
@@ -110,22 +112,6 @@ def _inputs_by_row(
             [positions[row][column] for column in own],
             [visible[column] for column in own],
         )
-    return seen
-
-
-def _packed_inputs_by_row(batch: Microbatch, packed: Packed, wanted: Container[int]) -> dict[int, _Seen]:
-    """Packed attention sees the stem of a token and its own segment, and nothing of anybody else."""
-    ids, positions = packed.ids_N.tolist(), packed.positions_N.tolist()
-    seen: dict[int, _Seen] = {}
-    width = batch.ids_RS.shape[1]
-    before = [0] * len(packed.trees)  # completions met so far in each tree
-    for row_number, row in zip(batch.rows, (batch.predictors_BT[:, 0] // width).tolist(), strict=True):
-        tree = packed.trees[row]
-        before[row] += 1
-        if row_number in wanted:
-            segments = tree if len(tree) == 1 else (tree[0], tree[before[row]])
-            own = [token for segment in segments for token in range(segment.start, segment.end)]
-            seen[row_number] = [ids[token] for token in own], [positions[token] for token in own], [True] * len(own)
     return seen
 
 

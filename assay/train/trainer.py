@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, from_mapping
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
 from assay.policy.causal import CausalPolicy, check_room
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
@@ -32,7 +33,7 @@ from assay.train.run.budget import budgeted
 from assay.train.run.randomness import derived_seed
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
-from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.learner import Learner
 from assay.train.step.place import Place
 from assay.train.turn import Stats, Turn
 from assay.types import Prompt, Rollout, Totals
@@ -138,7 +139,7 @@ class GRPOTrainer:
         self.has_tokenizer = tokenizer is not None
         self.policy = examined(
             CausalPolicy(
-                model,
+                model.eval(),
                 TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
                 _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
                 self.config.rollout.temperature,
@@ -146,7 +147,7 @@ class GRPOTrainer:
             warnings.warn,
         )
         self.config = budgeted(self.config, self.policy)
-        reference = frozen_copy(self.policy) if self.config.needs_reference else None
+        reference = self.policy.frozen_copy() if self.config.needs_reference else None
         self.learner = Learner(
             self.policy,
             reference,
@@ -155,6 +156,7 @@ class GRPOTrainer:
             total_updates=1,  # a constant rate does not look at it
             optimizer=optimizer,
         )
+        self.engine = SharedWeightsEngine(self.policy)
         self.optimizer = self.learner.optimizer
         self.vocabulary = vocabulary_of(self.policy)
         self.place = Place()
@@ -294,8 +296,8 @@ class GRPOTrainer:
     def _step(self, prompts: Sequence[Prompt], step: int, display: Display | None) -> Stats:
         """One turn of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
-        self.policy = self.learner.policy = renewed(self.policy, warnings.warn)
-        turn = Turn(self.config, self.learner, prompts, self._reward, display)
+        self.policy = self.learner.policy = self.engine.policy = renewed(self.policy, warnings.warn)
+        turn = Turn(self.config, self.learner, self.engine, prompts, self._reward, display)
         train(turn.stages(), replace(self.place, step=step, update=0), None, step + 1)
         self.place = turn.place
         return turn.stats

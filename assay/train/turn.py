@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from assay.config import Config
-from assay.engine.builtin import generate
+from assay.engine.engine import Engine
 from assay.record.metrics import metrics_row, timings_row
 from assay.train.failure import RunFailed
 from assay.train.given import numbers
@@ -49,10 +49,17 @@ class Turn:
     place: Place
 
     def __init__(
-        self, config: Config, learner: Learner, prompts: Sequence[Prompt], reward: Reward, display: Display | None
+        self,
+        config: Config,
+        learner: Learner,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        reward: Reward,
+        display: Display | None,
     ) -> None:
         self.config = config
         self.learner = learner
+        self.engine = engine
         self.prompts = prompts
         self.reward = reward
         self.display = display
@@ -76,18 +83,19 @@ class Turn:
         return self.prompts
 
     def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
-        policy, settings = self.learner.policy, self.config.rollout
-        seed = derived_seed(self.config.run.seed, "rollout", place.step)
+        settings = self.config.rollout
         with self.clock.timed("generated"):
-            return generate(
-                policy,
+            self.engine.publish()
+            rollouts = self.engine.generate(
                 prompts,
                 group_size=settings.group_size,
                 settings=settings,
-                generator=torch.Generator(policy.device).manual_seed(seed),
+                seed=derived_seed(self.config.run.seed, "rollout", place.step),
                 policy_version=place.policy_version,
                 on_token=self._show_tokens,
             )
+            self.engine.release()
+            return rollouts
 
     def score(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]]) -> list[Group]:
         rows = [(prompt, rollout) for prompt, tries in zip(prompts, rollouts, strict=True) for rollout in tries]
@@ -123,12 +131,12 @@ class Turn:
 
     def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
         with self.clock.timed("loss"):
-            return self.learner.score(cut(samples, self.config, place.step, self.learner.policy))
+            return self.learner.freeze(cut(samples, self.config, place.step, self.learner.policy))
 
     def learn(self, work: Work, place: Place) -> Learned:
         current = work.current(place)
         number = place.step * self.config.updates_a_step + place.update
-        learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
+        learned = self.learner.update(work.batch.minibatches[current], work.batch.frozen[current], number)
         self.clock.note_update(learned)
         return learned
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-import torch
-
 from assay.config import Config
-from assay.engine.builtin import generate
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examined
@@ -16,7 +14,7 @@ from assay.train.run.budget import budgeted
 from assay.train.run.machine import set_up
 from assay.train.step.credit import credit
 from assay.train.step.learner import Learner
-from assay.train.step.pack import cut, with_confirmed_sharing
+from assay.train.step.pack import cut
 from assay.types import Group, Prompt, Rollout, Score, StopReason
 from benchmarks.contest.device import Clock, forget_peak, peak
 from benchmarks.contest.model import load_model, tokenizer_of, weights_sum
@@ -58,15 +56,16 @@ def settings_of(machine: Machine, workload: Workload, threads: int) -> Config:
 def measure(
     jobs: Sequence[Job], machine: Machine, threads: int, choice: PeerChoice | None, on_iteration: Callable[[], None]
 ) -> Iterator[Reading]:
-    """One policy for all jobs: what it has prepared for one is there for the next, as in a run of many steps."""
+    """One engine for all jobs: what it has prepared for one is there for the next, as in a run of many steps."""
     set_up(settings_of(machine, jobs[0].workload, threads))
-    model = load_model(machine)
+    model = load_model(machine).eval()
     weights = weights_sum(model)
     notes: list[str] = []
     codec = TokenizerCodec(tokenizer_of(machine.sizes.vocabulary))
     policy = examined(CausalPolicy(model, codec, (PAD_ID,), Config().rollout.temperature), notes.append)
+    engine = SharedWeightsEngine(policy)
     for job in jobs:
-        contender = Contender(job, machine, policy, settings_of(machine, job.workload, threads))
+        contender = Contender(job, machine, policy, engine, settings_of(machine, job.workload, threads))
         forget_peak(policy.device)
         iterations = []
         for number in range(job.iterations):
@@ -80,12 +79,14 @@ def measure(
 class Contender:
     """The learner of one job, and what it has done so far."""
 
-    def __init__(self, job: Job, machine: Machine, policy: CausalPolicy, config: Config) -> None:
-        self.job, self.machine = job, machine
+    def __init__(
+        self, job: Job, machine: Machine, policy: CausalPolicy, engine: SharedWeightsEngine, config: Config
+    ) -> None:
+        self.job, self.machine, self.engine = job, machine, engine
         self.config = budgeted(config, policy)
-        policy = with_confirmed_sharing(policy, self.prompts(0)[0], job.workload.new_tokens)
+        policy = policy.confirmed(self.prompts(0)[0], job.workload.new_tokens)
         # only now: an end token that cannot be sampled is refused by every check of a policy
-        self.policy = replace(policy, eos_ids=(machine.sizes.vocabulary,))
+        self.policy = engine.policy = replace(policy, eos_ids=(machine.sizes.vocabulary,))
         self.device = policy.device
         self.clock = Clock(self.device)
         self.learner = None if job.measurement == ROLLOUT else self._learner()
@@ -121,12 +122,11 @@ class Contender:
         return replace(whole, generated_seconds=generating.seconds)
 
     def _generate(self, prompts: Sequence[Prompt], number: int) -> list[list[Rollout]]:
-        return generate(
-            self.policy,
+        return self.engine.generate(
             prompts,
             group_size=self.config.rollout.group_size,
             settings=self.config.rollout,
-            generator=torch.Generator(self.device).manual_seed(number),
+            seed=number,
             policy_version=number,
         )
 
@@ -148,9 +148,9 @@ class Contender:
             for prompt, group in zip(prompts, rollouts, strict=True)
         ]
         samples = credit(groups, self.config.advantage, {}, mask_truncated=False)
-        batch = self.learner.score(cut(samples, self.config, number, self.policy))
-        for minibatch, scored in zip(batch.minibatches, batch.scored, strict=True):
-            self.updates += self.learner.update(minibatch, scored, number).update.applied
+        batch = self.learner.freeze(cut(samples, self.config, number, self.policy))
+        for minibatch, frozen in zip(batch.minibatches, batch.frozen, strict=True):
+            self.updates += self.learner.update(minibatch, frozen, number).update.applied
 
     def work(self, weights: float) -> Work:
         return Work(

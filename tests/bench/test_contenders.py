@@ -88,7 +88,7 @@ def test_ours_generates_what_was_asked_and_learns_from_it(machine):
 
 
 def test_the_update_of_ours_moves_the_weights(machine):
-    policy = examined(CausalPolicy(load_model(machine), TokenizerCodec(tokenizer_of(256)), (0,), 1.0))
+    policy = examined(CausalPolicy(load_model(machine).eval(), TokenizerCodec(tokenizer_of(256)), (0,), 1.0))
     config = by_assay.settings_of(machine, SMALL, 1)
     contender = by_assay.Contender(Job("update", SMALL, 1, 1), machine, policy, config)
     before = [parameter.detach().clone() for parameter in contender.policy.model.parameters()]

@@ -7,8 +7,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from assay.config.sections import RolloutConfig
-from assay.engine.builtin import generate
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.codec import TokenizerCodec
 from assay.train.step.pack import pack
 from assay.types import Sample
@@ -17,12 +18,11 @@ BYTE_EOS = 256
 
 
 def sampled(policy, prompts, *, seed=0, group_size=8, greedy=False, **settings):
-    return generate(
-        policy,
+    return SharedWeightsEngine(policy).generate(
         prompts,
         group_size=group_size,
         settings=RolloutConfig(**settings),
-        generator=torch.Generator().manual_seed(seed),
+        seed=seed,
         policy_version=0,
         greedy=greedy,
     )
@@ -40,17 +40,16 @@ def packed(prompts, groups, *, share_prompts=False, advantages=(1.0, -1.0)):
         minibatches=1,
         microbatches=1,
         max_tokens=32,
-        device=torch.device("cpu"),
-        share_prompts=share_prompts,
+        packing=CausalPacking(torch.device("cpu"), Sharing(share_prompts)),
     )
 
 
 def trainers_and_samplers(policy, prompts, groups, *, share_prompts=False):
     """(log-probs of the loss tokens as the trainer computes them, as the sampler reported them)."""
     (batch,) = packed(prompts, groups, share_prompts=share_prompts)[0].microbatches
-    assert (batch.branches_RS is not None) == share_prompts
+    assert (batch.inputs.branches_RS is not None) == share_prompts
     with torch.no_grad():
-        logprobs_BT = policy.logprobs(batch)[0]
+        logprobs_BT = policy.logprobs(batch.inputs)[0]
     return logprobs_BT[batch.mask_BT], batch.sampler_BT[batch.mask_BT]
 
 
@@ -93,4 +92,4 @@ def byte_tokenizer(*words):
 def spelling_policy(tokens, *words, temperature=1.0):
     tokenizer = byte_tokenizer(*words)
     module = speller(tokens, len(tokenizer))
-    return CausalPolicy(module, TokenizerCodec(tokenizer), (BYTE_EOS,), temperature)
+    return CausalPolicy(module.eval(), TokenizerCodec(tokenizer), (BYTE_EOS,), temperature)

@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from assay.config.sections import RolloutConfig
-from assay.engine import lanes
+from assay.engine import scheduler
 from assay.engine.rows import Rows
 from assay.llama.cpu import CpuDecoder
-from assay.llama.family import family_of
+from assay.llama.family import joined_family
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
 
@@ -62,9 +62,9 @@ def family_policy(kind="llama", *, adapters=False, temperature=1.0, dtype=torch.
             for name, parameter in made.named_parameters():
                 if "lora_B" in name:
                     parameter.data.normal_(std=0.3)
-    made.to(dtype)
+    made.to(dtype).eval()
     policy = CausalPolicy(made, TokenizerCodec(byte_tokenizer()), eos, temperature, Abilities(cache=True, head=True))
-    return policy, family_of(made)
+    return policy, joined_family(made)
 
 
 def rolled(policy, decoder, prompts=PROMPTS, *, group_size=4, seed=0, on_token=lambda done, limit: None, **settings):
@@ -76,7 +76,7 @@ def rolled(policy, decoder, prompts=PROMPTS, *, group_size=4, seed=0, on_token=l
         uniforms_RT = torch.rand(count, config.max_tokens, generator=torch.Generator().manual_seed(seed))
     rows = Rows(policy, config, count)
     with torch.no_grad():
-        lanes.decode(decoder, prompts, group_size, config, policy.temperature, uniforms_RT, rows, on_token)
+        scheduler.decode(decoder, prompts, group_size, config, policy.temperature, uniforms_RT, rows, on_token)
     return [
         [rows.rollout(number * group_size + member, one, 0) for member in range(group_size)]
         for number, one in enumerate(prompts)

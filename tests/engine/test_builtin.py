@@ -5,8 +5,10 @@ import torch
 from tiny import EOS_ID, prompt, tiny_policy
 
 from assay.config.sections import RolloutConfig
-from assay.engine.builtin import BrokenPolicy, generate
+from assay.engine.engine import BrokenPolicy
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.train.step.pack import pack
@@ -16,13 +18,11 @@ PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5,)), prompt(2, (6, EOS_ID, 7, 8, 9,
 
 
 def sampled(policy, prompts=PROMPTS, *, seed=0, group_size=8, max_tokens=12, greedy=False):
-    source = torch.Generator().manual_seed(seed)
-    return generate(
-        policy,
+    return SharedWeightsEngine(policy).generate(
         prompts,
         group_size=group_size,
         settings=RolloutConfig(max_tokens=max_tokens),
-        generator=source,
+        seed=seed,
         policy_version=3,
         greedy=greedy,
     )
@@ -44,11 +44,16 @@ def trainer_logprobs(policy, prompts, groups):
         Sample(one, rollout, 0.0, in_loss=True) for one, tries in zip(prompts, groups, strict=True) for rollout in tries
     ]
     (minibatch,) = pack(
-        samples, range(len(samples)), minibatches=1, microbatches=1, max_tokens=32, device=torch.device("cpu")
+        samples,
+        range(len(samples)),
+        minibatches=1,
+        microbatches=1,
+        max_tokens=32,
+        packing=CausalPacking(torch.device("cpu")),
     )
     (batch,) = minibatch.microbatches
     with torch.no_grad():
-        return batch, policy.logprobs(batch)[0]
+        return batch, policy.logprobs(batch.inputs)[0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
@@ -117,7 +122,7 @@ def test_the_cached_decoders_and_the_plain_one_sample_the_same(of_the_family):
     if not of_the_family:
         policy = replace(policy, family=None)
     assert policy.abilities.cache
-    plain = CausalPolicy(WithoutCache(policy.model), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0)
+    plain = CausalPolicy(WithoutCache(policy.model).eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0)
     assert not plain.abilities.cache
     for first, second in zip(sampled(policy), sampled(plain), strict=True):
         assert [rollout.tokens for rollout in first] == [rollout.tokens for rollout in second]

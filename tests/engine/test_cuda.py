@@ -2,6 +2,7 @@
 benchmarks/gpu_decode.py."""
 
 import gc
+from dataclasses import replace
 from weakref import ref
 
 import interpreted  # noqa: F401  before triton
@@ -13,10 +14,11 @@ from engine.families import distances, family_policy, rolled
 from peft import LoraConfig, get_peft_model
 
 from assay.config.sections import RolloutConfig
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cpu import CpuDecoder
 from assay.llama.cuda import CudaDecoder
 from assay.llama.decoder import Seat
-from assay.llama.family import family_of
+from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 from assay.types import StopReason
 
@@ -44,7 +46,7 @@ def model_of(kind, *, adapters=False, **more):
 
 
 def decoder_of(model):
-    model.family = family_of(model)  # which a decoder does not keep alive
+    model.family = joined_family(model)
     return CudaDecoder(model.family)
 
 
@@ -212,12 +214,16 @@ def test_lanes_that_fit_shrink_with_what_a_lane_needs():
     assert decoder.lanes_that_fit(1.0, 10**13, 1) == 0
 
 
-def test_a_decoder_does_not_keep_its_model_alive():
-    model = model_of("Llama")
-    decoder, _ = opened(model)
-    gone = ref(model.family)
-    decoder.close()
-    del model.family
+def test_an_engine_keeps_one_decoder_for_as_long_as_it_samples_from_the_same_family(monkeypatch):
+    policy, family = family_policy("llama", num_hidden_layers=1)
+    engine = SharedWeightsEngine(replace(policy, family=family))
+    monkeypatch.setattr(Family, "device", property(lambda self: torch.device("cuda")))
+    decoder = engine._decoder(8)
+    assert engine._decoder(9) is decoder  # its graphs are expensive to rebuild
+    other, gone = joined_family(policy.model), ref(decoder)
+    del decoder
+    engine.policy = replace(policy, family=other)
+    assert engine._decoder(8).family is other
     gc.collect()
     assert gone() is None
 

@@ -11,8 +11,8 @@ from engine.families import PROMPTS, Recording, family_policy, rolled
 from tiny import prompt
 
 from assay.config.sections import RolloutConfig
-from assay.engine.lanes import NoRoom
-from assay.engine.rows import BrokenPolicy, Rows
+from assay.engine.engine import BrokenPolicy, NoRoom
+from assay.engine.rows import Rows
 from assay.llama.decoder import Sampled
 from assay.types import StopReason
 

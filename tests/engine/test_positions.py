@@ -6,8 +6,9 @@ from tiny import EOS_ID, prompt
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.config.sections import RolloutConfig
-from assay.engine.builtin import generate
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.policy.probe import examined
@@ -44,16 +45,15 @@ def gpt2(cached=True):
             )
         )
     module = model if cached else WithoutCache(model)
-    return examined(CausalPolicy(module, TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
+    return examined(CausalPolicy(module.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
 
 
 def rollouts(policy, prompts=PROMPTS, *, group_size, greedy=False):
-    return generate(
-        policy,
+    return SharedWeightsEngine(policy).generate(
         prompts,
         group_size=group_size,
         settings=RolloutConfig(max_tokens=LIMIT),
-        generator=torch.Generator().manual_seed(0),
+        seed=0,
         policy_version=0,
         greedy=greedy,
     )
@@ -64,11 +64,16 @@ def trainers_and_samplers(policy, groups):
         Sample(one, rollout, 0.0, in_loss=True) for one, tries in zip(PROMPTS, groups, strict=True) for rollout in tries
     ]
     (minibatch,) = pack(
-        samples, range(len(samples)), minibatches=1, microbatches=1, max_tokens=LIMIT, device=torch.device("cpu")
+        samples,
+        range(len(samples)),
+        minibatches=1,
+        microbatches=1,
+        max_tokens=LIMIT,
+        packing=CausalPacking(torch.device("cpu")),
     )
     (batch,) = minibatch.microbatches
     with torch.no_grad():
-        return policy.logprobs(batch)[0][batch.mask_BT], batch.sampler_BT[batch.mask_BT]
+        return policy.logprobs(batch.inputs)[0][batch.mask_BT], batch.sampler_BT[batch.mask_BT]
 
 
 @torch.no_grad()

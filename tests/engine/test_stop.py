@@ -85,7 +85,7 @@ def test_a_stop_string_that_the_last_allowed_token_completes_is_a_stop_and_one_t
 def test_the_stop_string_is_in_the_loss_and_behind_it_nothing():
     groups = [[written("a\nb", "\n"), written([98, 98, 98, BYTE_EOS])]]
     (batch,) = packed([PROMPT], groups)[0].microbatches
-    assert batch.targets_BT[0, :2].tolist() == [97, 10]
+    assert batch.inputs.targets_BT[0, :2].tolist() == [97, 10]
     assert batch.mask_BT.tolist() == [[True, True, False, False], [True, True, True, True]]
 
 

@@ -74,7 +74,7 @@ def test_rows_are_cut_each_by_its_own_numbers():
 
 
 def fixed_policy(temperature):
-    return CausalPolicy(Fixed(LOGITS), TokenizerCodec(tokenizer()), (0,), temperature)
+    return CausalPolicy(Fixed(LOGITS).eval(), TokenizerCodec(tokenizer()), (0,), temperature)
 
 
 @pytest.mark.parametrize(("temperature", "among"), [(1.0, {3, 1, 4, 0}), (0.5, {3, 1, 4})])
@@ -130,7 +130,7 @@ def test_training_the_unrestricted_distribution_would_be_seen():
     ids = torch.tensor([PROMPTS[0].tokens])
     with torch.no_grad():
         whole_V = (policy.logits(ids)[0, -1] / 0.7).log_softmax(0)
-    assert batch.sampler_BT[0, 0] - whole_V[batch.targets_BT[0, 0]] > 0.01
+    assert batch.sampler_BT[0, 0] - whole_V[batch.inputs.targets_BT[0, 0]] > 0.01
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
@@ -138,8 +138,8 @@ def test_the_first_ratio_under_truncation_is_exactly_1(share_prompts):
     policy = tiny_policy(temperature=0.7)
     groups = sampled(policy, PROMPTS, group_size=8, max_tokens=8, top_k=6, top_p=0.9)
     learner = Learner(policy, None, LossConfig(), OptimizerConfig(epochs=2, warmup=0, learning_rate=1e-3), 10)
-    batch = learner.score(packed(PROMPTS, groups, share_prompts=share_prompts))
-    first, second = (learner.update(batch.minibatches[0], batch.scored[0], number).update for number in range(2))
+    batch = learner.freeze(packed(PROMPTS, groups, share_prompts=share_prompts))
+    first, second = (learner.update(batch.minibatches[0], batch.frozen[0], number).update for number in range(2))
     assert (first.ratio_min, first.ratio_max) == (1.0, 1.0)
     assert first.mismatch_max <= 5e-5
     assert second.ratio_max > 1.0 > second.ratio_min

@@ -2,6 +2,7 @@ import pytest
 import torch
 from tiny import tiny_policy, uneven_samples
 
+from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import PromptRefused
 from assay.train.step.pack import pack
 from assay.types import Problem
@@ -9,11 +10,16 @@ from assay.types import Problem
 
 def logprobs(policy, samples):
     (minibatch,) = pack(
-        samples, range(len(samples)), minibatches=1, microbatches=1, max_tokens=8, device=torch.device("cpu")
+        samples,
+        range(len(samples)),
+        minibatches=1,
+        microbatches=1,
+        max_tokens=8,
+        packing=CausalPacking(torch.device("cpu")),
     )
     (batch,) = minibatch.microbatches
     with torch.no_grad():
-        return batch, *policy.logprobs(batch)
+        return batch, *policy.logprobs(batch.inputs)
 
 
 def test_logprobs_are_those_of_each_row_alone_and_unpadded():

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
 from assay.policy.probe import examined
 from assay.train.step.learner import Learner
@@ -24,8 +25,7 @@ def batch_of(share_prompts=False):
         minibatches=1,
         microbatches=1,
         max_tokens=8,
-        device=torch.device("cpu"),
-        share_prompts=share_prompts,
+        packing=CausalPacking(torch.device("cpu"), Sharing(share_prompts)),
     )
 
 
@@ -52,7 +52,7 @@ def policy_of(name, recompute):
     model = MODELS[name]()
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0, recompute=recompute))
+    return examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0, recompute=recompute))
 
 
 def portable(policy):
@@ -70,7 +70,7 @@ def counted(policy, name):
 def differentiated(policy, share_prompts=False):
     (batch,) = batch_of(share_prompts)[0].microbatches
     policy.model.zero_grad()
-    logprobs_BT, entropy_BT = policy.logprobs(batch, entropy_gradient=True)
+    logprobs_BT, entropy_BT = policy.logprobs(batch.inputs, entropy_gradient=True)
     (logprobs_BT.square().sum() + entropy_BT.sum()).backward()
     return logprobs_BT.detach(), {name: weight.grad.clone() for name, weight in policy.model.named_parameters()}
 
@@ -124,8 +124,8 @@ def test_without_a_gradient_nothing_is_recomputed_and_old_equals_new_to_the_bit(
     policy = policy_of("opt", recompute=True)
     (batch,) = batch_of()[0].microbatches
     with torch.no_grad():
-        old_BT = policy.logprobs(batch)[0]
-    assert torch.equal(old_BT, policy.logprobs(batch)[0])
+        old_BT = policy.logprobs(batch.inputs)[0]
+    assert torch.equal(old_BT, policy.logprobs(batch.inputs)[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -134,7 +134,7 @@ def test_every_module_is_in_eval_mode_afterwards_even_after_an_error(name):
     differentiated(policy)
     (batch,) = batch_of()[0].microbatches
     with pytest.raises(IndexError):
-        policy.logprobs(replace(batch, ids_RS=batch.ids_RS + 99))
+        policy.logprobs(replace(batch.inputs, ids_RS=batch.inputs.ids_RS + 99))
     assert not any(module.training for module in policy.model.modules())
     assert not any(module._forward_pre_hooks for module in policy.model.modules())
 
@@ -145,8 +145,8 @@ def test_generation_after_training_steps_is_that_of_a_run_without_checkpointing(
         policy = policy_of("llama", recompute)
         assert policy.abilities.cache
         learner = Learner(policy, None, LossConfig(), OptimizerConfig(epochs=2, learning_rate=1e-3), 10)
-        batch = learner.score(batch_of(share_prompts=True))
-        first, _ = (learner.update(batch.minibatches[0], batch.scored[0], number).update for number in range(2))
+        batch = learner.freeze(batch_of(share_prompts=True))
+        first, _ = (learner.update(batch.minibatches[0], batch.frozen[0], number).update for number in range(2))
         assert (first.ratio_min, first.ratio_max) == (1.0, 1.0)
         rollouts.append(sampled(policy, [prompt(0, (2, 3)), prompt(1, (4,))], group_size=8, max_tokens=8))
     for kept, recomputed in zip(rollouts[0], rollouts[1], strict=True):
@@ -160,7 +160,7 @@ def test_adapters_get_their_gradient_through_recomputed_layers():
         policy = with_adapter(portable(policy_of("llama", recompute)), settings)
         calls = counted(policy, "llama")
         (batch,) = batch_of()[0].microbatches
-        policy.logprobs(batch)[0].sum().backward()
+        policy.logprobs(batch.inputs)[0].sum().backward()
         assert len(calls) == (2 if recompute else 1)
         gradients.append({n: w.grad for n, w in policy.model.named_parameters() if w.requires_grad})
     assert any(float(gradient.abs().max()) > 1e-3 for gradient in gradients[0].values())

@@ -9,6 +9,7 @@ from tiny import portable_policy, prompt, tiny_policy, uneven_samples
 
 from assay.policy import causal
 from assay.policy.causal import Abilities
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
@@ -22,8 +23,7 @@ def batch_of(samples, share_prompts=False):
         minibatches=1,
         microbatches=1,
         max_tokens=8,
-        device=CPU,
-        share_prompts=share_prompts,
+        packing=CausalPacking(CPU, Sharing(share_prompts)),
     )
     return minibatch.microbatches[0]
 
@@ -31,7 +31,7 @@ def batch_of(samples, share_prompts=False):
 def numbers(policy, batch, entropy_gradient):
     """(log-probs, entropies, gradients of a mix of both)."""
     policy.model.zero_grad()
-    logprobs_BT, entropy_BT = policy.logprobs(batch, entropy_gradient=entropy_gradient)
+    logprobs_BT, entropy_BT = policy.logprobs(batch.inputs, entropy_gradient=entropy_gradient)
     total = (logprobs_BT * torch.linspace(-1, 2, logprobs_BT.numel()).reshape(logprobs_BT.shape)).sum()
     if entropy_gradient:
         total = total + 0.5 * entropy_BT.square().sum()
@@ -80,7 +80,7 @@ def test_the_head_never_makes_more_logits_than_a_chunk_and_makes_them_again_for_
     policy, batch = portable_policy(), BATCHES["rows"]()
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 20 * 13)
     sizes = watched(policy)
-    logprobs_BT, _ = policy.logprobs(batch)
+    logprobs_BT, _ = policy.logprobs(batch.inputs)
     assert int(batch.mask_BT.sum()) == 27
     assert sizes == [20 * 13, 7 * 13]
     logprobs_BT.sum().backward()
@@ -98,7 +98,7 @@ def test_no_logits_are_kept_between_forward_and_backward(monkeypatch):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            policy.logprobs(batch)
+            policy.logprobs(batch.inputs)
         return [shape for shape in shapes if shape and shape[-1] == 13 and len(shape) >= 2 and shape[-2] >= LEAST - 5]
 
     assert kept()  # one chunk: its logits are kept
@@ -111,7 +111,7 @@ def test_scoring_without_a_gradient_makes_the_logits_once(monkeypatch):
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 1)
     sizes = watched(policy)
     with torch.no_grad():
-        policy.logprobs(batch)
+        policy.logprobs(batch.inputs)
     assert sizes == [LEAST * 13, 11 * 13]
 
 
@@ -128,7 +128,7 @@ def test_a_model_whose_head_is_not_plain_gives_the_same_numbers(monkeypatch):
 def test_a_microbatch_of_one_token_works(monkeypatch):
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", 1)
     batch = batch_of(uneven_samples()[1:2])
-    logprobs_BT, entropy_BT = portable_policy().logprobs(batch)
+    logprobs_BT, entropy_BT = portable_policy().logprobs(batch.inputs)
     assert logprobs_BT.shape == entropy_BT.shape == (1, 1)
     assert logprobs_BT.item() < 0 < entropy_BT.item()
 
@@ -137,7 +137,7 @@ def test_a_microbatch_of_one_token_works(monkeypatch):
 def test_the_gradient_of_the_entropy_is_that_of_the_models_own_distribution(chunk_numbers, monkeypatch):
     monkeypatch.setattr(causal, "CHUNK_NUMBERS", chunk_numbers)
     policy, samples = portable_policy(temperature=0.7), uneven_samples()
-    policy.logprobs(batch_of(samples), entropy_gradient=True)[1].sum().backward()
+    policy.logprobs(batch_of(samples).inputs, entropy_gradient=True)[1].sum().backward()
     ours = [weight.grad.clone() for weight in policy.model.parameters()]
     policy.model.zero_grad()
     for sample in samples:

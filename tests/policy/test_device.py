@@ -10,13 +10,15 @@ from engine.compared import sampled
 from engine.families import PROMPTS, family_policy
 from tiny import tiny_policy, uneven_samples
 
-from assay.engine import builtin, portable
+from assay.engine import portable, scheduler, shared_weights
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama import forward, head
-from assay.llama.family import NotOfTheFamily, family_of
+from assay.llama.family import NotOfTheFamily, joined_family
 from assay.machine.device import as_current, missing_kernels
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.probe import with_family
-from assay.train.step.pack import Sharing, pack
+from assay.train.step.pack import pack
 
 SECOND_GPU = torch.device("cuda:1")
 
@@ -39,7 +41,7 @@ def current(monkeypatch):
         yield
         devices.pop()
 
-    for module in (forward, head, builtin):
+    for module in (forward, head, shared_weights):
         monkeypatch.setattr(module, "as_current", recorded)
     return devices
 
@@ -60,12 +62,11 @@ def test_an_update_launches_its_kernels_on_the_device_of_the_model(monkeypatch, 
         minibatches=1,
         microbatches=1,
         max_tokens=8,
-        device=policy.device,
-        share_prompts=Sharing.ALWAYS,
+        packing=CausalPacking(policy.device, Sharing.ALWAYS),
     )
     layers = watched(monkeypatch, forward, "add_norm", current)
     logits = watched(monkeypatch, head, "_logits", current)
-    policy.logprobs(minibatch.microbatches[0])
+    policy.logprobs(minibatch.microbatches[0].inputs)
     assert layers == [[policy.device]] * 5  # two a layer, and the last one
     assert logits == [[policy.device]]
     assert current == []
@@ -76,7 +77,7 @@ def test_rollouts_are_decoded_on_the_device_of_the_model(monkeypatch, current, o
     policy, family = family_policy()
     if of_the_family:
         policy = replace(policy, family=family)
-    decoding = watched(monkeypatch, builtin.lanes if of_the_family else portable, "decode", current)
+    decoding = watched(monkeypatch, scheduler if of_the_family else portable, "decode", current)
     sampled(policy, PROMPTS, group_size=2, max_tokens=2)
     assert decoding == [[policy.device]]
     assert current == []
@@ -103,15 +104,15 @@ def test_on_a_gpu_without_triton_a_model_takes_the_portable_path_and_the_reason_
 
 def test_weights_on_several_devices_are_not_read_as_one_model():
     model = tiny_policy().model
-    family_of(model)
+    joined_family(model)
     model.model.norm.to("meta")
     with pytest.raises(NotOfTheFamily, match="several devices: cpu, meta"):
-        family_of(model)
+        joined_family(model)
 
 
 def test_a_device_without_a_decoder_takes_the_portable_path_and_says_so():
     policy, _ = family_policy()
     model, said = policy.model.to("meta"), []
-    policy = replace(policy, model=model, family=family_of(model), say=said.append)
-    assert builtin._decoder(policy, 5) is None
+    policy = replace(policy, model=model, family=joined_family(model), say=said.append)
+    assert SharedWeightsEngine(policy)._decoder(5) is None
     assert said == ["tokens are sampled by the portable path, slowly, because no decoder is made for meta"]

@@ -9,12 +9,12 @@ from peft import LoraConfig, inject_adapter_in_model
 from tiny import EOS_ID, portable_policy, prompt, sample, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
-from assay.llama.layout import fits_window, layout_of
+from assay.llama.layout import layout_of, longest_sequence
 from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.probe import examined, renewed, with_family
-from assay.train.step.learner import frozen_copy
-from assay.train.step.pack import Sharing, pack, with_confirmed_sharing
+from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
 
@@ -26,9 +26,7 @@ def batch_of(samples, share_prompts=Sharing.ALWAYS, window=None):
         minibatches=1,
         microbatches=1,
         max_tokens=8,
-        device=CPU,
-        share_prompts=share_prompts,
-        window=window,
+        packing=CausalPacking(CPU, Sharing(share_prompts), window),
     )
     return minibatch.microbatches[0]
 
@@ -39,7 +37,7 @@ def test_a_layout_by_hand():
         sample(0, (2, 3), (5,), -1.0),
         sample(1, (7,), (8, 9, 10), 0.5),
     ]
-    layout = layout_of(batch_of(samples))
+    layout = layout_of(batch_of(samples).inputs)
     assert layout.packed.ids_N.tolist() == [2, 3, 4, EOS_ID, 5, 7, 8, 9, 10]
     assert layout.packed.positions_N.tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 3]
     # a prompt with a single answer is an ordinary sequence
@@ -50,9 +48,9 @@ def test_a_layout_by_hand():
 
 def test_a_layout_is_made_once_and_anew_for_other_tensors():
     batch = batch_of(uneven_samples())
-    assert layout_of(batch) is layout_of(batch)
-    other = replace(batch, ids_RS=batch.ids_RS + 1)
-    assert torch.equal(layout_of(other).packed.ids_N, layout_of(batch).packed.ids_N + 1)
+    assert layout_of(batch.inputs) is layout_of(batch.inputs)
+    other = replace(batch.inputs, ids_RS=batch.inputs.ids_RS + 1)
+    assert torch.equal(layout_of(other).packed.ids_N, layout_of(batch.inputs).packed.ids_N + 1)
 
 
 def top_k_batch():
@@ -73,7 +71,7 @@ def test_packed_numbers_and_gradients_are_those_of_the_portable_path(kind):
     answers = []
     batch = BATCHES[kind]()
     for policy in (tiny_policy(temperature=0.7), portable_policy(temperature=0.7)):
-        logprobs_BT, entropy_BT = policy.logprobs(batch, entropy_gradient=True)
+        logprobs_BT, entropy_BT = policy.logprobs(batch.inputs, entropy_gradient=True)
         weights_BT = torch.linspace(-1, 2, logprobs_BT.numel()).reshape(logprobs_BT.shape)
         ((logprobs_BT * weights_BT).sum() + 0.5 * entropy_BT.square().sum()).backward()
         answers.append((logprobs_BT.detach(), entropy_BT.detach(), [one.grad for one in policy.model.parameters()]))
@@ -87,9 +85,9 @@ def test_packed_numbers_and_gradients_are_those_of_the_portable_path(kind):
 def test_a_policy_of_the_family_does_not_call_its_model():
     policy = tiny_policy()
     policy.model.base_model.register_forward_pre_hook(lambda *given: pytest.fail("the model was called"))
-    policy.logprobs(batch_of(uneven_samples()))
+    policy.logprobs(batch_of(uneven_samples()).inputs)
     with pytest.raises(pytest.fail.Exception):
-        replace(policy, family=None).logprobs(batch_of(uneven_samples(), Sharing.NEVER))
+        replace(policy, family=None).logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)
 
 
 def windowed(say=lambda sentence: None):
@@ -97,7 +95,7 @@ def windowed(say=lambda sentence: None):
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     size = {"num_key_value_heads": 1, "vocab_size": 13, "max_position_embeddings": 32, "initializer_range": 0.3}
     model = MistralForCausalLM(MistralConfig(**shape, **size, sliding_window=7, eos_token_id=EOS_ID, pad_token_id=None))
-    return examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0), say)
+    return examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0), say)
 
 
 def test_a_sequence_longer_than_the_window_is_computed_by_the_model_itself_and_shares_nothing():
@@ -106,10 +104,10 @@ def test_a_sequence_longer_than_the_window_is_computed_by_the_model_itself_and_s
     assert not policy.abilities.sharing
     samples = [sample(0, (2, 3, 4), (5, 6), 1.0), sample(0, (2, 3, 4), (7, 8, 9, 10, 11, 12), -1.0)]
     inside, beyond = batch_of(samples[:1] * 2, window=7), batch_of(samples, window=7)
-    assert (fits_window(policy.family, inside), fits_window(policy.family, beyond)) == (True, False)
-    assert (len(inside.ids_RS), len(beyond.ids_RS)) == (1, 2)
+    assert longest_sequence(inside.inputs) <= policy.family.longest < longest_sequence(beyond.inputs)
+    assert (len(inside.inputs.ids_RS), len(beyond.inputs.ids_RS)) == (1, 2)
     for batch, chosen in ((inside, samples[:1] * 2), (beyond, samples)):
-        logprobs_BT = policy.logprobs(batch)[0].detach()
+        logprobs_BT = policy.logprobs(batch.inputs)[0].detach()
         for row, one in enumerate(chosen):
             ids_1L = torch.tensor([one.prompt.tokens + one.rollout.tokens])
             with torch.no_grad():
@@ -125,10 +123,10 @@ def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first()
     def roll_out(policy, max_tokens):
         sampled(policy, [samples[0].prompt], group_size=2, max_tokens=max_tokens)
 
-    for meet in (lambda policy: policy.logprobs(beyond), lambda policy: roll_out(policy, 5)):
+    for meet in (lambda policy: policy.logprobs(beyond.inputs), lambda policy: roll_out(policy, 5)):
         said = []
         policy = windowed(said.append)
-        policy.logprobs(inside)
+        policy.logprobs(inside.inputs)
         roll_out(policy, 4)
         assert said == []
         meet(policy)
@@ -137,7 +135,7 @@ def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first()
             "sequences of more than 7 tokens, the window of attention of MistralForCausalLM, are decoded and trained "
             "by the portable path, slowly"
         )
-        policy.logprobs(beyond)
+        policy.logprobs(beyond.inputs)
         roll_out(replace(policy, recompute=True), 5)
         assert said == [sentence]
 
@@ -145,10 +143,10 @@ def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first()
 def test_a_reading_that_fails_at_the_length_of_a_real_prompt_is_given_up_and_that_is_said():
     said, policy = [], replace(tiny_policy(), say=lambda sentence: said.append(sentence))
     long = sample(0, (2, 3, 4), (5,), 1.0).prompt
-    assert with_confirmed_sharing(policy, long, 8).family is policy.family
+    assert policy.confirmed(long, 8).family is policy.family
     assert said == []
     wrong = replace(policy, family=replace(policy.family, frequencies_H=policy.family.frequencies_H * 2))
-    assert with_confirmed_sharing(wrong, long, 8).family is None
+    assert wrong.confirmed(long, 8).family is None
     (sentence,) = said
     assert "LlamaForCausalLM is decoded and trained by the portable path" in sentence
 
@@ -157,7 +155,7 @@ def test_whoever_is_not_of_the_family_is_computed_portably_and_the_reason_is_sai
     said = []
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 13}
     gpt2 = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None))
-    assert examined(CausalPolicy(gpt2, tiny_policy().codec, (EOS_ID,), 1.0), said.append).family is None
+    assert examined(CausalPolicy(gpt2.eval(), tiny_policy().codec, (EOS_ID,), 1.0), said.append).family is None
     assert "GPT2LMHeadModel is decoded and trained by the portable path, slowly, because" in said[0]
     assert examined(tiny_policy(), said.append).family is not None
     assert len(said) == 1
@@ -218,14 +216,14 @@ def _fewer_layers(model):
 def test_what_is_changed_in_the_model_later_counts(change):
     torch.manual_seed(0)
     policy = tiny_policy()
-    before_BT = policy.logprobs(batch_of(uneven_samples()))[0]
+    before_BT = policy.logprobs(batch_of(uneven_samples()).inputs)[0]
     change(policy.model)
     policy = renewed(policy)
     alone = replace(policy, family=None)
-    expected_BT = alone.logprobs(batch_of(uneven_samples(), Sharing.NEVER))[0]
+    expected_BT = alone.logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0]
     assert not torch.allclose(expected_BT, before_BT, atol=1e-2)
     sharing = Sharing.NEVER if policy.family is None else Sharing.ALWAYS
-    torch.testing.assert_close(policy.logprobs(batch_of(uneven_samples(), sharing))[0], expected_BT)
+    torch.testing.assert_close(policy.logprobs(batch_of(uneven_samples(), sharing).inputs)[0], expected_BT)
     assert renewed(policy) is policy
 
 
@@ -243,7 +241,7 @@ def test_weights_that_moved_in_memory_are_read_anew():
 def test_a_backward_hook_is_called():
     policy, called = tiny_policy(), []
     policy.model.model.layers[0].register_full_backward_hook(lambda *given: called.append(given))
-    renewed(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER))[0].sum().backward()
+    renewed(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0].sum().backward()
     assert called
 
 
@@ -257,17 +255,17 @@ def test_a_hook_or_another_embedding_that_came_later_is_noticed():
     fresh = renewed(policy)
     assert fresh.family.embedding_VD is policy.model.get_input_embeddings().weight
     batch = batch_of(uneven_samples())
-    assert not torch.allclose(fresh.logprobs(batch)[0], tiny_policy().logprobs(batch)[0], atol=1e-2)
+    assert not torch.allclose(fresh.logprobs(batch.inputs)[0], tiny_policy().logprobs(batch.inputs)[0], atol=1e-2)
 
 
 def test_the_frozen_copy_is_read_by_itself():
     policy = tiny_policy()
-    reference = frozen_copy(policy)
+    reference = policy.frozen_copy()
     batch = batch_of(uneven_samples())
-    before = reference.logprobs(batch)[0]
-    assert torch.equal(before, policy.logprobs(batch)[0].detach())
+    before = reference.logprobs(batch.inputs)[0]
+    assert torch.equal(before, policy.logprobs(batch.inputs)[0].detach())
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.add_(0.1)
-    assert torch.equal(reference.logprobs(batch)[0], before)
+    assert torch.equal(reference.logprobs(batch.inputs)[0], before)
     assert not before.requires_grad

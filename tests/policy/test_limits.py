@@ -20,14 +20,13 @@ from assay.policy.probe import examined
 from assay.sampling import support
 from assay.train.evaluate.export import export_weights
 from assay.train.step.failed_rewards import FailedRewards
-from assay.train.step.learner import Learner, frozen_copy
-from assay.train.step.pack import with_confirmed_sharing
+from assay.train.step.learner import Learner
 from assay.train.step.score import score
 from assay.types import Problem, Score
 
 
 def policy_of(model):
-    return examined(CausalPolicy(model, TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
+    return examined(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
 
 
 def gpt_neo(window):
@@ -43,11 +42,11 @@ def test_a_window_that_a_short_look_cannot_see_is_seen_at_the_length_of_the_run(
     long, short = prompt(0, tuple(2 + place % 11 for place in range(30))), prompt(1, (2, 3, 4))
     policy = policy_of(gpt_neo(window=16))
     assert policy.abilities.sharing  # of eight tokens, all lie in the window
-    assert with_confirmed_sharing(policy, short, 4).abilities.sharing
-    assert not with_confirmed_sharing(policy, long, 20).abilities.sharing
+    assert policy.confirmed(short, 4).abilities.sharing
+    assert not policy.confirmed(long, 20).abilities.sharing
     wide = policy_of(gpt_neo(window=100))
-    assert with_confirmed_sharing(wide, long, 20).abilities.sharing
-    assert with_confirmed_sharing(tiny_policy(), prompt(0, (2,) * 8), 8).abilities.sharing
+    assert wide.confirmed(long, 20).abilities.sharing
+    assert tiny_policy().confirmed(prompt(0, (2,) * 8), 8).abilities.sharing
 
 
 def test_long_rope_is_a_language_model_up_to_its_original_context():
@@ -151,7 +150,7 @@ def test_the_bounds_of_top_p_and_min_p_by_hand():
 def test_kl_in_the_reward_goes_to_its_own_rollout_when_a_prompt_comes_twice():
     policy = tiny_policy()
     learner = Learner(
-        policy, frozen_copy(tiny_policy(seed=1)), load(None, ["loss.kl_coef=0.1"]).loss, load(None).optimizer, 1
+        policy, tiny_policy(seed=1).frozen_copy(), load(None, ["loss.kl_coef=0.1"]).loss, load(None).optimizer, 1
     )
     samples = [
         sample(number, (2 + number, 3, 4), tokens, 0.0)

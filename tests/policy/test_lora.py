@@ -10,12 +10,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.config import ConfigError, LossConfig, OptimizerConfig, load
 from assay.policy.causal import CausalPolicy
+from assay.policy.causal_packing import CausalPacking
 from assay.policy.load import with_adapter
 from assay.policy.probe import examined
 from assay.record import RunError
 from assay.train.evaluate.saved_policy import put_weights
 from assay.train.run.saver import trained_state
-from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.learner import Learner
 from assay.train.step.pack import pack
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5))]
@@ -31,22 +32,29 @@ def adapted(policy=None, *overrides):
 
 def batch_of(samples=None):
     samples = samples or uneven_samples()
-    return pack(samples, range(len(samples)), minibatches=1, microbatches=1, max_tokens=8, device=torch.device("cpu"))
+    return pack(
+        samples,
+        range(len(samples)),
+        minibatches=1,
+        microbatches=1,
+        max_tokens=8,
+        packing=CausalPacking(torch.device("cpu")),
+    )
 
 
 def logprobs(policy):
     with torch.no_grad():
-        return policy.logprobs(batch_of()[0].microbatches[0])[0]
+        return policy.logprobs(batch_of()[0].microbatches[0].inputs)[0]
 
 
 def learner_of(policy, kl_coef=0.1):
     settings = OptimizerConfig(epochs=2, warmup=0, learning_rate=1e-2)
-    return Learner(policy, frozen_copy(policy), LossConfig(kl_coef=kl_coef), settings, total_updates=10)
+    return Learner(policy, policy.frozen_copy(), LossConfig(kl_coef=kl_coef), settings, total_updates=10)
 
 
 def updates(learner, count, first=0):
-    batch = learner.score(batch_of())
-    return [learner.update(batch.minibatches[0], batch.scored[0], first + number).update for number in range(count)]
+    batch = learner.freeze(batch_of())
+    return [learner.update(batch.minibatches[0], batch.frozen[0], first + number).update for number in range(count)]
 
 
 def test_a_fresh_adapter_changes_no_bit_and_its_kl_to_the_reference_is_exactly_0():
@@ -71,7 +79,7 @@ def test_training_moves_the_adapters_and_not_one_bit_of_the_model():
 
 def test_the_reference_is_the_model_without_adapters_whatever_the_adapters_learn():
     plain, policy = tiny_policy(), adapted()
-    reference = frozen_copy(policy)
+    reference = policy.frozen_copy()
     before = logprobs(reference)
     updates(learner_of(policy), 2)
     assert torch.equal(logprobs(reference), before)
@@ -86,7 +94,7 @@ def test_sampling_is_from_the_model_with_its_adapters():
     groups = sampled(policy, PROMPTS, group_size=16, max_tokens=8)
     trainer, sampler = trainers_and_samplers(policy, PROMPTS, groups)
     assert (trainer - sampler).abs().max() <= 5e-5
-    base, _ = trainers_and_samplers(frozen_copy(policy), PROMPTS, groups)
+    base, _ = trainers_and_samplers(policy.frozen_copy(), PROMPTS, groups)
     assert (base - sampler).abs().max() > 1e-2
 
 
@@ -108,7 +116,7 @@ def tied():
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 13}
     model = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None, pad_token_id=None))
     assert model.lm_head.weight is model.transformer.wte.weight
-    return examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0))
+    return examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
@@ -167,14 +175,14 @@ def test_adapters_and_shared_prompts_give_the_same_update():
         policy = adapted()
         groups = sampled(tiny_policy(), PROMPTS, group_size=4, max_tokens=5)
         learner = learner_of(policy)
-        batch = learner.score(packed(PROMPTS, groups, share_prompts=share_prompts))
-        moved.append(learner.update(batch.minibatches[0], batch.scored[0], 0).update)
+        batch = learner.freeze(packed(PROMPTS, groups, share_prompts=share_prompts))
+        moved.append(learner.update(batch.minibatches[0], batch.frozen[0], 0).update)
     assert moved[0].loss == pytest.approx(moved[1].loss, abs=1e-6)
     assert moved[0].gradient_norm == pytest.approx(moved[1].gradient_norm, rel=1e-4)
 
 
 def test_the_reference_without_adapters_can_be_told_from_the_policy_by_its_switch_alone():
     policy = adapted()
-    reference = frozen_copy(policy)
+    reference = policy.frozen_copy()
     assert (reference.model is policy.model, reference.without_adapter) == (True, True)
     assert replace(reference, without_adapter=False, family=policy.family) == policy

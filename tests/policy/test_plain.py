@@ -9,6 +9,7 @@ from tiny import tiny_policy, uneven_samples
 from torch import nn
 
 from assay.config import load
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
 from assay.policy.plain import plain_logprobs, policy_asked_plainly
 from assay.train.step.pack import pack
@@ -76,8 +77,15 @@ def test_the_prompts_logits_are_not_asked_for(obeys):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_it_agrees_with_the_trainers_own_scoring(temperature):
     policy, samples = tiny_policy(temperature=temperature), uneven_samples()
-    (minibatch,) = pack(samples, range(8), minibatches=1, microbatches=1, max_tokens=8, device=CPU, share_prompts=True)
-    logprobs_BT = policy.logprobs(minibatch.microbatches[0])[0].detach()
+    (minibatch,) = pack(
+        samples,
+        range(8),
+        minibatches=1,
+        microbatches=1,
+        max_tokens=8,
+        packing=CausalPacking(CPU, Sharing.WHERE_IT_PAYS),
+    )
+    logprobs_BT = policy.logprobs(minibatch.microbatches[0].inputs)[0].detach()
     for row, number in enumerate(minibatch.microbatches[0].rows):
         sample = samples[number]
         plain = plain_logprobs(policy.model, sample.prompt.tokens, sample.rollout.tokens, temperature=temperature)

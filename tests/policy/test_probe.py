@@ -110,7 +110,7 @@ def policy_of(name, temperature=0.8):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = MODELS[name]()
-    return examined(CausalPolicy(model, TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
+    return examined(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
 
 
 @pytest.mark.parametrize("name", SEEN)

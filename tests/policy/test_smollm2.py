@@ -9,10 +9,11 @@ import torch
 from engine.compared import packed, sampled
 
 from assay.config import LossConfig, OptimizerConfig, load
+from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import load_policy
 from assay.policy.probe import with_family
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack, with_confirmed_sharing
+from assay.train.step.pack import pack
 from assay.types import Problem, Rollout, Sample, StopReason
 
 pytestmark = pytest.mark.skipif(
@@ -48,8 +49,7 @@ def cut(samples, share_prompts=False):
         minibatches=1,
         microbatches=1,
         max_tokens=8,
-        device=CPU,
-        share_prompts=share_prompts,
+        packing=CausalPacking(CPU, Sharing(share_prompts)),
     )
 
 
@@ -70,9 +70,9 @@ def test_the_samplers_logprobs_are_the_trainers(policy, temperature):
     rollouts = [rollout for tries in groups for rollout in tries]
     assert len(rollouts) == 256
     (batch,) = packed(prompts, groups, share_prompts=True)[0].microbatches
-    assert len(batch.ids_RS) == 32  # each prompt is computed once
+    assert len(batch.inputs.ids_RS) == 32  # each prompt is computed once
     with torch.no_grad():
-        logprobs_BT = policy.logprobs(batch)[0]
+        logprobs_BT = policy.logprobs(batch.inputs)[0]
     difference_BT = (logprobs_BT - batch.sampler_BT).abs()
     assert difference_BT[batch.mask_BT].max() <= 5e-5
     assert logprobs_BT[batch.mask_BT].std() > 0.5
@@ -86,7 +86,7 @@ def test_the_end_of_an_answer_is_in_the_loss_and_the_padding_behind_it_is_not(po
     lengths = [len(sample.rollout.tokens) for sample in samples]
     assert batch.mask_BT.sum(dim=1).tolist() == lengths
     for row, length in enumerate(lengths):
-        assert batch.targets_BT[row, length - 1] == EOS
+        assert batch.inputs.targets_BT[row, length - 1] == EOS
         assert batch.mask_BT[row, length - 1]
     # the shorter row ends in padding, none of which is trained
     assert lengths[0] < lengths[1]
@@ -104,12 +104,12 @@ def test_one_update_raises_the_probability_of_the_end_of_a_good_answer_and_paddi
         settings = OptimizerConfig(epochs=1, warmup=0, clip_norm=0.1)
         descent = torch.optim.SGD(trained.model.parameters(), lr=0.1)
         learner = Learner(trained, None, LossConfig(), settings, 10, optimizer=descent)
-        batch = learner.score(cut(samples))
-        update = learner.update(batch.minibatches[0], batch.scored[0], 0)
+        batch = learner.freeze(cut(samples))
+        update = learner.update(batch.minibatches[0], batch.frozen[0], 0)
         assert update.update.applied
         (microbatch,) = batch.minibatches[0].microbatches
         with torch.no_grad():
-            after_BT = trained.logprobs(microbatch)[0]
+            after_BT = trained.logprobs(microbatch.inputs)[0]
         moved.append((after_BT - update.new_logprobs[0])[0])
     assert moved[0][ends] > 1e-3
     assert moved[1][ends] == pytest.approx(float(moved[0][ends]), rel=1e-2)
@@ -120,9 +120,9 @@ def test_the_end_token_alone_gets_a_gradient(policy):
     """Masked by its value, an answer that is nothing but its end would teach nothing."""
     prompt = questions(policy, 1)[0]
     (batch,) = cut([answer(policy, prompt, "", 1.0)])[0].microbatches
-    assert batch.targets_BT.tolist() == [[EOS]]
+    assert batch.inputs.targets_BT.tolist() == [[EOS]]
     trained = with_family(replace(policy, model=copy.deepcopy(policy.model), family=None))
-    trained.logprobs(batch)[0][batch.mask_BT].sum().backward()
+    trained.logprobs(batch.inputs)[0][batch.mask_BT].sum().backward()
     gradient = trained.model.get_output_embeddings().weight.grad
     assert gradient[EOS].norm() > 1e-2
 
@@ -131,7 +131,7 @@ def test_in_bfloat16_it_is_of_the_family_and_engine_and_trainer_are_both_as_near
     model, said = copy.deepcopy(policy.model).bfloat16(), []
     rounded = with_family(replace(policy, model=model, family=None), said.append)
     prompts = questions(policy, 4, chat=False)
-    rounded = with_confirmed_sharing(rounded, prompts[0], 16)
+    rounded = rounded.confirmed(prompts[0], 16)
     assert said == []
     assert rounded.family is not None
     exact = with_family(replace(policy, model=copy.deepcopy(model).float(), family=None))
@@ -139,7 +139,7 @@ def test_in_bfloat16_it_is_of_the_family_and_engine_and_trainer_are_both_as_near
     (batch,) = packed(prompts, groups)[0].microbatches
     with torch.no_grad():
         trainer, transformers, true = (
-            one.logprobs(batch)[0][batch.mask_BT] for one in (rounded, replace(rounded, family=None), exact)
+            one.logprobs(batch.inputs)[0][batch.mask_BT] for one in (rounded, replace(rounded, family=None), exact)
         )
     engine = batch.sampler_BT[batch.mask_BT]
     plain = (transformers - true).abs().mean()
@@ -159,6 +159,6 @@ def test_a_wrong_reading_is_seen_in_bfloat16_too(policy, name, wrong):
     misread = replace(rounded.family, **{name: wrong(getattr(rounded.family, name))})
     said = []
     prompt = questions(policy, 1, chat=False)[0]
-    checked = with_confirmed_sharing(replace(rounded, family=misread, say=said.append), prompt, 32)
+    checked = replace(rounded, family=misread, say=said.append).confirmed(prompt, 32)
     assert checked.family is None
     assert len(said) == 1

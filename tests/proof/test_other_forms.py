@@ -10,31 +10,36 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import EOS, PAD, B, P, T, edited, healthy_batch
 from assay.doctor.recompute.consistent import consistent
+from assay.engine.shared_weights import SharedWeightsEngine
 from assay.verdict import Confidence, State
 from proof.plants.plant import Plant
 from proof.trial import diagnosed, run_trial
 
-GENERATE = "assay.train.step.verbs.generate"
+GENERATE = "assay.engine.shared_weights.SharedWeightsEngine.generate"
 LOSS = "assay.train.step.learner.policy_loss"
 LOGPROBS = "assay.policy.causal.CausalPolicy.logprobs"
-TENSORS = "assay.train.step.pack._tensors"
+TENSORS = "assay.train.step.pack._microbatch"
 COLD = ("rollout.temperature=0.7",)
 
 
 def _divided_after_the_softmax(original):
-    def logprobs(policy, batch, **how):
-        values_BT, entropy_BT = original(replace(policy, temperature=1.0), batch, **how)
+    def logprobs(policy, inputs, **how):
+        values_BT, entropy_BT = original(replace(policy, temperature=1.0), inputs, **how)
         return values_BT / policy.temperature, entropy_BT
 
     return logprobs
 
 
 def _engine_with_a_temperature_of_its_own(original):
-    return lambda policy, prompts, **how: original(replace(policy, temperature=0.6), prompts, **how)
+    return lambda engine, prompts, **how: original(_with(engine, temperature=0.6), prompts, **how)
 
 
 def _goes_on_behind_eos(original):
-    return lambda policy, prompts, **how: original(replace(policy, eos_ids=()), prompts, **how)
+    return lambda engine, prompts, **how: original(_with(engine, eos_ids=()), prompts, **how)
+
+
+def _with(engine, **changes):
+    return SharedWeightsEngine(replace(engine.policy, **changes))
 
 
 def _mask_one_token_late(original):
@@ -133,7 +138,7 @@ FORMS = {
             {
                 "assay.policy.probe.with_family": _not_packed,
                 "assay.policy.causal.branch_mask": _first_token_hidden,
-                "assay.train.run.run.with_confirmed_sharing": lambda original: lambda policy, *rest: policy,
+                "assay.policy.causal.CausalPolicy.confirmed": lambda original: lambda policy, *rest: policy,
             },
         ),
     ),

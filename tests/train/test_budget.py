@@ -60,7 +60,7 @@ class Slicing(torch.nn.Module):
 
 
 def test_a_part_that_is_kept_costs_the_whole_that_it_is_part_of():
-    policy = CausalPolicy(Slicing(), tiny_policy().codec, (EOS_ID,), 1.0)
+    policy = CausalPolicy(Slicing().eval(), tiny_policy().codec, (EOS_ID,), 1.0)
     assert bytes_a_token(policy, CONFIG) >= 100 * 4
 
 
@@ -109,7 +109,7 @@ def test_on_a_cpu_a_pass_keeps_no_more_than_so_many_bytes_whatever_is_free(monke
 def test_a_context_shorter_than_the_measured_pass_is_kept_to():
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 13}
     model = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None))  # it has no ninth position
-    policy = examined(CausalPolicy(model, tiny_policy().codec, (EOS_ID,), 1.0))
+    policy = examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0))
     assert bytes_a_token(policy, CONFIG) > 0
 
 

@@ -14,6 +14,7 @@ from assay import config as configuration
 from assay.cli import app
 from assay.config import Config
 from assay.config.sections import EvaluateConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TaskConfig
+from assay.engine.open import open_engine
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError, read_evaluations
 from assay.record.evaluations import HeldoutAnswers, forget_answers, read_answers, write_answers
@@ -159,7 +160,7 @@ def policy(_surroundings):
 def evaluated(policy, config=SMALL, reward=None, **named):
     task = open_task(config)
     given = {"on_token": quiet, "on_scored": quiet, **named}
-    return evaluate(policy, task, reward or Own(exact), config, 3, **given)
+    return evaluate(open_engine(policy), policy, task, reward or Own(exact), config, 3, **given)
 
 
 def test_an_evaluation_gives_the_same_row_and_answers_at_every_call(policy):
@@ -229,7 +230,7 @@ class Two:
 
 def test_a_task_with_few_heldout_problems_is_asked_each_of_them_once(policy):
     assert [prompt.id for prompt in heldout_prompts(Two(), policy, SMALL)] == ["two-0", "two-1"]
-    result = evaluate(policy, Two(), Own(exact), SMALL, 0, quiet, quiet)
+    result = evaluate(open_engine(policy), policy, Two(), Own(exact), SMALL, 0, quiet, quiet)
     assert result.row["prompts"] == 2
 
 
@@ -282,7 +283,7 @@ def run(policy, tmp_path_factory):
     )
     task = open_task(SMALL)
     reward = open_rewards(SMALL, task, policy.codec.decode)
-    row = evaluate(policy, task, reward, SMALL, 0, quiet, quiet).row
+    row = evaluate(open_engine(policy), policy, task, reward, SMALL, 0, quiet, quiet).row
     directory.append_evaluation(row)
     tensors = {"weights": policy.model.state_dict()}
     state = {"place": {"step": 3}, "frozen": ""}

@@ -10,6 +10,7 @@ from tiny import EOS_ID, sample, tiny_policy
 from torch import nn
 
 from assay.config import load
+from assay.policy.causal_packing import CausalPacking
 from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
 from assay.train import examine
@@ -288,7 +289,12 @@ def work_of(groups, signal):
         samples += own
         made.append(Group(own[0].prompt, tuple(one.rollout for one in own), (Score.of({"r": 0.0}),) * 4))
     (minibatch,) = pack(
-        samples, range(len(samples)), minibatches=1, microbatches=2, max_tokens=4, device=torch.device("cpu")
+        samples,
+        range(len(samples)),
+        minibatches=1,
+        microbatches=2,
+        max_tokens=4,
+        packing=CausalPacking(torch.device("cpu")),
     )
     return Work(Gathered(tuple(made)), tuple(samples), Batch((minibatch,), ((),), 1)), minibatch
 

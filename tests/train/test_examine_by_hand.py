@@ -187,7 +187,7 @@ def test_other_ways_of_scoring_really_pack_otherwise(looked_at, monkeypatch):
     real = examine.Examination._logprobs_by_row
 
     def keep(look, batch):
-        seen.append((len(batch.rows), tuple(batch.rows), batch.targets_BT.shape[1]))
+        seen.append((len(batch.rows), tuple(batch.rows), batch.inputs.targets_BT.shape[1]))
         return real(look, batch)
 
     monkeypatch.setattr(examine.Examination, "_logprobs_by_row", keep)

@@ -7,6 +7,7 @@ import torch
 from tiny import tiny_policy, uneven_samples
 
 from assay.config import LossConfig, OptimizerConfig
+from assay.policy.causal_packing import CausalPacking
 from assay.train.step.learner import Learner
 from assay.train.step.pack import pack
 
@@ -20,7 +21,7 @@ def minibatch_of(microbatches):
         minibatches=1,
         microbatches=microbatches,
         max_tokens=8,
-        device=torch.device("cpu"),
+        packing=CausalPacking(torch.device("cpu")),
     )
     assert len(minibatch.microbatches) == microbatches
     return minibatch
@@ -35,8 +36,8 @@ def stepped(minibatch, dtype=torch.bfloat16, updates=1, rate=1.0, clip_norm=1e9)
     one.optimizer, one.scheduled = torch.optim.SGD(one.masters, lr=rate), False
     start = flat(one.masters)
     for number in range(updates):
-        batch = one.score([minibatch])
-        assert one.update(batch.minibatches[0], batch.scored[0], number).update.applied
+        batch = one.freeze([minibatch])
+        assert one.update(batch.minibatches[0], batch.frozen[0], number).update.applied
     return one, flat(one.masters) - start
 
 

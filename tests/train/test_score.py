@@ -4,7 +4,7 @@ from tiny import prompt, tiny_policy
 
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
-from assay.train.step.learner import Learner, frozen_copy
+from assay.train.step.learner import Learner
 from assay.train.step.score import score
 from assay.types import Rollout, Score, StopReason
 
@@ -71,7 +71,7 @@ def test_long_answers_pay_by_length():
 def test_kl_in_the_reward_is_a_component_of_its_own():
     config = ("loss.kl_coef=0.5", "loss.kl_placement=reward", "loss.kl_estimator=k1")
     settings = LossConfig(kl_coef=0.5, kl_placement="reward", kl_estimator="k1")
-    policy, reference = tiny_policy(), frozen_copy(tiny_policy(seed=1))
+    policy, reference = tiny_policy(), tiny_policy(seed=1).frozen_copy()
     groups = scored(
         exact(0.0, 0.0, 0.0, 0.0), *config, learner=Learner(policy, reference, settings, OptimizerConfig(), 1)
     )
@@ -83,7 +83,9 @@ def test_kl_in_the_reward_is_a_component_of_its_own():
     assert one.components["reference_kl"] == pytest.approx(expected, abs=1e-4)
     assert one.reward == pytest.approx(-0.5 * expected, abs=1e-4)
     identical = scored(
-        exact(1.0, 0.0, 0.5, 0.5), *config, learner=Learner(policy, frozen_copy(policy), settings, OptimizerConfig(), 1)
+        exact(1.0, 0.0, 0.5, 0.5),
+        *config,
+        learner=Learner(policy, policy.frozen_copy(), settings, OptimizerConfig(), 1),
     )
     assert [group.rewards for group in identical] == [(1.0, 0.0), (0.5, 0.5)]
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from assay import config as configuration
 from assay.config import LossConfig, OptimizerConfig
+from assay.policy.causal_packing import CausalPacking
 from assay.policy.embedded import embedded_directory, tokenizer
 from assay.tasks import open_task
 from assay.tasks.sort_digits import SortDigits
@@ -280,14 +281,16 @@ def test_a_refill_gives_up_after_exactly_the_rounds_it_is_allowed(workshop, run_
 def one_update(samples, loss):
     one = Learner(tiny_policy(), None, loss, OptimizerConfig(epochs=2), total_updates=2)
     cpu = torch.device("cpu")
-    batch = one.score(pack(samples, range(len(samples)), minibatches=1, microbatches=2, max_tokens=8, device=cpu))
-    return one.update(batch.minibatches[0], batch.scored[0], 0), batch
+    batch = one.freeze(
+        pack(samples, range(len(samples)), CausalPacking(cpu), minibatches=1, microbatches=2, max_tokens=8)
+    )
+    return one.update(batch.minibatches[0], batch.frozen[0], 0), batch
 
 
 def test_the_sums_of_the_correction_are_those_of_its_weights():
     learned, batch = one_update(uneven_samples(), LossConfig(correction="token", correction_high=3.0))
     weights = []
-    for part, fixed in zip(batch.minibatches[0].microbatches, batch.scored[0], strict=True):
+    for part, fixed in zip(batch.minibatches[0].microbatches, batch.frozen[0], strict=True):
         weights += (fixed.old_BT + 1.0).exp().clamp(max=3.0)[part.mask_BT].tolist()  # the sampler said -1 everywhere
     assert len(set(weights)) > 5
     assert learned.update.correction_sum == pytest.approx(sum(weights), rel=1e-5)

@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from assay.config import Config
-from assay.engine.builtin import generate
-from assay.policy.causal import CausalPolicy
+from assay.engine.engine import Engine
 from assay.policy.codec import PromptTooLong
+from assay.policy.policy import Policy
 from assay.record.evaluations import HeldoutAnswers
 from assay.rewards import Reward
 from assay.tasks import Task
@@ -44,7 +42,7 @@ class Evaluation:
     answers: tuple[HeldoutAnswers, ...]
 
 
-def heldout_prompts(task: Task, policy: CausalPolicy, config: Config) -> list[Prompt]:
+def heldout_prompts(task: Task, policy: Policy, config: Config) -> list[Prompt]:
     """The first evaluate.prompts held-out problems that differ: no problem counts twice.
 
     They are fewer if the task has fewer: the search ends when as many numbers as were asked for, and at least 64, have
@@ -81,7 +79,8 @@ def _content(problem: Problem, task: Task) -> str:
 
 
 def evaluate(
-    policy: CausalPolicy,
+    engine: Engine,
+    policy: Policy,
     task: Task,
     reward: Reward,
     config: Config,
@@ -93,19 +92,20 @@ def evaluate(
     """What the policy is worth after `step`. The same problems and the same random numbers at every call."""
     failures = failures or FailedRewards(config)
     prompts = heldout_prompts(task, policy, config)
+    engine.publish()
     greedy, sampled = (
-        generate(
-            policy,
+        engine.generate(
             prompts,
             group_size=group_size,
             settings=config.rollout,
-            generator=torch.Generator(policy.device).manual_seed(derived_seed(config.run.seed, "evaluation")),
+            seed=derived_seed(config.run.seed, "evaluation"),
             policy_version=-1,
             greedy=is_greedy,
             on_token=on_token,
         )
         for group_size, is_greedy in ((1, True), (config.evaluate.samples, False))
     )
+    engine.release()
     tries = [[*likeliest, *others] for likeliest, others in zip(greedy, sampled, strict=True)]
     asked = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
     answers = 1 + config.evaluate.samples

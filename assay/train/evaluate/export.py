@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 
 from assay.config import Config, ConfigError
 from assay.machine import durable
-from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
+from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, checksums, refuse_unwritable_name
 from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import clear_weights
@@ -26,7 +26,7 @@ from assay.train.run.target import refuse_existing
 
 
 def export_weights(
-    policy: CausalPolicy,
+    policy: Policy,
     target: Path,
     *,
     merge: bool,
@@ -74,7 +74,7 @@ def export_weights(
         shutil.rmtree(aside, ignore_errors=True)  # renamed by now, unless something failed
 
 
-def publish(policy: CausalPolicy, config: Config, run: Path, name: str, step: int, say: Callable[[str], None]) -> None:
+def publish(policy: Policy, config: Config, run: Path, name: str, step: int, say: Callable[[str], None]) -> None:
     """Writes the policy as it is after `step` to RUN/name, in the place of what the run wrote there before."""
 
     def make_room(written: Path) -> None:
@@ -120,7 +120,7 @@ def _settled(target: Path) -> Path:
     return settled
 
 
-def _save_adapter(policy: CausalPolicy, directory: Path, source: str | Path) -> None:
+def _save_adapter(policy: Policy, directory: Path, source: str | Path) -> None:
     for name, settings in policy.adapter.peft_config.items():
         before = dict(vars(settings))
         try:
@@ -134,7 +134,7 @@ def _save_adapter(policy: CausalPolicy, directory: Path, source: str | Path) -> 
             vars(settings).update(before)
 
 
-def _correct_end_tokens(policy: CausalPolicy, file: Path) -> None:
+def _correct_end_tokens(policy: Policy, file: Path) -> None:
     """transformers writes the end token that a config class assumes, even if the model's own files name another one."""
     settings = json.loads(file.read_text()) if file.is_file() else {}
     if set(end_tokens(None, None, stated=settings)) - set(policy.eos_ids):
@@ -142,7 +142,7 @@ def _correct_end_tokens(policy: CausalPolicy, file: Path) -> None:
         file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _tokenizer(policy: CausalPolicy) -> Any:
+def _tokenizer(policy: Policy) -> Any:
     if not isinstance(policy.codec, TokenizerCodec):
         raise TypeError(f"a policy with a {type(policy.codec).__name__} has no Hugging Face tokenizer to save")
     return policy.codec.tokenizer

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from assay.config import Config, ConfigError
 from assay.foreign.adapter import ADAPTER_CONFIG, read_adapter
 from assay.foreign.faults import reason, translate_faults
-from assay.policy.causal import CausalPolicy
 from assay.policy.load import load_policy
+from assay.policy.policy import Policy
 from assay.record import RunError, manifest
 from assay.record.weights import FINAL, PUBLISHED, step_of
 from assay.train.run import checkpoint
@@ -27,7 +27,7 @@ _KINDS = {"place": dict, "frozen": str}  # of a checkpoint's state
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    policy: CausalPolicy
+    policy: Policy
     step: int  # training steps done
     name: str  # of the checkpoint
 
@@ -56,7 +56,7 @@ def policy_of(
     config: Config,
     on_warm_step: Callable[[int, int], None],
     report: Callable[[str], None],
-) -> CausalPolicy:
+) -> Policy:
     policy = load_policy(with_seed(config, saved.path.parent.parent), on_warm_step, report)
     check_frozen(policy, saved, config.model.path)
     put_weights(policy, saved.tensors["weights"], str(saved.path))
@@ -70,7 +70,7 @@ def fingerprint_of_frozen(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(sums).encode()).hexdigest() if sums else ""
 
 
-def check_frozen(policy: CausalPolicy, saved: checkpoint.Checkpoint, source: str) -> None:
+def check_frozen(policy: Policy, saved: checkpoint.Checkpoint, source: str) -> None:
     if saved.state["frozen"] != fingerprint_of_frozen(policy.model):
         raise RunError(
             f"the model at model.path = {source!r} is not the one that {saved.path.name} was trained on: its frozen "
@@ -78,7 +78,7 @@ def check_frozen(policy: CausalPolicy, saved: checkpoint.Checkpoint, source: str
         )
 
 
-def put_weights(policy: CausalPolicy, tensors: Mapping[str, Tensor], source: str) -> None:
+def put_weights(policy: Policy, tensors: Mapping[str, Tensor], source: str) -> None:
     """Puts saved tensors into the policy's model. What was not trained may be missing, what was trained may not."""
     own = policy.model.state_dict()
     trained = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
@@ -121,7 +121,7 @@ def read_checkpoint(run: Path, name: str | None, report: Callable[[str], None]) 
 
 def _published_policy(
     run: Path, name: str, config: Config, on_warm_step: Callable[[int, int], None], report: Callable[[str], None]
-) -> CausalPolicy:
+) -> Policy:
     directory = published_directory(run, name)
     if not (directory / ADAPTER_CONFIG).is_file():
         whole = replace(config.model, path=str(directory), lora_rank=0)
@@ -144,7 +144,7 @@ def published_directory(run: Path, name: str) -> Path:
     return directory
 
 
-def put_adapter(policy: CausalPolicy, directory: Path) -> None:
+def put_adapter(policy: Policy, directory: Path) -> None:
     """Puts the adapter in `directory` into the policy."""
     if policy.adapter is None:
         raise ConfigError(f"{directory} holds a LoRA adapter, but model.lora_rank = 0 in the run's config")

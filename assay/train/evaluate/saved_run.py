@@ -14,7 +14,8 @@ from rich.cells import cell_len
 
 from assay import config as configuration
 from assay.config import Config, ConfigError
-from assay.engine.builtin import BrokenPolicy, NoRoom
+from assay.engine.engine import BrokenPolicy, NoRoom
+from assay.engine.open import open_engine
 from assay.machine.terminal import fit
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
@@ -115,7 +116,8 @@ def evaluate_saved(
         task = open_task(config)
         with closing(open_rewards(config, task, saved.policy.codec.decode, report=report)) as reward:
             failures = FailedRewards(config, report)
-            row = evaluate(saved.policy, task, reward, config, saved.step, tokens, answers, failures).row
+            engine = open_engine(saved.policy)
+            row = evaluate(engine, saved.policy, task, reward, config, saved.step, tokens, answers, failures).row
     except PromptRefused as error:
         raise ConfigError(str(error)) from error
     except (BrokenPolicy, NoRoom) as error:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from assay.config import Config
 from assay.machine.memory import free_bytes
-from assay.policy.causal import CausalPolicy
-from assay.train.step.pack import pack, sharing
+from assay.policy.policy import Policy
+from assay.train.step.pack import pack
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 # larger passes are hardly faster and only keep more. On a GPU a pass costs the host some 80 ms, however small it is,
@@ -27,7 +27,7 @@ LEAST_TOKENS = 2**9
 PROBE_ROWS, PROBE_TOKENS = 2, 24  # of the pass that is measured
 
 
-def budgeted(config: Config, policy: CausalPolicy) -> Config:
+def budgeted(config: Config, policy: Policy) -> Config:
     """The config with `optimizer.pass_tokens` settled, where passes are cut by tokens."""
     optimizer = config.optimizer
     if optimizer.microbatches or optimizer.pass_tokens:
@@ -56,7 +56,7 @@ def pass_tokens(token_bytes: int, room_bytes: int, most: int) -> int:
     return tokens
 
 
-def bytes_a_token(policy: CausalPolicy, config: Config) -> int:
+def bytes_a_token(policy: Policy, config: Config) -> int:
     """What a pass keeps for its gradient, weights aside."""
     length = max(min(PROBE_TOKENS, (policy.context or PROBE_TOKENS) - 1), 1)
     samples = [
@@ -66,11 +66,10 @@ def bytes_a_token(policy: CausalPolicy, config: Config) -> int:
     (minibatch,) = pack(
         samples,
         range(PROBE_ROWS),
+        policy.packing(share_prompts=config.optimizer.share_prompts),
         minibatches=1,
         microbatches=1,
         max_tokens=length,
-        device=policy.device,
-        share_prompts=sharing(config, policy),
     )
     weights = {weight.untyped_storage().data_ptr() for weight in policy.model.parameters()}
     kept: dict[int, int] = {}
@@ -82,7 +81,7 @@ def bytes_a_token(policy: CausalPolicy, config: Config) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        graph = policy.logprobs(minibatch.microbatches[0])  # alive, or memory would be counted once for many
+        graph = policy.logprobs(minibatch.microbatches[0].inputs)  # alive, or memory would be counted once for many
     del graph
     return sum(kept.values()) // (PROBE_ROWS * (length + 1))
 
@@ -91,7 +90,7 @@ def _answer(prompt_id: str, length: int) -> Rollout:
     return Rollout(prompt_id, (0,) * length, (0.0,) * length, StopReason.LENGTH, 0, "")
 
 
-def standing_bytes(policy: CausalPolicy, *, needs_reference: bool) -> int:
+def standing_bytes(policy: Policy, *, needs_reference: bool) -> int:
     """What will be there all the time and is not there yet: masters, gradients, Adam's moments, the reference."""
     total = 0
     for weight in policy.model.parameters():

@@ -11,7 +11,7 @@ from assay.config import Config
 from assay.config.automatic import LARGE_MODEL, LORA_RATE, automatic_rate, is_embedded
 from assay.config.sections import OptimizerConfig
 from assay.machine.terminal import human_count
-from assay.policy.causal import CausalPolicy
+from assay.policy.policy import Policy
 from assay.rewards import function_name
 from assay.tasks import Task
 from assay.tasks.files import FileTask
@@ -19,7 +19,7 @@ from assay.tasks.files import FileTask
 FEW_HELDOUT = 20  # prompts; with fewer, one answer moves the held-out score by more than 0.05
 
 
-def with_rate(config: Config, policy: CausalPolicy) -> Config:
+def with_rate(config: Config, policy: Policy) -> Config:
     """The config with the learning rate as a number: "auto" depends on how many parameters the model has."""
     if config.optimizer.learning_rate != "auto":
         return config
@@ -27,13 +27,13 @@ def with_rate(config: Config, policy: CausalPolicy) -> Config:
     return replace(config, optimizer=replace(config.optimizer, learning_rate=rate))
 
 
-def parameters_of(policy: CausalPolicy, *, trained: bool = False) -> int:
+def parameters_of(policy: Policy, *, trained: bool = False) -> int:
     """All parameters of the model without its adapters; or those that are trained."""
     weights = policy.model.named_parameters()
     return sum(weight.numel() for name, weight in weights if (weight.requires_grad if trained else "lora_" not in name))
 
 
-def opening_facts(config: Config, run: Path, policy: CausalPolicy, task: Task, heldout: int) -> dict[str, str]:
+def opening_facts(config: Config, run: Path, policy: Policy, task: Task, heldout: int) -> dict[str, str]:
     return {
         "run": str(run),
         "model": _model(config, policy),
@@ -61,7 +61,7 @@ def few_heldout(config: Config, task: Task, heldout: int) -> str:
     )
 
 
-def _model(config: Config, policy: CausalPolicy) -> str:
+def _model(config: Config, policy: Policy) -> str:
     said = f"{config.model.path}: {human_count(parameters_of(policy))} parameters, {config.model.dtype}"
     if policy.adapter is None:
         return f"{said}, all trained"
@@ -89,13 +89,13 @@ def _reward(config: Config) -> str:
     )
 
 
-def _device(config: Config, policy: CausalPolicy) -> str:
+def _device(config: Config, policy: Policy) -> str:
     if policy.device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(policy.device)})"
     return f"{policy.device.type}, {_count(config.run.threads, 'thread')}"
 
 
-def _why(config: Config, policy: CausalPolicy) -> str:
+def _why(config: Config, policy: Policy) -> str:
     """Where the rate comes from, if it is a default."""
     parameters = parameters_of(policy)
     if is_embedded(config.model.path):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from assay import config as configuration
 from assay.config import Config, ConfigError
-from assay.engine.builtin import BrokenPolicy, NoRoom
+from assay.engine.engine import BrokenPolicy, NoRoom
 from assay.machine import durable
-from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
+from assay.policy.policy import Policy
 from assay.policy.where import source_of
 from assay.record import (
     UPDATE_FILE,
@@ -66,8 +66,8 @@ from assay.train.show.display import Display
 from assay.train.show.sinks import open_sinks, require_packages
 from assay.train.step.choose import NoSignal
 from assay.train.step.failed_rewards import RewardFailed
-from assay.train.step.learner import Learner, frozen_copy, frozen_with_adapter
-from assay.train.step.pack import cut, with_confirmed_sharing
+from assay.train.step.learner import Learner
+from assay.train.step.pack import cut
 from assay.train.step.place import Place, Work
 from assay.train.step.verbs import Verbs, check_rows, draw
 from assay.train.watch import DoctorStop, Watch, Watcher
@@ -172,13 +172,13 @@ def resume(path: Path, asked: Sequence[str] = (), watcher: Watcher | None = None
 
 def _open_policy(
     config: Config, tick: Callable[[int, int], None], say: Callable[[str], None]
-) -> tuple[CausalPolicy, Config, Seed | None]:
+) -> tuple[Policy, Config, Seed | None]:
     """The policy that a new run begins with; if it is that of another run, also what is to be kept of it."""
     source = source_of(config.model.path)
     return (load_policy(config, tick, say), config, None) if source is None else open_source(config, source, tick, say)
 
 
-def _keep_seed(directory: RunDirectory, policy: CausalPolicy, seed: Seed | None) -> None:
+def _keep_seed(directory: RunDirectory, policy: Policy, seed: Seed | None) -> None:
     if seed is not None:
         write_seed(directory.path, policy, seed)
         checksums.note_directory(directory.path, SEED, directory.path / SEED)
@@ -189,7 +189,7 @@ def _carry_out(
     config: Config,
     task: Task,
     reward: Reward,
-    policy: CausalPolicy,
+    policy: Policy,
     directory: RunDirectory,
     display: Display,
     interrupt: Interrupt,
@@ -198,11 +198,11 @@ def _carry_out(
 ) -> int:
     began = time.perf_counter()
     longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
-    policy = with_confirmed_sharing(policy, longest, config.rollout.max_tokens)
+    policy = policy.confirmed(longest, config.rollout.max_tokens)
     reference = None
     if config.needs_reference:
         is_seeded = (directory.path / SEED / ADAPTER).is_file()
-        reference = frozen_with_adapter(policy) if is_seeded else frozen_copy(policy)
+        reference = policy.frozen_copy(keep_adapter=is_seeded)
     planned = config.run.steps * config.updates_a_step
     learner = Learner(policy, reference, config.loss, config.optimizer, planned, check_interrupt=interrupt.check)
     sinks = open_sinks(
@@ -333,7 +333,7 @@ def _train_and_evaluate(
 
 
 def _introduce(
-    config: Config, directory: RunDirectory, policy: CausalPolicy, task: Task, heldout: int, display: Display
+    config: Config, directory: RunDirectory, policy: Policy, task: Task, heldout: int, display: Display
 ) -> None:
     """Says what is about to be trained on what, and with which numbers that the user may not have chosen."""
     display.facts(opening_facts(config, directory.path, policy, task, heldout))

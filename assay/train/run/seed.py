@@ -18,9 +18,8 @@ from typing import Any
 from assay.config import Config, ConfigError
 from assay.config.sections import ModelConfig
 from assay.foreign.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from assay.policy.causal import CausalPolicy
-from assay.policy.load import load_policy, model_directory, with_adapter
-from assay.policy.probe import examined
+from assay.policy.load import load_policy, model_directory, with_adapter, with_merged_adapter
+from assay.policy.policy import Policy
 from assay.policy.where import PUBLISHED, Source, source_of
 from assay.record import RunDirectory, RunError
 from assay.record.trust import load_config
@@ -50,7 +49,7 @@ def inherit(config: Config) -> Config:
     return replace(config, model=replace(config.model, dtype=dtype), run=replace(config.run, threads=threads))
 
 
-def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[CausalPolicy, Config, Seed]:
+def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[Policy, Config, Seed]:
     """(the policy, the config with the very model in model.path, what is to be written into the new run)."""
     other = _config_of(source)
     try:
@@ -64,7 +63,7 @@ def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[C
         seed = replace(seed, has_adapter=True)
     elif policy.adapter is not None:
         how = f"its adapter of rank {other.model.lora_rank}, merged into its model: equal but for rounding"
-        policy = _merged(policy, say)
+        policy = with_merged_adapter(policy, say)
         seed = replace(seed, has_weights=False)
     path, step = seed.facts["source"], seed.facts["step"]
     say(f"the policy begins as that of {path}, after step {step}: {how}")
@@ -74,7 +73,7 @@ def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[C
     return policy, replace(config, model=replace(config.model, path=path)), seed
 
 
-def open_seeded(config: Config, run: Path, tick: Tick, say: Say) -> CausalPolicy:
+def open_seeded(config: Config, run: Path, tick: Tick, say: Say) -> Policy:
     """The policy with which a run began, out of its own directory."""
     policy = load_policy(with_seed(config, run), tick, say)
     adapter = seed_adapter(run)
@@ -88,7 +87,7 @@ def _config_of(source: Source) -> Config:
     return load_config(source.run)
 
 
-def _open_published(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[CausalPolicy, Seed]:
+def _open_published(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[Policy, Seed]:
     directory = published_directory(source.run, str(source.name))
     facts = {"source": str(directory), "step": step_of(source.run, str(source.name))}
     if not (directory / ADAPTER_CONFIG).is_file():
@@ -103,7 +102,7 @@ def _open_published(config: Config, other: Config, source: Source, tick: Tick, s
     return policy, Seed(model_directory(model, tick, say), has_weights=True, has_adapter=False, facts=facts)
 
 
-def _open_checkpoint(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[CausalPolicy, Seed]:
+def _open_checkpoint(config: Config, other: Config, source: Source, tick: Tick, say: Say) -> tuple[Policy, Seed]:
     saved = read_checkpoint(source.run, source.name, say)
     model = _model_of(config, other, source)
     policy = load_policy(replace(config, model=model), tick, say)
@@ -137,10 +136,3 @@ def _model_of(config: Config, other: Config, source: Source) -> ModelConfig:
 
 def _same_adapter(ours: ModelConfig, theirs: ModelConfig) -> bool:
     return all(getattr(ours, name) == getattr(theirs, name) for name in ("lora_rank", "lora_alpha", "lora_targets"))
-
-
-def _merged(policy: CausalPolicy, say: Say) -> CausalPolicy:
-    model = policy.adapter.merge_and_unload()
-    model.requires_grad_(True)
-    plain = replace(policy, model=model, adapter=None, family=None, onlookers=[])
-    return examined(plain, say)

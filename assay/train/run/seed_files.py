@@ -25,8 +25,8 @@ from assay.config import Config
 from assay.foreign.directory import CONFIG, INDEX, READ, TEMPLATES
 from assay.foreign.faults import reason
 from assay.machine import durable
-from assay.policy.causal import CausalPolicy
 from assay.policy.made import CHECKSUMS
+from assay.policy.policy import Policy
 from assay.policy.where import source_of
 from assay.record import RunError, checksums
 
@@ -69,7 +69,7 @@ def seed_adapter(run: Path) -> dict[str, Tensor] | None:
         raise RunError(f"{file} cannot be read: {reason(error)}; restore it from a copy of the run") from error
 
 
-def write_seed(run: Path, policy: CausalPolicy, seed: Seed) -> None:
+def write_seed(run: Path, policy: Policy, seed: Seed) -> None:
     """Writes <run>/seed: whole, or not at all."""
     aside = durable.new_aside(run / SEED)
     try:
@@ -117,7 +117,7 @@ def _link(source: Path, target: Path) -> None:
             shutil.copyfile(source, target)
 
 
-def _save_weights(policy: CausalPolicy, target: Path) -> None:
+def _save_weights(policy: Policy, target: Path) -> None:
     model: Any = policy.model
     place = target / "weights"
     model.save_pretrained(place, **({} if policy.adapter is None else {"state_dict": _without_adapter(model)}))

@@ -9,12 +9,11 @@ Shape legend: B rows, T completion tokens.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,10 +21,9 @@ from torch import Tensor, nn
 
 from assay.config.sections import LossConfig, OptimizerConfig
 from assay.grpo import Loss, policy_loss, sequence_kl
-from assay.policy.causal import CausalPolicy
-from assay.policy.probe import with_family
+from assay.policy.policy import Policy
 from assay.train.step.sums import Part, Sums
-from assay.types import NO_SIGNAL, Batch, Microbatch, Minibatch, Scored, Update
+from assay.types import NO_SIGNAL, Batch, FrozenLogprobs, Microbatch, Minibatch, Update
 
 STEP_NUMBERS = 2**25  # weights that are copied at a time to see how far they moved: 128 MB in float32
 
@@ -52,27 +50,6 @@ class Observer(Protocol):
         """All gradients are there; nothing has moved yet."""
 
 
-def frozen_copy(policy: CausalPolicy) -> CausalPolicy:
-    """The reference: the same numbers for ever, without gradients. Under adapters it is the model without them."""
-    if policy.adapter is not None:
-        family = None if policy.family is None else policy.family.without_adapters()
-        return replace(policy, without_adapter=True, family=family, onlookers=[])
-    model = copy.deepcopy(policy.model)
-    model.requires_grad_(False)
-    frozen = replace(policy, model=model, family=None, onlookers=[])
-    return frozen if policy.family is None else with_family(frozen)
-
-
-def frozen_with_adapter(policy: CausalPolicy) -> CausalPolicy:
-    """The reference of a run that goes on with another run's adapter: the model with the adapter as it is now. What is
-    frozen already is shared, not copied."""
-    kept = [*(weight for weight in policy.model.parameters() if not weight.requires_grad), *policy.model.buffers()]
-    model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in kept})
-    model.requires_grad_(False)
-    frozen = replace(policy, model=model, adapter=None, family=None, onlookers=[])
-    return frozen if policy.family is None else with_family(frozen)
-
-
 def learning_rate(settings: OptimizerConfig, update: int, total_updates: int) -> float:
     """The rate of update number `update` (from 0): a linear warm-up, then constant, or down to 0 at the end.
 
@@ -95,8 +72,8 @@ class Learner:
 
     def __init__(
         self,
-        policy: CausalPolicy,
-        reference: CausalPolicy | None,
+        policy: Policy,
+        reference: Policy | None,
         loss: LossConfig,
         settings: OptimizerConfig,
         total_updates: int,
@@ -148,33 +125,33 @@ class Learner:
         """The policy as it is now becomes the reference."""
         self.reference_model.load_state_dict(self.policy.model.state_dict())
 
-    def score(self, minibatches: Sequence[Minibatch]) -> Batch:
-        """Adds the log-probs of the fixed policies, micro-batch by micro-batch: the same shapes as in training,
-        so that the ratio of the first update is 1 to the last bit. A lone update needs no old: it is new, detached."""
-        self.policy.lay_out(batch for minibatch in minibatches for batch in minibatch.microbatches)
+    def freeze(self, minibatches: Sequence[Minibatch]) -> Batch:
+        """Adds the log-probs that no update changes, micro-batch by micro-batch: the same shapes as in training, so
+        that the ratio of the first update is 1 to the last bit. A lone update needs no old: it is new, detached."""
+        self.policy.prepare(batch.inputs for minibatch in minibatches for batch in minibatch.microbatches)
         needs_old = self.settings.epochs * len(minibatches) > 1
         needs_ref = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
-        scored = []
+        frozen = []
         for minibatch in minibatches:
             parts = []
             for batch in minibatch.microbatches:
                 self.check_interrupt()
-                old_BT = self._fixed_logprobs(self.policy, batch) if needs_old else None
-                ref_BT = self._fixed_logprobs(self.reference, batch) if needs_ref and self.reference else None
-                parts.append(Scored(old_BT, ref_BT))
-            scored.append(tuple(parts))
-        return Batch(tuple(minibatches), tuple(scored), self.settings.epochs)
+                old_BT = self._logprobs(self.policy, batch) if needs_old else None
+                ref_BT = self._logprobs(self.reference, batch) if needs_ref and self.reference else None
+                parts.append(FrozenLogprobs(old_BT, ref_BT))
+            frozen.append(tuple(parts))
+        return Batch(tuple(minibatches), tuple(frozen), self.settings.epochs)
 
     def sequence_kl(self, batch: Microbatch) -> list[float]:
         """KL(policy || reference) of each row, for KL in the reward; exactly 0 while the two are equal."""
         if self.reference is None:
             raise ValueError("KL in the reward needs a reference")
-        old_BT = self._fixed_logprobs(self.policy, batch)
-        ref_BT = self._fixed_logprobs(self.reference, batch)
+        old_BT = self._logprobs(self.policy, batch)
+        ref_BT = self._logprobs(self.reference, batch)
         return sequence_kl(old_BT, ref_BT, batch.mask_BT, self.loss.kl_estimator).tolist()
 
     def update(
-        self, minibatch: Minibatch, scored: Sequence[Scored], number: int, observer: Observer | None = None
+        self, minibatch: Minibatch, frozen: Sequence[FrozenLogprobs], number: int, observer: Observer | None = None
     ) -> Learned:
         """Takes optimizer step `number` (from 0, over the whole run), unless there is no signal or a NaN."""
         begun = time.perf_counter()
@@ -183,9 +160,9 @@ class Learner:
         new_logprobs = []
         # a thread for the backward pass would only hand Python's lock to and fro: nothing else runs meanwhile
         with self._folding(), torch.autograd.set_multithreading_enabled(False):
-            for batch, fixed in zip(minibatch.microbatches, scored, strict=True):
+            for batch, fixed in zip(minibatch.microbatches, frozen, strict=True):
                 self.check_interrupt()
-                new_BT, entropy_BT = self.policy.logprobs(batch, entropy_gradient=self.loss.entropy_coef > 0)
+                new_BT, entropy_BT = self.policy.logprobs(batch.inputs, entropy_gradient=self.loss.entropy_coef > 0)
                 old_BT = new_BT.detach() if fixed.old_BT is None else fixed.old_BT
                 loss = policy_loss(
                     new_BT=new_BT,
@@ -295,8 +272,8 @@ class Learner:
             parameter.grad = None
 
     @torch.no_grad()
-    def _fixed_logprobs(self, policy: CausalPolicy, batch: Microbatch) -> Tensor:
-        return policy.logprobs(batch)[0]
+    def _logprobs(self, policy: Policy, batch: Microbatch) -> Tensor:
+        return policy.logprobs(batch.inputs)[0]
 
 
 def _folded_into(master: nn.Parameter) -> Callable[[Tensor], None]:

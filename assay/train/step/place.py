@@ -16,7 +16,19 @@ from torch import Tensor
 
 from assay.record.text import without_secrets
 from assay.train.step.learner import Learned
-from assay.types import NO_SIGNAL, Batch, Group, Minibatch, Prompt, Rollout, Sample, Score, Scored, StopReason, Update
+from assay.types import (
+    NO_SIGNAL,
+    Batch,
+    FrozenLogprobs,
+    Group,
+    Minibatch,
+    Prompt,
+    Rollout,
+    Sample,
+    Score,
+    StopReason,
+    Update,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class Work:
 
 def work_to_checkpoint(work: Work) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
-    for index, parts in enumerate(work.batch.scored):
+    for index, parts in enumerate(work.batch.frozen):
         for part, fixed in enumerate(parts):
             if fixed.old_BT is not None:
                 tensors[f"old.{index}.{part}"] = fixed.old_BT
@@ -119,10 +131,10 @@ def work_from_checkpoint(
     groups = tuple(_group(group) for group in state["groups"])
     samples = credit(groups)
     minibatches = cut(samples)
-    scored, new = [], []
+    frozen, new = [], []
     for index, minibatch in enumerate(minibatches):
         keys = [f"{index}.{part}" for part in range(len(minibatch.microbatches))]
-        scored.append(tuple(Scored(tensors.get(f"old.{key}"), tensors.get(f"ref.{key}")) for key in keys))
+        frozen.append(tuple(FrozenLogprobs(tensors.get(f"old.{key}"), tensors.get(f"ref.{key}")) for key in keys))
         if f"new.{index}.0" in tensors:
             new.append(tuple(tensors[f"new.{key}"] for key in keys))
     return Work(
@@ -135,7 +147,7 @@ def work_from_checkpoint(
             complete=True,
         ),
         samples=samples,
-        batch=Batch(minibatches, tuple(scored), epochs),
+        batch=Batch(minibatches, tuple(frozen), epochs),
         updates=tuple(Update(**_unhexed(update)) for update in state["updates"]),
         new_logprobs=tuple(new),
     )

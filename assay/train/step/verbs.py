@@ -1,6 +1,6 @@
 """The verbs of one run, bound to its policy, task and learner; each is timed, shown and, at the end, recorded.
 
-The verbs themselves live in their own files: engine/builtin.py, score.py, choose.py, credit.py, pack.py, learner.py.
+The verbs themselves live in their own files: engine/, score.py, choose.py, credit.py, pack.py, learner.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save
 
 from assay.config import Config
-from assay.engine.builtin import generate
-from assay.policy.causal import CausalPolicy
+from assay.engine.open import open_engine
 from assay.policy.codec import PromptRefused, PromptTooLong
+from assay.policy.policy import Policy
 from assay.record import RunDirectory, read_evaluations
 from assay.record.evaluations import write_answers
 from assay.record.metrics import Row, metrics_row, timings_row
@@ -38,7 +38,19 @@ from assay.train.step.pack import cut
 from assay.train.step.place import Gathered, Place, Work
 from assay.train.step.score import reward_weights, score
 from assay.train.watch import Watch
-from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
+from assay.types import (
+    NO_SIGNAL,
+    Batch,
+    FrozenLogprobs,
+    Group,
+    Microbatch,
+    Minibatch,
+    ModelInputs,
+    Prompt,
+    Rollout,
+    Sample,
+    StepRecord,
+)
 
 # of |old - sampler|: the largest in float32, where sound models show 3e-5; the mean in bfloat16, where single tokens
 # are off by up to 1 and the mean is 0.03
@@ -50,17 +62,17 @@ MOST_CHECKED = 20_000
 RATIO_LIMIT = 1e-3  # of |ratio - 1| before any update; the same arithmetic twice gives 0
 
 
-def fields_of(noun: Microbatch | Scored) -> dict[str, object]:
+def fields_of(noun: Microbatch | ModelInputs | FrozenLogprobs) -> dict[str, object]:
     """The fields of a noun by name, tensors shared (dataclasses.asdict would copy them)."""
     return {field.name: getattr(noun, field.name) for field in fields(noun)}
 
 
-def draw(task: Task, policy: CausalPolicy, config: Config, first: int) -> list[Prompt]:
+def draw(task: Task, policy: Policy, config: Config, first: int) -> list[Prompt]:
     """The prompts of one round, from training problem number `first` on."""
     return [_prompt(task, policy, config, first + index) for index in range(config.rollout.prompts)]
 
 
-def _prompt(task: Task, policy: CausalPolicy, config: Config, index: int) -> Prompt:
+def _prompt(task: Task, policy: Policy, config: Config, index: int) -> Prompt:
     """Problem number `index`. In the place of one that is too long stands another, always the same one."""
     places = [index] if config.task.long_prompts == "fail" else [index + turn * SKIP for turn in range(MOST_SKIPPED)]
     for place in places:
@@ -73,7 +85,7 @@ def _prompt(task: Task, policy: CausalPolicy, config: Config, index: int) -> Pro
     raise PromptRefused(f"{MOST_SKIPPED} prompts in a row are too long; {refusal}") from refusal
 
 
-def check_rows(task: Task, policy: CausalPolicy, config: Config, on_row: Callable[[int, int], None]) -> None:
+def check_rows(task: Task, policy: Policy, config: Config, on_row: Callable[[int, int], None]) -> None:
     """Tokenizes the first prompts before anything is written: all rows of a file, up to so many that nobody waits."""
     rows = min(getattr(task, "sizes", (0, 0))[0], MOST_CHECKED)
     wanted = max(rows, config.rollout.prompts)
@@ -101,6 +113,7 @@ class Verbs:
         self.reward = reward
         self.learner = learner
         self.policy = learner.policy
+        self.engine = open_engine(learner.policy)
         self.directory = directory
         self.display = display
         self.interrupt = interrupt
@@ -121,15 +134,17 @@ class Verbs:
     def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
         seed = derived_seed(self.config.run.seed, "rollout", place.step, gathered.rounds)
         with self.clock.timed("generated"):
-            return generate(
-                self.policy,
+            self.engine.publish()
+            rollouts = self.engine.generate(
                 prompts,
                 group_size=self.config.rollout.group_size,
                 settings=self.config.rollout,
-                generator=torch.Generator(self.policy.device).manual_seed(seed),
+                seed=seed,
                 policy_version=place.policy_version,
                 on_token=self._ticker("tokens"),
             )
+            self.engine.release()
+            return rollouts
 
     def score(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]]) -> list[Group]:
         with self.clock.timed("scored") as describe:
@@ -157,7 +172,7 @@ class Verbs:
 
     def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
         with self.clock.timed("loss"):
-            return self.learner.score(self.cut(samples, place))
+            return self.learner.freeze(self.cut(samples, place))
 
     def cut(self, samples: Sequence[Sample], place: Place) -> tuple[Minibatch, ...]:
         return cut(samples, self.config, place.step, self.policy)
@@ -165,9 +180,9 @@ class Verbs:
     def learn(self, work: Work, place: Place) -> Learned:
         current = work.current(place)
         number = place.step * self.config.updates_a_step + place.update
-        minibatch, scored = work.batch.minibatches[current], work.batch.scored[current]
+        minibatch, frozen = work.batch.minibatches[current], work.batch.frozen[current]
         with self.watch.examination(work, place) as look:
-            learned = self.learner.update(minibatch, scored, number, observer=look)
+            learned = self.learner.update(minibatch, frozen, number, observer=look)
         self.clock.note_update(learned)
         if look is not None:
             self.watch.examined(look, learned.update)
@@ -179,10 +194,10 @@ class Verbs:
     def record(self, work: Work, place: Place) -> None:
         old = [
             [new if fixed.old_BT is None else fixed.old_BT for fixed, new in zip(parts, news, strict=True)]
-            for parts, news in zip(work.batch.scored, work.new_logprobs, strict=True)
+            for parts, news in zip(work.batch.frozen, work.new_logprobs, strict=True)
         ]
-        ref = [[fixed.ref_BT for fixed in parts] for parts in work.batch.scored]
-        has_reference = any(fixed.ref_BT is not None for parts in work.batch.scored for fixed in parts)
+        ref = [[fixed.ref_BT for fixed in parts] for parts in work.batch.frozen]
+        has_reference = any(fixed.ref_BT is not None for parts in work.batch.frozen for fixed in parts)
         step = StepRecord(
             step=place.step + 1,
             policy_version=place.policy_version,
@@ -225,6 +240,7 @@ class Verbs:
             return
         self.display.doing(f"evaluating up to {self.config.evaluate.prompts} held-out prompts")
         evaluation = evaluate(
+            self.engine,
             self.policy,
             self.task,
             self.reward,
@@ -277,9 +293,9 @@ class Verbs:
         tensors = {
             f"{part}.{key}": value.contiguous()
             for part, (batch, fixed) in enumerate(
-                zip(work.batch.minibatches[current].microbatches, work.batch.scored[current], strict=True)
+                zip(work.batch.minibatches[current].microbatches, work.batch.frozen[current], strict=True)
             )
-            for key, value in {**fields_of(batch), **fields_of(fixed)}.items()
+            for key, value in {**fields_of(batch), **fields_of(batch.inputs), **fields_of(fixed)}.items()
             if isinstance(value, torch.Tensor)
         }
         self.directory.replace_file(f"dumps/{name}", save(tensors, metadata={"reason": reason}))

@@ -8,10 +8,10 @@ from proof.plants.plant import Plant
 def _first_token_lost(original):  # type: ignore[no-untyped-def]
     """Log-probs of tokens 1, 2, ... stand at tokens 0, 1, ...: the slice began one output too late."""
 
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
+    def logprobs(policy, inputs, **how):  # type: ignore[no-untyped-def]
         import torch
 
-        values_BT, entropy_BT = original(policy, batch, **how)
+        values_BT, entropy_BT = original(policy, inputs, **how)
         return torch.cat([values_BT[:, 1:], torch.zeros_like(values_BT[:, :1])], dim=1), entropy_BT
 
     return logprobs
@@ -20,7 +20,7 @@ def _first_token_lost(original):  # type: ignore[no-untyped-def]
 def _read_back_from_text(original):  # type: ignore[no-untyped-def]
     """A doubled character comes back as one: what a merge in the vocabulary does to a round trip through text."""
 
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+    def microbatch(samples, rows, packing):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         def read_back(sample):  # type: ignore[no-untyped-def]
@@ -30,15 +30,15 @@ def _read_back_from_text(original):  # type: ignore[no-untyped-def]
                     tokens[place] = tokens[place + 1]
             return replace(sample, rollout=replace(sample.rollout, tokens=tuple(tokens)))
 
-        return original(list(map(read_back, samples)), rows, device, share_prompts)
+        return original(list(map(read_back, samples)), rows, packing)
 
-    return tensors
+    return microbatch
 
 
 def _prompts_of_the_next_row(original):  # type: ignore[no-untyped-def]
     """Completions were shuffled against their prompts."""
 
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+    def microbatch(samples, rows, packing):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         prompts = [sample.prompt for sample in samples]
@@ -46,55 +46,54 @@ def _prompts_of_the_next_row(original):  # type: ignore[no-untyped-def]
             replace(sample, prompt=prompt, rollout=replace(sample.rollout, prompt_id=prompt.id))
             for sample, prompt in zip(samples, prompts[-1:] + prompts[:-1], strict=True)
         ]
-        return original(moved, rows, device, share_prompts)
+        return original(moved, rows, packing)
 
-    return tensors
+    return microbatch
 
 
 def _positions_by_column(original):  # type: ignore[no-untyped-def]
     """Positions as if the prompts were padded on the right to one width and all columns counted."""
 
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+    def microbatch(samples, rows, packing):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         import torch
 
-        batch = original(samples, rows, device, share_prompts)
-        if share_prompts:
-            return batch
+        batch = original(samples, rows, packing)
+        inputs, device = batch.inputs, packing.device
         prompts_R1 = torch.tensor([[len(samples[row].prompt.tokens)] for row in rows], device=device)
         lengths_R1 = torch.tensor([[len(samples[row].rollout.tokens)] for row in rows], device=device)
-        columns_1S = torch.arange(batch.ids_RS.shape[1], device=device).unsqueeze(0)
+        columns_1S = torch.arange(inputs.ids_RS.shape[1], device=device).unsqueeze(0)
         in_completion_RS = columns_1S >= prompts_R1
         branches_RS = in_completion_RS.long().masked_fill(columns_1S >= prompts_R1 + lengths_R1, -1)
-        positions_RS = batch.positions_RS + in_completion_RS * (prompts_R1.max() - prompts_R1)
-        return replace(batch, positions_RS=positions_RS, branches_RS=branches_RS)
+        positions_RS = inputs.positions_RS + in_completion_RS * (prompts_R1.max() - prompts_R1)
+        return replace(batch, inputs=replace(inputs, positions_RS=positions_RS, branches_RS=branches_RS))
 
-    return tensors
+    return microbatch
 
 
 def _padded_on_the_left_without_mask(original):  # type: ignore[no-untyped-def]
-    def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
+    def microbatch(samples, rows, packing):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         import torch
 
-        batch = original(samples, rows, device, share_prompts)
-        if share_prompts:
-            return batch
-        width = batch.ids_RS.shape[1]
+        batch = original(samples, rows, packing)
+        inputs, device = batch.inputs, packing.device
+        width = inputs.ids_RS.shape[1]
         pads = [width - len(samples[row].prompt.tokens) - len(samples[row].rollout.tokens) for row in rows]
-        ids_RS = torch.stack([ids_S.roll(pad) for ids_S, pad in zip(batch.ids_RS, pads, strict=True)])
-        moved_BT = batch.predictors_BT + torch.tensor(pads, device=device).unsqueeze(1)
-        return replace(
-            batch,
-            trees=tuple((width - length, length) for length in batch.lengths),  # the padding counts as prompt
+        ids_RS = torch.stack([ids_S.roll(pad) for ids_S, pad in zip(inputs.ids_RS, pads, strict=True)])
+        moved_BT = inputs.predictors_BT + torch.tensor(pads, device=device).unsqueeze(1)
+        padded = replace(
+            inputs,
+            trees=tuple((width - length, length) for length in inputs.lengths),  # the padding counts as prompt
             ids_RS=ids_RS,
             positions_RS=torch.arange(width, device=device).expand_as(ids_RS),
-            predictors_BT=moved_BT.where(batch.predictors_BT >= 0, -1),
+            predictors_BT=moved_BT.where(inputs.predictors_BT >= 0, -1),
         )
+        return replace(batch, inputs=padded)
 
-    return tensors
+    return microbatch
 
 
 def _cut_on_the_right(original):  # type: ignore[no-untyped-def]
@@ -112,13 +111,13 @@ def _cut_on_the_right(original):  # type: ignore[no-untyped-def]
 def _first_candidate(original):  # type: ignore[no-untyped-def]
     """The engine's log-prob of the likeliest token is taken for that of the sampled one."""
 
-    def generate(policy, prompts, **how):  # type: ignore[no-untyped-def]
+    def generate(engine, prompts, **how):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         import torch
 
-        groups = []
-        for prompt, group in zip(prompts, original(policy, prompts, **how), strict=True):
+        groups, policy = [], engine.policy
+        for prompt, group in zip(prompts, original(engine, prompts, **how), strict=True):
             likeliest = []
             for rollout in group:
                 ids_1L = torch.tensor([[*prompt.tokens, *rollout.tokens]], device=policy.device)
@@ -135,32 +134,32 @@ def _first_candidate(original):  # type: ignore[no-untyped-def]
 def _old_of_the_row_before(original):  # type: ignore[no-untyped-def]
     """The rows were gathered anew after old was computed, and old was not."""
 
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+    def freeze(learner, minibatches):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
         batch = original(learner, minibatches)
-        scored = tuple(
+        frozen = tuple(
             tuple(replace(part, old_BT=None if part.old_BT is None else part.old_BT.roll(1, dims=0)) for part in parts)
-            for parts in batch.scored
+            for parts in batch.frozen
         )
-        return replace(batch, scored=scored)
+        return replace(batch, frozen=frozen)
 
-    return score
+    return freeze
 
 
 PLANTS: dict[str, Plant] = {
     "ALGN01": Plant(replaces={"assay.policy.causal.CausalPolicy.logprobs": _first_token_lost}),
-    "ALGN02": Plant(replaces={"assay.train.step.pack._tensors": _read_back_from_text}),
-    "ALGN03": Plant(replaces={"assay.train.step.pack._tensors": _prompts_of_the_next_row}),
+    "ALGN02": Plant(replaces={"assay.train.step.pack._microbatch": _read_back_from_text}),
+    "ALGN03": Plant(replaces={"assay.train.step.pack._microbatch": _prompts_of_the_next_row}),
     "ALGN04": Plant(
         settings=("optimizer.share_prompts=false",),
-        replaces={"assay.train.step.pack._tensors": _positions_by_column},
+        replaces={"assay.train.step.pack._microbatch": _positions_by_column},
     ),
     "ALGN05": Plant(
         settings=("optimizer.share_prompts=false",),
-        replaces={"assay.train.step.pack._tensors": _padded_on_the_left_without_mask},
+        replaces={"assay.train.step.pack._microbatch": _padded_on_the_left_without_mask},
     ),
     "ALGN07": Plant(replaces={"assay.policy.causal.CausalPolicy.prompt": _cut_on_the_right}),
-    "ALGN09": Plant(replaces={"assay.train.step.verbs.generate": _first_candidate}),
-    "ALGN10": Plant(replaces={"assay.train.step.learner.Learner.score": _old_of_the_row_before}),
+    "ALGN09": Plant(replaces={"assay.engine.shared_weights.SharedWeightsEngine.generate": _first_candidate}),
+    "ALGN10": Plant(replaces={"assay.train.step.learner.Learner.freeze": _old_of_the_row_before}),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
 from dataclasses import replace as replaced
+
+from proof.plants.plant import Plant
 
 
 def _subtracts_the_kl(original):  # type: ignore[no-untyped-def]
@@ -41,7 +42,7 @@ def _exchanged(original):  # type: ignore[no-untyped-def]
 def _two_names_for_one_model(original):  # type: ignore[no-untyped-def]
     """`reference = policy`: nothing is copied."""
 
-    def frozen_copy(policy):  # type: ignore[no-untyped-def]
+    def frozen_copy(policy, **how):  # type: ignore[no-untyped-def]
         return policy
 
     return frozen_copy
@@ -63,7 +64,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "KL05": Plant(
         settings=("loss.kl_coef=0.1",),
-        replaces={"assay.train.run.run.frozen_copy": _two_names_for_one_model},
+        replaces={"assay.policy.causal.CausalPolicy.frozen_copy": _two_names_for_one_model},
         steps=5,
     ),
 }

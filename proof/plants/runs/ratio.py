@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
-from assay.doctor.recompute.loss import WITHOUT_CLIP
+import math
 from dataclasses import replace
 from dataclasses import replace as replaced
-import math
+
+from assay.doctor.recompute.loss import WITHOUT_CLIP
+from proof.plants.plant import Plant
 
 
 def _never_taken(original):  # type: ignore[no-untyped-def]
     """The clamped objective is computed and the minimum never taken: the loss is that of a clip without bounds."""
 
     def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         free = replace(tensors["settings"], clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
         unclipped = original(**{**tensors, "settings": free})
@@ -26,7 +26,6 @@ def _minus_inside_min(original):  # type: ignore[no-untyped-def]
     """min(-r A, -clip(r) A) is -max(r A, clip(r) A): the loss of the negated advantages, negated."""
 
     def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         turned = original(**{**tensors, "advantages_BT": -tensors["advantages_BT"]})
         return replace(turned, total=-turned.total, policy=-turned.policy)
@@ -37,14 +36,13 @@ def _minus_inside_min(original):  # type: ignore[no-untyped-def]
 def _scale_lost_in_one_pass(original):  # type: ignore[no-untyped-def]
     """The pass under no_grad, which computes old, goes through a wrapper that loses the model's scale of logits."""
 
-    def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
+    def logprobs(policy, inputs, **how):  # type: ignore[no-untyped-def]
 
         import torch
 
         if not torch.is_grad_enabled():
             policy = replace(policy, temperature=1.05 * policy.temperature)
-        return original(policy, batch, **how)
+        return original(policy, inputs, **how)
 
     return logprobs
 
@@ -52,12 +50,12 @@ def _scale_lost_in_one_pass(original):  # type: ignore[no-untyped-def]
 def _old_is_new_detached(original):  # type: ignore[no-untyped-def]
     """No old log-probs are kept, however many updates follow; each update then takes its own new ones."""
 
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+    def freeze(learner, minibatches):  # type: ignore[no-untyped-def]
         batch = original(learner, minibatches)
-        scored = tuple(tuple(replaced(part, old_BT=None) for part in parts) for parts in batch.scored)
-        return replaced(batch, scored=scored)
+        frozen = tuple(tuple(replaced(part, old_BT=None) for part in parts) for parts in batch.frozen)
+        return replaced(batch, frozen=frozen)
 
-    return score
+    return freeze
 
 
 def _arguments_exchanged(original):  # type: ignore[no-untyped-def]
@@ -82,13 +80,13 @@ def _product_over_the_row(original):  # type: ignore[no-untyped-def]
 def _filled_in(original):  # type: ignore[no-untyped-def]
     """Probabilities are stored, that of a last token is lost in one row of four, and log(0 + 1e-7) stands for it."""
 
-    def score(learner, minibatches):  # type: ignore[no-untyped-def]
+    def freeze(learner, minibatches):  # type: ignore[no-untyped-def]
         batch = original(learner, minibatches)
-        scored = tuple(
+        frozen = tuple(
             tuple(map(filled, minibatch.microbatches, parts))
-            for minibatch, parts in zip(minibatches, batch.scored, strict=True)
+            for minibatch, parts in zip(minibatches, batch.frozen, strict=True)
         )
-        return replaced(batch, scored=scored)
+        return replaced(batch, frozen=frozen)
 
     def filled(microbatch, part):  # type: ignore[no-untyped-def]
         import torch
@@ -98,7 +96,7 @@ def _filled_in(original):  # type: ignore[no-untyped-def]
         old_BT[rows, (mask_BT.sum(dim=1) - 1)[rows]] = math.log(1e-7)
         return replaced(part, old_BT=old_BT)
 
-    return score
+    return freeze
 
 
 PLANTS: dict[str, Plant] = {
@@ -116,7 +114,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "RAT02": Plant(
         settings=("optimizer.epochs=2",),
-        replaces={"assay.train.step.learner.Learner.score": _old_is_new_detached},
+        replaces={"assay.train.step.learner.Learner.freeze": _old_is_new_detached},
     ),
     "RAT04": Plant(replaces={"assay.train.step.learner.policy_loss": _arguments_exchanged}),
     "RAT06": Plant(
@@ -125,6 +123,6 @@ PLANTS: dict[str, Plant] = {
     ),
     "RAT07": Plant(
         settings=("optimizer.epochs=2",),
-        replaces={"assay.train.step.learner.Learner.score": _filled_in},
+        replaces={"assay.train.step.learner.Learner.freeze": _filled_in},
     ),
 }

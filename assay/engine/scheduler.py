@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
+from assay.engine.engine import NoRoom
 from assay.engine.rows import Rows
 from assay.llama.decoder import Decoder, Sampled, Seat
 from assay.machine.memory import free_bytes
@@ -25,10 +26,6 @@ from assay.types import Prompt
 IDLE = -1
 BYTES_A_TOKEN = 16  # a random number; a token and its log-prob
 SPARE_SLOTS = 2  # prompts remembered for each one whose whole group has lanes: groups end raggedly
-
-
-class NoRoom(MemoryError):
-    """The memory does not hold the cache of a single rollout."""
 
 
 def check_numbers(rollouts: int, max_tokens: int, device: torch.device) -> None:
