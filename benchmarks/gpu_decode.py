@@ -25,7 +25,7 @@ from torch import Tensor
 from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Seat
+from assay.llama.decoder import Start
 from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
@@ -101,20 +101,20 @@ def open_for(
     uniforms_RT: Tensor | None,
     temperature: float = 1.0,
 ) -> None:
-    """Every rollout in a lane of its own."""
+    """Every rollout in a slot of its own."""
     decoder.open(
-        lanes=len(prompts) * group,
-        prompt_slots=len(prompts),
+        slots=len(prompts) * group,
+        prompt_rows=len(prompts),
         prompt_width=max(map(len, prompts)) - 1,
         settings=RolloutConfig(max_tokens=limit),
         temperature=temperature,
         uniforms_RT=uniforms_RT,
     )
-    decoder.remember([(number, prompt[:-1]) for number, prompt in enumerate(prompts)])
-    decoder.seat(
+    decoder.prefill([(number, prompt[:-1]) for number, prompt in enumerate(prompts)])
+    decoder.start(
         [
-            Seat(lane, lane, lane // group, len(prompts[lane // group]), prompts[lane // group][-1])
-            for lane in range(len(prompts) * group)
+            Start(slot, slot, slot // group, len(prompts[slot // group]), prompts[slot // group][-1])
+            for slot in range(len(prompts) * group)
         ]
     )
 
@@ -185,7 +185,7 @@ class Numbers:
 
 
 def checked_ends(model: Any, family: Family, limit: int) -> float:
-    """The largest difference of rollouts that end anywhere, in fewer lanes than there are rollouts; with a short limit
+    """The largest difference of rollouts that end anywhere, in fewer slots than there are rollouts; with a short limit
     some end at the first token, and some at the last allowed one."""
     ends = tuple(range(0, SMALL["vocab_size"], limit))
     policy = CausalPolicy(model, Numbers(), ends, 0.8, family=family)
@@ -216,11 +216,11 @@ def add_adapters(model: Any, rank: int) -> None:
     get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS))
 
 
-def seated(decoder: CudaDecoder, rows: int) -> None:
-    """A run that is under way: every lane in the middle of its completion."""
+def started(decoder: CudaDecoder, rows: int) -> None:
+    """A run that is under way: every slot in the middle of its completion."""
     decoder.open(
-        lanes=rows,
-        prompt_slots=max(rows // GROUP, 1),
+        slots=rows,
+        prompt_rows=max(rows // GROUP, 1),
         prompt_width=PROMPT - 1,
         settings=RolloutConfig(max_tokens=NEW),
         temperature=1.0,
@@ -228,7 +228,7 @@ def seated(decoder: CudaDecoder, rows: int) -> None:
     )
     for cache in decoder.run.caches:
         cache.normal_()
-    decoder.seat([Seat(lane, lane, lane // GROUP, PROMPT, 5) for lane in range(rows)])
+    decoder.start([Start(slot, slot, slot // GROUP, PROMPT, 5) for slot in range(rows)])
     decoder.step.state_LF[:, fields.DONE.value] = NEW // 2
 
 
@@ -280,7 +280,7 @@ def prompt_time(decoder: CudaDecoder, prompts: Sequence[Sequence[int]]) -> float
 
 def step_time(decoder: CudaDecoder, count: int, steps: int = 40) -> float:
     """Seconds of a decoding step in the middle of a completion."""
-    seated(decoder, count)
+    started(decoder, count)
     decoder.advance(4)
     torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -295,7 +295,7 @@ def kernels_of(decoder: CudaDecoder, count: int) -> list[tuple[str, int, float]]
     """(name, times, microseconds each) of the kernels of a step."""
     from torch.profiler import ProfilerActivity, profile
 
-    seated(decoder, count)
+    started(decoder, count)
     decoder.advance(2)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -1,13 +1,14 @@
-"""The family's decoder on a CPU: all lanes at once, through the trainer's own parameters.
+"""The family's decoder on a CPU: all slots at once, through the trainer's own parameters.
 
 Almost all of the time goes into matrix products, and there is one for each matrix: queries, keys and values together,
-gate and up together, all lanes together. Where memory allows, the matrices are copied into the order in which the
+gate and up together, all slots together. Where memory allows, the matrices are copied into the order in which the
 processor reads them, for one call and never longer: the next one sees what the optimizer did. A prompt's keys meet the
-queries of all of its lanes in one product; a lane's own keys stand apart, and one softmax runs over both. Heads of keys
-come before lanes in every cache: then both products read queries and shares as they stand.
+queries of all of its slots in one product; a slot's own keys stand apart, and one softmax runs over both. Heads of keys
+come before slots in every cache: then both products read queries and shares as they stand.
 
-Shape legend: L lanes, D hidden size, O outputs, H heads, K heads of keys, G = H / K queries of a key head, W width of
-a head, F half of it, P columns of prompts, T columns of own tokens, S prompt slots, M most lanes of a slot, A = P + T.
+Shape legend: L slots, D hidden size, O outputs, H heads, K heads of keys, G = H / K queries of a key head, W width of
+a head, F half of it, P columns of prompts, T columns of own tokens, R rows of the prompt cache, M most slots of such a
+row, A = P + T.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, silu
 
 from assay.config.sections import RolloutConfig
-from assay.llama.decoder import Sampled, Seat
+from assay.llama.decoder import Sampled, Start
 from assay.llama.family import Family
 from assay.llama.forward import hidden_states, norm
 from assay.llama.matrix import copied_bytes, head_matrix, layer_matrices
@@ -40,21 +41,21 @@ class CpuDecoder:
     def __init__(self, family: Family) -> None:
         self.family = family
 
-    def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
-        lane_bytes = self._lane_bytes(prompt_slots_a_lane, prompt_width, max_tokens)
-        return int(MARGIN * free_bytes(self.family.device) / lane_bytes)
+    def slots_that_fit(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> int:
+        slot_bytes = self._slot_bytes(prompts_per_slot, prompt_width, max_tokens)
+        return int(MARGIN * free_bytes(self.family.device) / slot_bytes)
 
-    def _lane_bytes(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> float:
+    def _slot_bytes(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> float:
         family = self.family
         token = 2 * len(family.layers) * family.key_heads * family.head_width * family.dtype.itemsize
         vocabulary = 2 * 4 * len(family.embedding_VD)  # logits and weights
-        return token * (max_tokens + prompt_slots_a_lane * prompt_width) + vocabulary
+        return token * (max_tokens + prompts_per_slot * prompt_width) + vocabulary
 
     def open(
         self,
         *,
-        lanes: int,
-        prompt_slots: int,
+        slots: int,
+        prompt_rows: int,
         prompt_width: int,
         settings: RolloutConfig,
         temperature: float,
@@ -62,56 +63,54 @@ class CpuDecoder:
     ) -> None:
         family = self.family
         self.settings, self.temperature, self.uniforms_RT = settings, temperature, uniforms_RT
-        needed = lanes * self._lane_bytes(prompt_slots / lanes, prompt_width, settings.max_tokens) + copied_bytes(
-            family
-        )
+        needed = slots * self._slot_bytes(prompt_rows / slots, prompt_width, settings.max_tokens) + copied_bytes(family)
         copies = settings.max_tokens >= COPIES_PAY_FROM and needed <= MARGIN * free_bytes(self.family.device)
         self.matrices, self.head = layer_matrices(family, copies=copies), head_matrix(family, copies=copies)
 
         self.prompts = [_Cache.empty(family, 0, prompt_width) for _ in family.layers]
-        self.own = [_Cache.empty(family, lanes, settings.max_tokens) for _ in family.layers]
-        self.logits_LV = torch.empty(lanes, len(family.head.weight_OI), dtype=family.dtype)
+        self.own = [_Cache.empty(family, slots, settings.max_tokens) for _ in family.layers]
+        self.logits_LV = torch.empty(slots, len(family.head.weight_OI), dtype=family.dtype)
         self.cosines_AF, self.sines_AF = family.rotations(torch.arange(prompt_width + settings.max_tokens))
-        self.tokens_L, self.rollouts_L, self.slots_L, self.counts_L, self.prompts_L = (
-            torch.zeros(lanes, dtype=torch.long) for _ in range(5)
-        )  # prompts_L, counts_L: tokens in the cache of the prompt and in the lane's own
+        self.tokens_L, self.rollouts_L, self.prompt_rows_L, self.counts_L, self.prompts_L = (
+            torch.zeros(slots, dtype=torch.long) for _ in range(5)
+        )  # prompts_L, counts_L: tokens in the cache of the prompt and in the slot's own
         self.drawn: list[Drawn] = []
         self._arrange()
 
-    def remember(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        slots = max(slot for slot, _ in prompts) + 1
-        if slots > self.prompts[0].rows:
+    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        rows = max(row for row, _ in prompts) + 1
+        if rows > self.prompts[0].rows:
             for layer, cache in enumerate(self.prompts):
-                self.prompts[layer] = cache.with_rows(slots)
+                self.prompts[layer] = cache.with_rows(rows)
         part: list[tuple[int, Sequence[int]]] = []
-        for slot, tokens in sorted(prompts, key=lambda prompt: len(prompt[1])):
+        for row, tokens in sorted(prompts, key=lambda prompt: len(prompt[1])):
             if part and sum(len(tokens) for _, tokens in part) + len(tokens) > PROMPT_TOKENS_AT_A_TIME:
-                self._remember(part)
+                self._prefill(part)
                 part = []
             if tokens:
-                part.append((slot, tokens))
+                part.append((row, tokens))
         if part:
-            self._remember(part)
+            self._prefill(part)
 
-    def _remember(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def _prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
         packed = Packed.of_sequences([tokens for _, tokens in prompts], self.family.device)
 
         def keep(layer: int, keys_NKW: Tensor, values_NKW: Tensor) -> None:
-            for (slot, _), segment in zip(prompts, packed.segments, strict=True):
+            for (row, _), segment in zip(prompts, packed.segments, strict=True):
                 here = slice(segment.start, segment.end)
-                self.prompts[layer].write(slot, keys_NKW[here], values_NKW[here])
+                self.prompts[layer].write(row, keys_NKW[here], values_NKW[here])
 
         # by torch's own products, which are finer: all that is behind a prompt's huge first states feels their rounding
         with _as_the_parameters_are():
             hidden_states(self.family, packed, keep)
 
-    def seat(self, seats: Sequence[Seat]) -> None:
-        lanes = torch.tensor([seat.lane for seat in seats])
-        self.tokens_L[lanes] = torch.tensor([seat.last_token for seat in seats])
-        self.rollouts_L[lanes] = torch.tensor([seat.rollout for seat in seats])
-        self.slots_L[lanes] = torch.tensor([seat.prompt_slot for seat in seats])
-        self.prompts_L[lanes] = torch.tensor([seat.prompt_tokens - 1 for seat in seats])
-        self.counts_L[lanes] = 0
+    def start(self, starts: Sequence[Start]) -> None:
+        slots = torch.tensor([start.slot for start in starts])
+        self.tokens_L[slots] = torch.tensor([start.last_token for start in starts])
+        self.rollouts_L[slots] = torch.tensor([start.rollout for start in starts])
+        self.prompt_rows_L[slots] = torch.tensor([start.prompt_row for start in starts])
+        self.prompts_L[slots] = torch.tensor([start.prompt_tokens - 1 for start in starts])
+        self.counts_L[slots] = 0
         self._arrange()
 
     def advance(self, positions: int) -> None:
@@ -129,15 +128,15 @@ class CpuDecoder:
         )
         return lambda: sampled
 
-    def keep(self, lanes: Sequence[int]) -> None:
-        kept = torch.tensor(lanes)
-        slots, self.slots_L = torch.unique(self.slots_L[kept], return_inverse=True)
+    def keep(self, slots: Sequence[int]) -> None:
+        kept = torch.tensor(slots)
+        rows, self.prompt_rows_L = torch.unique(self.prompt_rows_L[kept], return_inverse=True)
         self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L = (
             each[kept] for each in (self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L)
         )
         for layer in range(len(self.own)):
             self.own[layer] = self.own[layer].selected(kept, self.widths[1])
-            self.prompts[layer] = self.prompts[layer].selected(slots, self.widths[0])
+            self.prompts[layer] = self.prompts[layer].selected(rows, self.widths[0])
         self.logits_LV = self.logits_LV[: len(kept)]
         self.drawn = [each.of_rows(kept) for each in self.drawn]
         self._arrange()
@@ -148,20 +147,20 @@ class CpuDecoder:
                 delattr(self, name)
 
     def _arrange(self) -> None:
-        """The lanes of each slot, for one product a slot; a slot with fewer lanes than another repeats lane 0."""
-        lanes_of: list[list[int]] = [[] for _ in range(max(self.prompts[0].rows, 1))]
-        self.places_L = torch.empty_like(self.slots_L)  # where a lane stands in the table of slots
-        for lane, slot in enumerate(self.slots_L.tolist()):
-            self.places_L[lane] = len(lanes_of[slot])
-            lanes_of[slot].append(lane)
-        most = max(map(len, lanes_of))
-        self.places_L += self.slots_L * most
-        self.lanes_SM = torch.tensor([lanes + [0] * (most - len(lanes)) for lanes in lanes_of])
-        self.in_order = torch.equal(self.places_L, torch.arange(self.lanes_SM.numel()))  # then nothing need be gathered
+        """Finds the slots of each prompt, for one product per prompt; a prompt with fewer slots repeats slot 0."""
+        slots_of: list[list[int]] = [[] for _ in range(max(self.prompts[0].rows, 1))]
+        self.places_L = torch.empty_like(self.prompt_rows_L)  # where a slot stands in the table of prompts
+        for slot, row in enumerate(self.prompt_rows_L.tolist()):
+            self.places_L[slot] = len(slots_of[row])
+            slots_of[row].append(slot)
+        most = max(map(len, slots_of))
+        self.places_L += self.prompt_rows_L * most
+        self.slots_RM = torch.tensor([slots + [0] * (most - len(slots)) for slots in slots_of])
+        self.in_order = torch.equal(self.places_L, torch.arange(self.slots_RM.numel()))  # then nothing need be gathered
 
     def _step(self) -> None:
         family = self.family
-        # a lane that has ended goes on until it is looked at; it stays within its room
+        # a slot whose rollout has ended goes on until it is looked at; it stays within its room
         self.counts_L.clamp_(max=self.settings.max_tokens - 1)
         positions_L = self.prompts_L + self.counts_L
         cosines_L1W = self.cosines_AF[positions_L].repeat(1, 2).unsqueeze(1)
@@ -187,7 +186,7 @@ class CpuDecoder:
         self.counts_L += 1
 
     def _mask(self) -> Tensor | None:
-        """mask_1L1A: 0 where a lane has a token in its prompt's columns and in its own, -inf elsewhere; None if it
+        """mask_1L1A: 0 where a slot has a token in its prompt's columns and in its own, -inf elsewhere; None if it
         would be 0 everywhere."""
         self.widths = int(self.prompts_L.max()), int(self.counts_L.max()) + 1
         prompt_P, own_T = (torch.arange(width) for width in self.widths)
@@ -201,10 +200,10 @@ class CpuDecoder:
 
     def _newest(self) -> Tensor | None:
         """Where the newest keys and values go in a cache seen as one long list; None: into the last column in use."""
-        lanes = len(self.counts_L)
+        slots = len(self.counts_L)
         if int(self.counts_L.min()) == self.widths[1] - 1:
             return None
-        rows_KL = torch.arange(2 * self.family.key_heads * lanes).view(-1, lanes)
+        rows_KL = torch.arange(2 * self.family.key_heads * slots).view(-1, slots)
         return (rows_KL * self.settings.max_tokens + self.counts_L).flatten()
 
     def _attention(
@@ -215,9 +214,9 @@ class CpuDecoder:
         mask_1L1A: Tensor | None,
         newest: Tensor | None,
     ) -> Tensor:
-        """outputs_LO of the attention to the prompt and to the lane's own tokens, the newest among them."""
+        """outputs_LO of the attention to the prompt and to the slot's own tokens, the newest among them."""
         family, own, prompts = self.family, self.own[number], self.prompts[number]
-        lanes, heads, key_heads, width = len(heads_LO), family.heads, family.key_heads, family.head_width
+        slots, heads, key_heads, width = len(heads_LO), family.heads, family.key_heads, family.head_width
         heads_LHW = self._turned(number, heads_LO, rotations)
         prompt_width, own_width = self.widths
         newest_KLW = heads_LHW[:, heads:].transpose(0, 1)
@@ -226,25 +225,25 @@ class CpuDecoder:
         else:
             own.both.view(-1, width).index_copy_(0, newest, newest_KLW.reshape(-1, width))
 
-        # heads of keys first: then the queries of a lane stand together, and those of the lanes of a prompt do
-        queries_KLGW = heads_LHW[:, :heads].view(lanes, key_heads, -1, width).transpose(0, 1).contiguous()
+        # heads of keys first: then the queries of a slot stand together, and those of the slots of a prompt do
+        queries_KLGW = heads_LHW[:, :heads].view(slots, key_heads, -1, width).transpose(0, 1).contiguous()
         scores_KLGA = torch.bmm(queries_KLGW.flatten(0, 1), own.keys[:, :, :own_width]).view(
-            key_heads, lanes, -1, own_width
+            key_heads, slots, -1, own_width
         )
         if prompt_width:
-            of_prompt = torch.bmm(self._of_slots(queries_KLGW), prompts.keys[:, :, :prompt_width])
-            scores_KLGA = torch.cat([self._of_lanes(of_prompt), scores_KLGA], dim=-1)
+            of_prompt = torch.bmm(self._by_prompt(queries_KLGW), prompts.keys[:, :, :prompt_width])
+            scores_KLGA = torch.cat([self._by_slot(of_prompt), scores_KLGA], dim=-1)
         scores_KLGA = scores_KLGA.float().mul_(family.attention_scale)
         if mask_1L1A is not None:
             scores_KLGA += mask_1L1A
         shares_KLGA = scores_KLGA.softmax(dim=-1).to(family.dtype)
         own_shares, own_values = shares_KLGA[..., prompt_width:].flatten(0, 1), own.values[:, :own_width]
         if prompt_width:
-            seen = torch.bmm(self._of_slots(shares_KLGA[..., :prompt_width]), prompts.values[:, :prompt_width])
-            seen = self._of_lanes(seen).flatten(0, 1).baddbmm_(own_shares, own_values)
+            seen = torch.bmm(self._by_prompt(shares_KLGA[..., :prompt_width]), prompts.values[:, :prompt_width])
+            seen = self._by_slot(seen).flatten(0, 1).baddbmm_(own_shares, own_values)
         else:
             seen = torch.bmm(own_shares, own_values)
-        return seen.view(key_heads, lanes, -1).transpose(0, 1).reshape(lanes, -1)
+        return seen.view(key_heads, slots, -1).transpose(0, 1).reshape(slots, -1)
 
     def _turned(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """heads_LHW with queries and keys normed, where the model does that, and rotated, all where they stand."""
@@ -258,16 +257,16 @@ class CpuDecoder:
         _rotate(straight_LHW, *rotations, turned_LHW)
         return heads_LHW
 
-    def _of_slots(self, rows_KLGX: Tensor) -> Tensor:
-        """[K, L, G, X] -> [K * S, M * G, X]: what the lanes of a slot ask, side by side."""
-        slots, most = self.lanes_SM.shape
-        rows = rows_KLGX if self.in_order else rows_KLGX.index_select(1, self.lanes_SM.flatten())
-        return rows.view(len(rows) * slots, most * rows.shape[2], -1)
+    def _by_prompt(self, rows_KLGX: Tensor) -> Tensor:
+        """[K, L, G, X] -> [K * R, M * G, X]: the slots of a prompt side by side."""
+        prompts, most = self.slots_RM.shape
+        rows = rows_KLGX if self.in_order else rows_KLGX.index_select(1, self.slots_RM.flatten())
+        return rows.view(len(rows) * prompts, most * rows.shape[2], -1)
 
-    def _of_lanes(self, rows: Tensor) -> Tensor:
-        """[K * S, M * G, X] -> [K, L, G, X]."""
-        slots, most = self.lanes_SM.shape
-        rows_KLGX = rows.view(self.family.key_heads, slots * most, -1, rows.shape[2])
+    def _by_slot(self, rows: Tensor) -> Tensor:
+        """[K * R, M * G, X] -> [K, L, G, X]."""
+        prompts, most = self.slots_RM.shape
+        rows_KLGX = rows.view(self.family.key_heads, prompts * most, -1, rows.shape[2])
         return rows_KLGX if self.in_order else rows_KLGX.index_select(1, self.places_L)
 
 
@@ -276,7 +275,7 @@ def _as_the_parameters_are() -> torch.autocast:
 
 
 class _Cache:
-    """Keys and values of one layer: of the lanes, or of the slots of prompts. R: rows of either kind, C: columns."""
+    """Keys and values of one layer: of the slots, or of the prompts. R: rows of either kind, C: columns."""
 
     def __init__(self, both: Tensor) -> None:
         self.both = both  # [2 K, R, C, W], keys before values

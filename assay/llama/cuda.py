@@ -1,10 +1,11 @@
-"""The family's decoder on a GPU: lanes live on the device, and a step is a CUDA graph.
+"""The family's decoder on a GPU: the state of the slots is on the device, and a step is a CUDA graph.
 
-The graphs are captured once for each of a few numbers of lanes and stay with the decoder, for as long as the model:
+The graphs are captured once for each of a few batch sizes and stay with the decoder, which lives as long as its engine:
 they find the caches, which are given back between two runs, through a table of addresses on the device. Nothing waits
-for the device but a look at what was sampled. Without a GPU the same kernels run in Triton's interpreter, graphs apart.
+for the device but a look at what was sampled. Without a GPU the same kernels run in Triton's interpreter, without
+graphs. The kernels, and the fields of their state, say lane for a slot, and slot for a row of a cache.
 
-Shape legend: R rollouts, T completion tokens, L lanes, C columns (positions since the last look), F fields of a lane,
+Shape legend: R rollouts, T completion tokens, L slots, C columns (positions since the last look), F fields of a slot,
 K tokens of a support, N prompt tokens, W width of a head.
 """
 
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.llama.cuda_step import Ending, Step, addresses, bytes_a_lane, bytes_a_prompt_token, remember_prompts
-from assay.llama.decoder import Sampled, Seat
+from assay.llama.cuda_step import Ending, Step, addresses, bytes_per_prompt_token, bytes_per_slot, prefill_prompts
+from assay.llama.decoder import Sampled, Start
 from assay.llama.family import Family
 from assay.llama.kernels import decode_state as fields
 from assay.llama.kernels.decode_attention import Tiles
@@ -28,7 +29,7 @@ from assay.llama.packed import Packed
 from assay.machine.memory import free_bytes
 from assay.sampling import draw
 
-LANES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # a step is prepared for these; above, for every 512
+BATCH_SIZES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of captured steps; above, every 512
 LEFT_FREE = 0.1  # of the free memory, and a gigabyte
 LEFT_FREE_BYTES = 2**30
 PROMPT_BYTES = 2**30 - 2**28  # while prompts are computed; the rest is left for what attention needs
@@ -56,17 +57,17 @@ class CudaDecoder:
         assert self._run is not None, "the decoder is not open"
         return self._run
 
-    def lanes_that_fit(self, prompt_slots_a_lane: float, prompt_width: int, max_tokens: int) -> int:
+    def slots_that_fit(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> int:
         free = free_bytes(self.family.device) * (1 - LEFT_FREE) - LEFT_FREE_BYTES
-        tokens = max_tokens + prompt_slots_a_lane * prompt_width
-        return max(int(free / (tokens * _bytes_a_token(self.family) + bytes_a_lane(self.family))), 0)
+        tokens = max_tokens + prompts_per_slot * prompt_width
+        return max(int(free / (tokens * _bytes_per_token(self.family) + bytes_per_slot(self.family))), 0)
 
     @torch.no_grad()
     def open(
         self,
         *,
-        lanes: int,
-        prompt_slots: int,
+        slots: int,
+        prompt_rows: int,
         prompt_width: int,
         settings: RolloutConfig,
         temperature: float,
@@ -77,87 +78,87 @@ class CudaDecoder:
         if family.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
             raise ValueError("float32 weights need exact products: torch.backends.cuda.matmul.fp32_precision is tf32")
         step = self._step
-        if step is None or step.lanes < rounded(lanes) or step.addresses != addresses(family):
+        if step is None or step.slots < rounded(slots) or step.addresses != addresses(family):
             self._step, self._graphs = None, {}  # the old buffers go before the new ones come
-            step = self._step = Step(family, rounded(lanes))
+            step = self._step = Step(family, rounded(slots))
         step.temperature_1.fill_(temperature)
-        self._run = Run.made(family, step, lanes, prompt_slots, prompt_width, settings, temperature, uniforms_RT)
+        self._run = Run.made(family, step, slots, prompt_rows, prompt_width, settings, temperature, uniforms_RT)
 
     @torch.no_grad()
-    def remember(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
         family = self.family
-        most = min(PROMPT_BYTES // bytes_a_prompt_token(family), MOST_PROMPT_TOKENS)
-        for part in _portions([(slot, tokens) for slot, tokens in prompts if tokens], most):
+        most = min(PROMPT_BYTES // bytes_per_prompt_token(family), MOST_PROMPT_TOKENS)
+        for part in _portions([(row, tokens) for row, tokens in prompts if tokens], most):
             packed = Packed.of_sequences([tokens for _, tokens in part], family.device)
-            slots_N = torch.tensor([slot for slot, tokens in part for _ in tokens], device=family.device)
-            remember_prompts(self.step, packed, slots_N)
+            rows_N = torch.tensor([row for row, tokens in part for _ in tokens], device=family.device)
+            prefill_prompts(self.step, packed, rows_N)
 
     @torch.no_grad()
-    def seat(self, seats: Sequence[Seat]) -> None:
+    def start(self, starts: Sequence[Start]) -> None:
         state_LF, run = self.step.state_LF, self.run
-        rows = torch.zeros(len(seats), state_LF.shape[1], dtype=torch.int32)
-        for row, seat in zip(rows.numpy(), seats, strict=True):
-            row[fields.TOKEN.value] = seat.last_token
-            row[fields.BEFORE.value] = seat.prompt_tokens - 1
-            row[fields.PROMPT_SLOT.value] = seat.prompt_slot
-            row[fields.OWN_SLOT.value] = run.own_slots[seat.lane]
-            row[fields.ROLLOUT.value] = seat.rollout
+        rows = torch.zeros(len(starts), state_LF.shape[1], dtype=torch.int32)
+        for row, start in zip(rows.numpy(), starts, strict=True):
+            row[fields.TOKEN.value] = start.last_token
+            row[fields.BEFORE.value] = start.prompt_tokens - 1
+            row[fields.PROMPT_SLOT.value] = start.prompt_row
+            row[fields.OWN_SLOT.value] = run.own_rows[start.slot]
+            row[fields.ROLLOUT.value] = start.rollout
             row[fields.COLUMN.value] = run.pending
-        lanes = torch.tensor([seat.lane for seat in seats])
-        state_LF.index_copy_(0, lanes.to(state_LF.device), rows.to(state_LF.device))
+        slots = torch.tensor([start.slot for start in starts])
+        state_LF.index_copy_(0, slots.to(state_LF.device), rows.to(state_LF.device))
 
     @torch.no_grad()
     def advance(self, positions: int) -> None:
         step, run = self.step, self.run
         if run.pending + positions > len(run.written_C2L):
-            raise ValueError("a lane was to advance beyond its limit of tokens without a look")
-        lanes = rounded(len(run.own_slots))
-        tiles = step.tiles(lanes, run.context)
+            raise ValueError("a slot was to advance beyond its token limit without a look")
+        slots = rounded(len(run.own_rows))
+        tiles = step.tiles(slots, run.context)
         ending: Ending = "likeliest" if run.uniforms_RT is None else "logits" if run.settings.top_k else "drawn"
         for _ in range(positions):
             if step.state_LF.is_cuda:
-                self._graph(lanes, tiles, ending).replay()
+                self._graph(slots, tiles, ending).replay()
             else:
-                step.launch(lanes, tiles, ending)
+                step.launch(slots, tiles, ending)
             if ending == "logits":
-                self._draw_among_few(lanes)
+                self._draw_among_few(slots)
             run.pending += 1
 
-    def _graph(self, lanes: int, tiles: Tiles, ending: Ending) -> torch.cuda.CUDAGraph:
+    def _graph(self, slots: int, tiles: Tiles, ending: Ending) -> torch.cuda.CUDAGraph:
         """The step as a graph. It is run once before, which compiles the kernels; that run leaves no trace."""
-        if (graph := self._graphs.get((lanes, tiles, ending))) is not None:
+        if (graph := self._graphs.get((slots, tiles, ending))) is not None:
             return graph
         step, graph = self.step, torch.cuda.CUDAGraph()
         state_LF = step.state_LF.clone()
         stream = torch.cuda.Stream(state_LF.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step.launch(lanes, tiles, ending)
+            step.launch(slots, tiles, ending)
             step.state_LF.copy_(state_LF)
             # torch.cuda.graph would give all unused memory back to the device first
             graph.capture_begin(capture_error_mode="thread_local")
-            step.launch(lanes, tiles, ending)
+            step.launch(slots, tiles, ending)
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graphs[lanes, tiles, ending] = graph
+        self._graphs[slots, tiles, ending] = graph
         return graph
 
-    def _draw_among_few(self, lanes: int) -> None:
+    def _draw_among_few(self, slots: int) -> None:
         step, run = self.step, self.run
         assert run.uniforms_RT is not None
-        state_LF = step.state_LF[:lanes]
+        state_LF = step.state_LF[:slots]
         rollouts_L = state_LF[:, fields.ROLLOUT.value].long().clamp(min=0)
         uniforms_L = run.uniforms_RT[rollouts_L, state_LF[:, fields.DONE.value].long()]
-        drawn = draw(step.logits_LV[:lanes], uniforms_L, run.temperature, run.settings)
+        drawn = draw(step.logits_LV[:slots], uniforms_L, run.temperature, run.settings)
         assert drawn.support_NK is not None
         run.supports.append(drawn.support_NK)
         take(drawn.tokens_N, drawn.logprobs_N, state_LF, step.places)
 
     def look(self) -> Callable[[], Sampled]:
         run = self.run
-        lanes = len(run.own_slots)
+        slots = len(run.own_rows)
         written_C2L = _copied(run.written_C2L[: run.pending])
-        supports = [_copied(support[:lanes]) for support in run.supports]
+        supports = [_copied(support[:slots]) for support in run.supports]
         copied = torch.cuda.current_stream().record_event() if run.written_C2L.is_cuda else None
         run.pending, run.supports = 0, []
         self.step.state_LF[:, fields.COLUMN.value] = 0
@@ -165,20 +166,20 @@ class CudaDecoder:
         def read() -> Sampled:
             if copied is not None:
                 copied.synchronize()
-            tokens_LC, bits_LC = written_C2L[:, 0, :lanes].t().long(), written_C2L[:, 1, :lanes].t().contiguous()
+            tokens_LC, bits_LC = written_C2L[:, 0, :slots].t().long(), written_C2L[:, 1, :slots].t().contiguous()
             return Sampled(tokens_LC, bits_LC.view(torch.float32), torch.stack(supports, dim=1) if supports else None)
 
         return read
 
-    def keep(self, lanes: Sequence[int]) -> None:
+    def keep(self, slots: Sequence[int]) -> None:
         state_LF, run = self.step.state_LF, self.run
-        kept = torch.tensor(lanes, device=state_LF.device)
+        kept = torch.tensor(slots, device=state_LF.device)
         kept_LF = state_LF[kept]
-        run.written_C2L[: run.pending, :, : len(lanes)] = run.written_C2L[: run.pending, :, kept]
+        run.written_C2L[: run.pending, :, : len(slots)] = run.written_C2L[: run.pending, :, kept]
         run.supports = [support[kept] for support in run.supports]
-        run.own_slots = [run.own_slots[lane] for lane in lanes]
-        run.leave_idle(state_LF, len(lanes))
-        state_LF[: len(lanes)] = kept_LF
+        run.own_rows = [run.own_rows[slot] for slot in slots]
+        run.leave_idle(state_LF, len(slots))
+        state_LF[: len(slots)] = kept_LF
 
     def close(self) -> None:
         self._run = None
@@ -195,8 +196,8 @@ class Run:
     rotations_NW: Tensor
     uniforms_RT: Tensor | None
     written_C2L: Tensor
-    own_slots: list[int]  # of every lane
-    idle_slot: int  # where lanes write in which nobody sits
+    own_rows: list[int]  # of the own cache, for every slot
+    idle_row: int  # where idle slots write
     supports: list[Tensor]
     pending: int = 0  # positions since the last look
 
@@ -205,8 +206,8 @@ class Run:
         cls,
         family: Family,
         step: Step,
-        lanes: int,
-        prompt_slots: int,
+        slots: int,
+        prompt_rows: int,
         prompt_width: int,
         settings: RolloutConfig,
         temperature: float,
@@ -214,25 +215,25 @@ class Run:
     ) -> Run:
         device, limit = family.device, settings.max_tokens
 
-        def cache(slots: int, tokens: int) -> Tensor:
-            shape = (len(family.layers), 2, slots, family.key_heads, tokens, family.head_width)
+        def cache(rows: int, tokens: int) -> Tensor:
+            shape = (len(family.layers), 2, rows, family.key_heads, tokens, family.head_width)
             return torch.empty(shape, dtype=family.dtype, device=device)
 
-        own, prompts = cache(lanes + 1, limit), cache(prompt_slots, max(prompt_width, 1))
+        own, prompts = cache(slots + 1, limit), cache(prompt_rows, max(prompt_width, 1))
         context = prompt_width + limit
         rotations_NW = torch.cat(family.rotations(torch.arange(context, device=device)), dim=1).contiguous()
         uniforms_RT = None if uniforms_RT is None else uniforms_RT.to(device, torch.float32).contiguous()
         columns = limit + CudaDecoder.ahead
-        written_C2L = torch.zeros(columns, 2, step.lanes, dtype=torch.int32, device=device)
+        written_C2L = torch.zeros(columns, 2, step.slots, dtype=torch.int32, device=device)
         places = [0] * fields.PLACES.value
         places[fields.OWN_CACHE.value], places[fields.PROMPT_CACHE.value] = own.data_ptr(), prompts.data_ptr()
-        places[fields.OWN_SLOTS.value], places[fields.OWN_TOKENS.value] = lanes + 1, limit
-        places[fields.PROMPT_SLOTS.value], places[fields.PROMPT_TOKENS.value] = prompt_slots, prompts.shape[4]
+        places[fields.OWN_SLOTS.value], places[fields.OWN_TOKENS.value] = slots + 1, limit
+        places[fields.PROMPT_SLOTS.value], places[fields.PROMPT_TOKENS.value] = prompt_rows, prompts.shape[4]
         places[fields.ROTATIONS.value] = rotations_NW.data_ptr()
         if uniforms_RT is not None:
             places[fields.UNIFORMS.value] = uniforms_RT.data_ptr()
             places[fields.UNIFORMS_TOKENS.value] = uniforms_RT.shape[1]
-        places[fields.WRITTEN_TOKENS.value], places[fields.WRITTEN_LANES.value] = written_C2L.data_ptr(), step.lanes
+        places[fields.WRITTEN_TOKENS.value], places[fields.WRITTEN_LANES.value] = written_C2L.data_ptr(), step.slots
         step.places.copy_(torch.tensor(places))
         run = cls(
             settings=settings,
@@ -242,54 +243,54 @@ class Run:
             rotations_NW=rotations_NW,
             uniforms_RT=uniforms_RT,
             written_C2L=written_C2L,
-            own_slots=list(range(lanes)),
-            idle_slot=lanes,
+            own_rows=list(range(slots)),
+            idle_row=slots,
             supports=[],
         )
         run.leave_idle(step.state_LF, 0)
         return run
 
     def leave_idle(self, state_LF: Tensor, first: int) -> None:
-        """Nobody sits in the lanes from `first` on: they see nothing, and what they write is read by nobody."""
+        """The slots from `first` on are idle: they see nothing, and nobody reads what they write."""
         state_LF[first:] = 0
-        state_LF[first:, fields.OWN_SLOT.value] = self.idle_slot
+        state_LF[first:, fields.OWN_SLOT.value] = self.idle_row
         state_LF[first:, fields.ROLLOUT.value] = -1
         state_LF[first:, fields.COLUMN.value] = self.pending
 
 
 def _copied(values: Tensor) -> Tensor:
-    """On the CPU; from a GPU the copy is under way until all is done that was asked of the GPU before it."""
+    """On the CPU; a copy from a GPU is under way until the GPU has done all that it was asked before."""
     if not values.is_cuda:
         return values.clone()
     return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
-def rounded(lanes: int) -> int:
-    """For how many lanes a step is run that has work for so many.
+def rounded(slots: int) -> int:
+    """Rounds a slot count up to a captured batch size.
 
-    >>> [rounded(lanes) for lanes in (1, 17, 256, 1025)]
+    >>> [rounded(slots) for slots in (1, 17, 256, 1025)]
     [4, 32, 256, 1536]
     """
-    return LANES[bisect_left(LANES, lanes)] if lanes <= LANES[-1] else -(-lanes // 512) * 512
+    return BATCH_SIZES[bisect_left(BATCH_SIZES, slots)] if slots <= BATCH_SIZES[-1] else -(-slots // 512) * 512
 
 
-def _bytes_a_token(family: Family) -> int:
+def _bytes_per_token(family: Family) -> int:
     return len(family.layers) * 2 * family.key_heads * family.head_width * family.dtype.itemsize
 
 
 def _portions(prompts: Sequence[tuple[int, Sequence[int]]], most: int) -> Iterator[list[tuple[int, Sequence[int]]]]:
-    """Prompts that are computed together: not more than so many tokens, but for a single prompt that has more.
+    """Prompts that are computed together: at most so many tokens, except for a single prompt that has more.
 
-    >>> [[slot for slot, _ in part] for part in _portions([(0, "ab"), (1, "cd"), (2, "e"), (3, "fghij")], most=3)]
+    >>> [[row for row, _ in part] for part in _portions([(0, "ab"), (1, "cd"), (2, "e"), (3, "fghij")], most=3)]
     [[0], [1, 2], [3]]
     """
     part: list[tuple[int, Sequence[int]]] = []
     tokens = 0
-    for slot, prompt in prompts:
+    for row, prompt in prompts:
         if part and tokens + len(prompt) > most:
             yield part
             part, tokens = [], 0
-        part.append((slot, prompt))
+        part.append((row, prompt))
         tokens += len(prompt)
     if part:
         yield part

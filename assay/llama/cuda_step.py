@@ -1,9 +1,9 @@
-"""One token more for every lane: the family's decoding step as a fixed row of kernels in fixed buffers.
+"""One token more for every slot: the family's decoding step as a fixed row of kernels in fixed buffers.
 
-Nothing in it allocates, waits for the device or looks at a number of a lane, so that a CUDA graph can hold it. The
+Nothing in it allocates, waits for the device or looks at a number of a slot, so that a CUDA graph can hold it. The
 weights are read where the trainer has them; adapters are small products beside the large ones, never merged.
 
-Shape legend: L lanes, D hidden size, O outputs, I inputs, K rank of an adapter, V vocabulary, F fields of a lane.
+Shape legend: L slots, D hidden size, O outputs, I inputs, K rank of an adapter, V vocabulary, F fields of a slot.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class LayerStep:
 
 
 class Step:
-    """Buffers for so many lanes, and what happens in them."""
+    """Buffers for so many slots, and what happens in them."""
 
-    def __init__(self, family: Family, lanes: int) -> None:
+    def __init__(self, family: Family, slots: int) -> None:
         device, dtype = family.device, family.dtype
         self.addresses = addresses(family)
-        self.lanes = lanes
+        self.slots = slots
         self.embedding_VD = family.embedding_VD.detach()
         self.layers = [LayerStep(layer) for layer in family.layers]
         self.following = [*(layer.first_norm_D for layer in self.layers[1:]), family.norm_D.detach()]  # norms
@@ -112,20 +112,20 @@ class Step:
         wide = (family.heads + 2 * family.key_heads) * family.head_width
 
         def buffer(width: int) -> Tensor:
-            return torch.zeros(lanes, width, dtype=dtype, device=device)
+            return torch.zeros(slots, width, dtype=dtype, device=device)
 
         self.states_LD, self.normed_LD, self.change_LD = buffer(hidden), buffer(hidden), buffer(hidden)
         self.qkv_LO, self.seen_LO = buffer(wide), buffer(family.heads * family.head_width)
         self.gate_up_LO, self.gated_LI = buffer(2 * inner), buffer(inner)
         self.logits_LV = buffer(family.head.weight_OI.shape[0])
-        self.sums_LN2 = sums_room(lanes, self.logits_LV.shape[1], device)
+        self.sums_LN2 = sums_room(slots, self.logits_LV.shape[1], device)
         adapters = [product.adapters for product in self.products()]
-        self.low = low_room(lanes, adapters, device) if any(adapters) else None
+        self.low = low_room(slots, adapters, device) if any(adapters) else None
         # fused products need whole matrices, and no adapter between a product and its neighbour
         whole = self.low is None and all(stack.weight() is not None for stack in family.stacks)
-        self.room = Room.make(lanes, hidden, 2 * inner, dtype, device) if whole else None
+        self.room = Room.make(slots, hidden, 2 * inner, dtype, device) if whole else None
         self.split_room = split_room(self.heads, device)
-        self.state_LF = torch.zeros(lanes, FIELDS.value, dtype=torch.int32, device=device)
+        self.state_LF = torch.zeros(slots, FIELDS.value, dtype=torch.int32, device=device)
         self.places = torch.zeros(PLACES.value, dtype=torch.int64, device=device)
         self.temperature_1 = torch.ones(1, device=device)
 
@@ -134,43 +134,43 @@ class Step:
             yield from (layer.query_key_value, layer.output, layer.gate_up, layer.down)
         yield self.head
 
-    def tiles(self, lanes: int, context: int) -> Tiles:
+    def tiles(self, slots: int, context: int) -> Tiles:
         shared = shared_memory(self.states_LD.device)
-        return Tiles.for_lanes(lanes, self.heads, context, self.states_LD.dtype, shared)
+        return Tiles.for_lanes(slots, self.heads, context, self.states_LD.dtype, shared)
 
-    def launch(self, lanes: int, tiles: Tiles, ending: Ending) -> None:
-        """A step of the first so many lanes: their logits or, further, the next token of each, which moves it on."""
-        embed(self.state_LF[:lanes], self.embedding_VD, self.states_LD[:lanes])
+    def launch(self, slots: int, tiles: Tiles, ending: Ending) -> None:
+        """A step of the first so many slots: their logits or, further, the next token of each, which moves it on."""
+        embed(self.state_LF[:slots], self.embedding_VD, self.states_LD[:slots])
         normed_LD = (
-            self._plain_layers(lanes, tiles) if self.room is None else self._fused_layers(lanes, tiles, self.room)
+            self._plain_layers(slots, tiles) if self.room is None else self._fused_layers(slots, tiles, self.room)
         )
-        logits_LV = self.logits_LV[:lanes]
+        logits_LV = self.logits_LV[:slots]
         self.head.run(normed_LD, logits_LV, self.low)
         if ending != "logits":
-            state_LF, is_greedy = self.state_LF[:lanes], ending == "likeliest"
+            state_LF, is_greedy = self.state_LF[:slots], ending == "likeliest"
             pick(logits_LV, self.temperature_1, self.sums_LN2, state_LF, self.places, is_greedy)
 
-    def _fused_layers(self, lanes: int, tiles: Tiles, room: Room) -> Tensor:
+    def _fused_layers(self, slots: int, tiles: Tiles, room: Room) -> Tensor:
         """normed_LD after the last layer."""
-        qkv_LO, seen_LO, gated_LI = self.qkv_LO[:lanes], self.seen_LO[:lanes], self.gated_LI[:lanes]
-        stream = begin(self.states_LD[:lanes], self.layers[0].first_norm_D, self.epsilon, room)
+        qkv_LO, seen_LO, gated_LI = self.qkv_LO[:slots], self.seen_LO[:slots], self.gated_LI[:slots]
+        stream = begin(self.states_LD[:slots], self.layers[0].first_norm_D, self.epsilon, room)
         for number, (layer, next_norm_D) in enumerate(zip(self.layers, self.following, strict=True)):
             normed_matmul(stream, *layer.query_key_value.whole, qkv_LO)
-            self._attend(lanes, tiles, number)
+            self._attend(slots, tiles, number)
             stream = residual_matmul(seen_LO, *layer.output.whole, stream, layer.second_norm_D)
             normed_gated_matmul(stream, *layer.gate_up.whole, gated_LI)
             stream = residual_matmul(gated_LI, *layer.down.whole, stream, next_norm_D)
         return stream.normed()
 
-    def _plain_layers(self, lanes: int, tiles: Tiles) -> Tensor:
+    def _plain_layers(self, slots: int, tiles: Tiles) -> Tensor:
         """The same, with room for adapters between the products."""
-        states_LD, normed_LD, change_LD = self.states_LD[:lanes], self.normed_LD[:lanes], self.change_LD[:lanes]
-        gate_up_LO, gated_LI, low = self.gate_up_LO[:lanes], self.gated_LI[:lanes], self.low
+        states_LD, normed_LD, change_LD = self.states_LD[:slots], self.normed_LD[:slots], self.change_LD[:slots]
+        gate_up_LO, gated_LI, low = self.gate_up_LO[:slots], self.gated_LI[:slots], self.low
         norm(states_LD, self.layers[0].first_norm_D, self.epsilon, normed_LD)
         for number, (layer, next_norm_D) in enumerate(zip(self.layers, self.following, strict=True)):
-            layer.query_key_value.run(normed_LD, self.qkv_LO[:lanes], low)
-            self._attend(lanes, tiles, number)
-            layer.output.run(self.seen_LO[:lanes], change_LD, low)
+            layer.query_key_value.run(normed_LD, self.qkv_LO[:slots], low)
+            self._attend(slots, tiles, number)
+            layer.output.run(self.seen_LO[:slots], change_LD, low)
             add_norm(states_LD, change_LD, layer.second_norm_D, self.epsilon, normed_LD)
             layer.gate_up.run(normed_LD, gate_up_LO, low)
             gate(gate_up_LO, gated_LI)
@@ -178,11 +178,11 @@ class Step:
             add_norm(states_LD, change_LD, next_norm_D, self.epsilon, normed_LD)
         return normed_LD
 
-    def _attend(self, lanes: int, tiles: Tiles, number: int) -> None:
+    def _attend(self, slots: int, tiles: Tiles, number: int) -> None:
         attend(
-            self.qkv_LO[:lanes],
-            self.seen_LO[:lanes],
-            self.state_LF[:lanes],
+            self.qkv_LO[:slots],
+            self.seen_LO[:slots],
+            self.state_LF[:slots],
             self.places,
             number,
             self.heads,
@@ -193,12 +193,12 @@ class Step:
 
 
 @torch.no_grad()
-def remember_prompts(step: Step, packed: Packed, slots_N: Tensor) -> None:
-    """Keys and values of prompts, laid one behind the other, go into their slots.
+def prefill_prompts(step: Step, packed: Packed, rows_N: Tensor) -> None:
+    """Writes keys and values of packed prompts into their rows of the prompt cache.
 
     Written with the kernels of a step because launching is most of the work: the forward pass of the policy, which
     could be differentiated, took 32 ms on an H200 for 900 tokens and for 3,600 alike (135M)."""
-    tokens, heads, low = len(slots_N), step.heads, None
+    tokens, heads, low = len(rows_N), step.heads, None
 
     def buffer(like_LO: Tensor) -> Tensor:
         return like_LO.new_empty(tokens, like_LO.shape[1])
@@ -211,11 +211,11 @@ def remember_prompts(step: Step, packed: Packed, slots_N: Tensor) -> None:
     queries_NHW, keys_NKW = turned_NTW[:, : heads.heads], turned_NTW[:, heads.heads :]
     values_NKW = qkv_NO.view(tokens, -1, heads.width)[:, heads.heads + heads.key_heads :]
     if step.low is not None:
-        low = low_room(tokens, [product.adapters for product in step.products()], slots_N.device)
+        low = low_room(tokens, [product.adapters for product in step.products()], rows_N.device)
     norm(states_ND, step.layers[0].first_norm_D, step.epsilon, normed_ND)
     for number, (layer, next_norm_D) in enumerate(zip(step.layers, step.following, strict=True)):
         layer.query_key_value.run(normed_ND, qkv_NO, low)
-        remember(qkv_NO, turned_NO, slots_N, packed.positions_N, step.places, number, heads, layer.norms)
+        remember(qkv_NO, turned_NO, rows_N, packed.positions_N, step.places, number, heads, layer.norms)
         if number + 1 == len(step.layers):
             return  # nobody asks for the states behind the last layer
         seen_NHW = attention(queries_NHW, keys_NKW, values_NKW, packed, heads.scale)
@@ -227,16 +227,16 @@ def remember_prompts(step: Step, packed: Packed, slots_N: Tensor) -> None:
         add_norm(states_ND, change_ND, next_norm_D, step.epsilon, normed_ND)
 
 
-def bytes_a_lane(family: Family) -> int:
-    """What the buffers of a step hold for one lane, nearly."""
+def bytes_per_slot(family: Family) -> int:
+    """What the buffers of a step hold for one slot, nearly."""
     hidden, inner = family.embedding_VD.shape[1], family.layers[0].down.weight_OI.shape[1]
     wide = 2 * (family.heads + family.key_heads) * family.head_width
     return (3 * hidden + wide + 3 * inner + family.head.weight_OI.shape[0]) * family.dtype.itemsize + 1024
 
 
-def bytes_a_prompt_token(family: Family) -> int:
+def bytes_per_prompt_token(family: Family) -> int:
     """What is held of a token while prompts are computed, nearly."""
-    return bytes_a_lane(family) - family.head.weight_OI.shape[0] * family.dtype.itemsize
+    return bytes_per_slot(family) - family.head.weight_OI.shape[0] * family.dtype.itemsize
 
 
 def addresses(family: Family) -> tuple[int, ...]:

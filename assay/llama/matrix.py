@@ -3,7 +3,7 @@
 Projections of the same input are one matrix. It is the trainer's own memory, or a copy in the order in which the
 processor reads it fastest: that costs as much as one or two products, and each product is a fifth shorter after it.
 
-Shape legend: L lanes, I inputs, O outputs, K rank of an adapter.
+Shape legend: L slots, I inputs, O outputs, K rank of an adapter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The trainer class of the field's tutorials: a model, a reward function, an optimizer -> a better model.
 
-A facade. The loop is train/loop.py, sampling is engine/builtin.py, advantages and loss are grpo.py, masks are
+A facade. The loop is train/loop.py, sampling is engine/shared_weights.py, advantages and loss are grpo.py, masks are
 train/pack.py, the update is train/learner.py. What lives here are the checks of what a user hands in.
 
 Shape legend: P prompts, G completions a prompt, N = P * G rows with the members of a group adjacent, B rows,

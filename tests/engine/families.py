@@ -98,35 +98,35 @@ def distances(policy, prompts, groups):
 
 
 class Recording(CpuDecoder):
-    """The CPU's decoder, with a diary; `room` is how many lanes it says that memory holds."""
+    """The CPU's decoder, with a diary; `room` is how many slots it says that memory holds."""
 
     def __init__(self, family, room=10**9):
         super().__init__(family)
         self.room, self.diary = room, []
 
-    def lanes_that_fit(self, prompt_slots_a_lane, prompt_width, max_tokens):
-        self.diary.append(("fit", prompt_slots_a_lane, prompt_width, max_tokens))
-        return min(self.room, super().lanes_that_fit(prompt_slots_a_lane, prompt_width, max_tokens))
+    def slots_that_fit(self, prompts_per_slot, prompt_width, max_tokens):
+        self.diary.append(("fit", prompts_per_slot, prompt_width, max_tokens))
+        return min(self.room, super().slots_that_fit(prompts_per_slot, prompt_width, max_tokens))
 
     def open(self, **given):
         super().open(**given)
-        self.diary.append(("open", given["lanes"], given["prompt_slots"], given["prompt_width"]))
+        self.diary.append(("open", given["slots"], given["prompt_rows"], given["prompt_width"]))
 
-    def remember(self, prompts):
-        self.diary.append(("remember", [slot for slot, _ in prompts]))
-        super().remember(prompts)
+    def prefill(self, prompts):
+        self.diary.append(("prefill", [slot for slot, _ in prompts]))
+        super().prefill(prompts)
 
-    def seat(self, seats):
-        self.diary.append(("seat", [(seat.lane, seat.rollout) for seat in seats]))
-        super().seat(seats)
+    def start(self, starts):
+        self.diary.append(("start", [(start.slot, start.rollout) for start in starts]))
+        super().start(starts)
 
     def advance(self, positions):
         self.diary.append(("advance", positions, len(self.tokens_L)))
         super().advance(positions)
 
-    def keep(self, lanes):
-        self.diary.append(("keep", list(lanes)))
-        super().keep(lanes)
+    def keep(self, slots):
+        self.diary.append(("keep", list(slots)))
+        super().keep(slots)
 
     def close(self):
         self.diary.append(("close",))

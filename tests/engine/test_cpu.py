@@ -42,8 +42,8 @@ def test_under_autocast_the_rollouts_are_those_of_the_parameters():
 
 @pytest.mark.parametrize("max_rows", [3, 7, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lanes_that_are_seated_anew_and_taken_away_change_nothing(max_rows, dtype):
-    """Prompts of several lengths whose lanes have several counts, in slots that come and go."""
+def test_slots_that_start_again_and_are_dropped_change_nothing(max_rows, dtype):
+    """Prompts of several lengths whose slots have several counts, in slots that come and go."""
     policy, family = family_policy(temperature=0.7, dtype=dtype, eos=(5,))
     alone = [rolled(policy, CpuDecoder(family), [one], group_size=3, seed=None)[0] for one in PROMPTS]
     together = rolled(policy, CpuDecoder(family), PROMPTS, group_size=3, seed=None, max_rows=max_rows)

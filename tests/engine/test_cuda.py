@@ -17,7 +17,7 @@ from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cpu import CpuDecoder
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Seat
+from assay.llama.decoder import Start
 from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 from assay.types import StopReason
@@ -50,29 +50,29 @@ def decoder_of(model):
     return CudaDecoder(model.family)
 
 
-def opened(model, *, lanes=4, limit=LIMIT, temperature=1.0, top_k=0, greedy=False):
+def opened(model, *, slots=4, limit=LIMIT, temperature=1.0, top_k=0, greedy=False):
     """(decoder with the prompts remembered, uniforms_RT)."""
     uniforms_RT = torch.rand(8, limit, generator=torch.Generator().manual_seed(2))
     decoder = decoder_of(model)
-    open_again(decoder, lanes, limit, temperature, top_k, None if greedy else uniforms_RT)
+    open_again(decoder, slots, limit, temperature, top_k, None if greedy else uniforms_RT)
     return decoder, uniforms_RT
 
 
-def open_again(decoder, lanes, limit, temperature, top_k, uniforms_RT):
+def open_again(decoder, slots, limit, temperature, top_k, uniforms_RT):
     decoder.open(
-        lanes=lanes,
-        prompt_slots=2,
+        slots=slots,
+        prompt_rows=2,
         prompt_width=4,
         settings=RolloutConfig(max_tokens=limit, top_k=top_k),
         temperature=temperature,
         uniforms_RT=uniforms_RT,
     )
-    decoder.remember([(1 - number, prompt[:-1]) for number, prompt in enumerate(PROMPTS)])
+    decoder.prefill([(1 - number, prompt[:-1]) for number, prompt in enumerate(PROMPTS)])
 
 
-def seat(lane, rollout):
+def start(slot, rollout):
     prompt = PROMPTS[rollout // GROUP]
-    return Seat(lane, rollout, 1 - rollout // GROUP, len(prompt), prompt[-1])
+    return Start(slot, rollout, 1 - rollout // GROUP, len(prompt), prompt[-1])
 
 
 @torch.no_grad()
@@ -94,69 +94,69 @@ def check(model, rollout, tokens_T, logprobs_T, uniforms_RT, temperature=1.0):
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 def test_the_numbers_are_the_model_s(kind):
     model = model_of(kind)
-    decoder, uniforms_RT = opened(model, lanes=3, temperature=0.7)
-    decoder.seat([seat(lane, rollout) for lane, rollout in enumerate((0, 1, 2))])
+    decoder, uniforms_RT = opened(model, slots=3, temperature=0.7)
+    decoder.start([start(slot, rollout) for slot, rollout in enumerate((0, 1, 2))])
     decoder.advance(3)
     looked = decoder.look()()
     assert looked.tokens_LC.shape == looked.logprobs_LC.shape == (3, 3)
     assert looked.support_LCK is None
-    for lane in range(3):
-        check(model, lane, looked.tokens_LC[lane], looked.logprobs_LC[lane], uniforms_RT, 0.7)
+    for slot in range(3):
+        check(model, slot, looked.tokens_LC[slot], looked.logprobs_LC[slot], uniforms_RT, 0.7)
 
 
 def test_adapters_are_computed_beside_the_weights():
     model = model_of("Llama", adapters=True)
     decoder, uniforms_RT = opened(model)
-    decoder.seat([seat(0, 0), seat(1, 2)])
+    decoder.start([start(0, 0), start(1, 2)])
     decoder.advance(2)
     looked = decoder.look()()
-    for lane, rollout in ((0, 0), (1, 2)):
-        check(model, rollout, looked.tokens_LC[lane], looked.logprobs_LC[lane], uniforms_RT)
+    for slot, rollout in ((0, 0), (1, 2)):
+        check(model, rollout, looked.tokens_LC[slot], looked.logprobs_LC[slot], uniforms_RT)
 
 
 def test_greedy():
     model = model_of("Llama")
     decoder, _ = opened(model, greedy=True)
-    decoder.seat([seat(0, 3)])
+    decoder.start([start(0, 3)])
     decoder.advance(LIMIT)
     looked = decoder.look()()
     check(model, 3, looked.tokens_LC[0], looked.logprobs_LC[0], None)
 
 
-def test_lanes_are_reseated_kept_and_run_on_beside_each_other():
+def test_slots_start_again_are_kept_and_run_on_beside_each_other():
     """A rollout has its tokens, wherever it sits, whoever sits beside it and whenever somebody looks."""
     model = model_of("Llama")
     decoder, uniforms_RT = opened(model)
-    decoder.seat([seat(0, 0), seat(1, 1), seat(2, 2), seat(3, 3)])
+    decoder.start([start(0, 0), start(1, 1), start(2, 2), start(3, 3)])
     decoder.advance(2)
     first = decoder.look()()
-    decoder.seat([seat(1, 3)])  # who sat here has ended; this one begins anew
+    decoder.start([start(1, 3)])  # who sat here has ended; this one begins anew
     decoder.advance(1)
     second = decoder.look()()
     decoder.keep([1, 0])
-    decoder.seat([seat(0, 2)])
+    decoder.start([start(0, 2)])
     decoder.advance(1)
     third = decoder.look()()
     assert third.tokens_LC.shape == (2, 1)
     tokens_T = torch.cat([first.tokens_LC[0], second.tokens_LC[0], third.tokens_LC[1]])
     logprobs_T = torch.cat([first.logprobs_LC[0], second.logprobs_LC[0], third.logprobs_LC[1]])
     check(model, 0, tokens_T, logprobs_T, uniforms_RT)
-    assert second.tokens_LC[1, 0] == first.tokens_LC[3, 0]  # the same rollouts, in other lanes
+    assert second.tokens_LC[1, 0] == first.tokens_LC[3, 0]  # the same rollouts, in other slots
     assert third.tokens_LC[0, 0] == first.tokens_LC[2, 0]
     check(model, 2, third.tokens_LC[0], third.logprobs_LC[0], uniforms_RT)
 
 
 def test_a_decoder_is_opened_again_with_other_sizes_and_sees_new_weights():
     model = model_of("Llama")
-    decoder, uniforms_RT = opened(model, lanes=2)
-    decoder.seat([seat(0, 0)])
+    decoder, uniforms_RT = opened(model, slots=2)
+    decoder.start([start(0, 0)])
     decoder.advance(1)
     decoder.close()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.1)
     open_again(decoder, 6, LIMIT + 1, 1.0, 0, uniforms_RT)
-    decoder.seat([seat(5, 1)])
+    decoder.start([start(5, 1)])
     decoder.advance(2)
     looked = decoder.look()()
     check(model, 1, looked.tokens_LC[5], looked.logprobs_LC[5], uniforms_RT)
@@ -165,25 +165,25 @@ def test_a_decoder_is_opened_again_with_other_sizes_and_sees_new_weights():
 def test_a_support_is_drawn_from_and_told():
     model = model_of("Llama")
     decoder, _ = opened(model, top_k=2)
-    decoder.seat([seat(0, 0), seat(1, 2)])
+    decoder.start([start(0, 0), start(1, 2)])
     decoder.advance(2)
     looked = decoder.look()()
     assert looked.support_LCK.shape == (4, 2, 2)
-    for lane, rollout in ((0, 0), (1, 2)):
-        prompt, tokens = PROMPTS[rollout // GROUP], looked.tokens_LC[lane].tolist()
+    for slot, rollout in ((0, 0), (1, 2)):
+        prompt, tokens = PROMPTS[rollout // GROUP], looked.tokens_LC[slot].tolist()
         with torch.no_grad():
             logits_TV = model(torch.tensor([prompt + tokens])).logits[0]
         for number, token in enumerate(tokens):
             likeliest = logits_TV[len(prompt) - 1 + number].topk(2)
-            assert looked.support_LCK[lane, number].tolist() == likeliest.indices.tolist()
+            assert looked.support_LCK[slot, number].tolist() == likeliest.indices.tolist()
             share = likeliest.values.log_softmax(0)[likeliest.indices.tolist().index(token)]
-            assert looked.logprobs_LC[lane, number].item() == pytest.approx(share.item(), abs=5e-5)
+            assert looked.logprobs_LC[slot, number].item() == pytest.approx(share.item(), abs=5e-5)
 
 
-def test_a_lane_at_its_limit_stays_within_its_room():
+def test_a_slot_at_its_limit_stays_within_its_room():
     model = model_of("Llama")
-    decoder, _ = opened(model, lanes=2, limit=1)
-    decoder.seat([seat(0, 0)])
+    decoder, _ = opened(model, slots=2, limit=1)
+    decoder.start([start(0, 0)])
     decoder.advance(1)
     decoder.look()()
     others = decoder.run.caches[0][:, :, 1:2].fill_(3.0).clone()
@@ -206,12 +206,12 @@ def test_float32_weights_are_not_multiplied_inexactly(name, on, off):
     opened(model)
 
 
-def test_lanes_that_fit_shrink_with_what_a_lane_needs():
+def test_slots_that_fit_shrink_with_what_a_slot_needs():
     model = model_of("Llama")
     decoder = decoder_of(model)
-    few, many = decoder.lanes_that_fit(0.125, 10**6, 10**6), decoder.lanes_that_fit(0.125, 100, 100)
+    few, many = decoder.slots_that_fit(0.125, 10**6, 10**6), decoder.slots_that_fit(0.125, 100, 100)
     assert 0 < few < many
-    assert decoder.lanes_that_fit(1.0, 10**13, 1) == 0
+    assert decoder.slots_that_fit(1.0, 10**13, 1) == 0
 
 
 def test_an_engine_keeps_one_decoder_for_as_long_as_it_samples_from_the_same_family(monkeypatch):
@@ -229,7 +229,7 @@ def test_an_engine_keeps_one_decoder_for_as_long_as_it_samples_from_the_same_fam
 
 
 def test_the_scheduler_rolls_the_same_out_as_on_a_cpu():
-    """More rollouts than lanes, prompts of different lengths; some rollouts end early."""
+    """More rollouts than slots, prompts of different lengths; some rollouts end early."""
     policy, family = family_policy("llama", num_hidden_layers=1, eos=tuple(range(64)))
     settings = {"group_size": 2, "max_tokens": 3, "max_rows": 3}
     groups = rolled(policy, CudaDecoder(family), MIXED[:2], **settings)

@@ -24,7 +24,7 @@ LONG, ONE, SHORT = prompt(0, (2, 3, BYTE_EOS, 4, 5)), prompt(1, (6,)), prompt(2,
 
 
 class Narrow(CudaDecoder):
-    """As on a GPU whose memory holds so many lanes; writes down how many were kept."""
+    """As on a GPU whose memory holds so many slots; writes down how many were kept."""
 
     room = 10**9
 
@@ -32,12 +32,12 @@ class Narrow(CudaDecoder):
         super().__init__(family)
         self.kept = []
 
-    def lanes_that_fit(self, prompt_slots_a_lane, prompt_width, max_tokens):
-        return min(self.room, super().lanes_that_fit(prompt_slots_a_lane, prompt_width, max_tokens))
+    def slots_that_fit(self, prompts_per_slot, prompt_width, max_tokens):
+        return min(self.room, super().slots_that_fit(prompts_per_slot, prompt_width, max_tokens))
 
-    def keep(self, lanes):
-        self.kept.append(list(lanes))
-        super().keep(lanes)
+    def keep(self, slots):
+        self.kept.append(list(slots))
+        super().keep(slots)
 
 
 def small_policy(kind="llama", **changes):
@@ -82,7 +82,7 @@ def test_only_prompts_of_one_token_and_some_beside_a_longer_one():
 
 
 def test_every_rollout_ends_at_its_first_token():
-    """Each seat is given up after every look, so that all rollouts pass through few lanes."""
+    """Each start is given up after every look, so that all rollouts pass through few slots."""
     policy, family = small_policy(eos=tuple(range(257)))
     decoder = Narrow(family)
     decoder.room = 2
@@ -102,7 +102,7 @@ def test_an_end_token_on_the_last_allowed_position_is_an_end():
     assert (before.tokens, before.stop) == (rollout.tokens[:-1], StopReason.LENGTH)
 
 
-def test_more_rollouts_than_lanes_ends_at_any_place_and_lanes_that_are_taken_away():
+def test_more_rollouts_than_slots_ends_at_any_place_and_slots_that_are_taken_away():
     policy, family = small_policy(eos=tuple(range(0, 257, 3)))
     decoder = Narrow(family)
     decoder.room, decoder.look_every = 4, 2  # looks fall before, on and behind ends
@@ -124,7 +124,7 @@ def test_a_stop_string_ends_a_rollout_in_the_middle_of_a_look():
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 6, "top_p": 0.7}, {"top_k": 3}, {"top_k": 40, "min_p": 0.2}])
-def test_a_restricted_support_with_more_rollouts_than_lanes(settings):
+def test_a_restricted_support_with_more_rollouts_than_slots(settings):
     policy, family = small_policy(temperature=0.8, eos=tuple(range(0, 257, 3)))
     groups = agreed(policy, family, [LONG, ONE], group_size=3, max_rows=4, **settings)
     sizes = {len(among) for tries in groups for rollout in tries for among in rollout.support}
@@ -142,7 +142,7 @@ def test_the_likeliest_token_has_no_support_whatever_top_k():
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 6}])
-def test_lanes_that_are_taken_and_kept_while_positions_wait_to_be_looked_at(settings):
+def test_slots_that_are_taken_and_kept_while_positions_wait_to_be_looked_at(settings):
     policy, family = small_policy(temperature=0.8, eos=tuple(range(0, 257, 5)))
     decoder = Narrow(family)
     decoder.room, decoder.look_every, decoder.ahead = 4, 3, 2

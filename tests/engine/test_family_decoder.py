@@ -116,7 +116,7 @@ def many_ends():
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_thousand_sequences_in_fewer_lanes(make):
+def test_a_thousand_sequences_in_fewer_slots(make):
     policy, family = family_policy(eos=many_ends())
     prompts = [prompt(number, tuple(range(1, 2 + number % 9))) for number in range(125)]
     groups = rolled(policy, make(family), prompts, group_size=8, max_tokens=10, max_rows=96)

@@ -94,7 +94,7 @@ CHANGES = [
 TESTED_ELSEWHERE = {
     "optimizer.microbatches",  # must not matter: below
     "optimizer.pass_tokens",  # must not matter: below
-    "rollout.max_rows",  # must not matter: a rollout has random numbers of its own, tests/engine/test_lanes.py
+    "rollout.max_rows",  # must not matter: a rollout has random numbers of its own, tests/engine/test_scheduler.py
     "optimizer.share_prompts",  # must not matter: below
     "rollout.refill_rounds",  # ends a run: test_verbs.py
 }

@@ -36,7 +36,7 @@ class AllAhead(Looking):
     ahead = 5
 
 
-def test_a_rollout_does_not_depend_on_lanes_or_looks_or_what_is_decoded_beside_it():
+def test_a_rollout_does_not_depend_on_slots_or_looks_or_what_is_decoded_beside_it():
     policy, family = family_policy(eos=MANY_ENDS)
     whole = rolled(policy, Recording(family), MANY, group_size=4, max_tokens=13)
     assert len({len(rollout.tokens) for tries in whole for rollout in tries}) > 6
@@ -79,42 +79,42 @@ def test_every_rollout_has_random_numbers_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("room", "max_rows", "lanes", "slots", "asked"),
+    ("room", "max_rows", "slots", "prompt_rows", "asked"),
     [
         (10**9, 512, 36, 9, 9 / 36),  # all prompts at once
-        (10**9, 10, 10, 7, 7 / 10),  # three groups have lanes: twice as many prompts, and one that is about to begin
+        (10**9, 10, 10, 7, 7 / 10),  # three groups have slots: twice as many prompts, and one that is about to begin
         (10**9, 2, 4, 3, 3 / 4),  # one group at least
         (5, 512, 5, 5, 9 / 36),
         (1, 1, 1, 3, 3 / 4),
     ],
 )
-def test_how_many_lanes_and_prompts_there_is_room_for(room, max_rows, lanes, slots, asked):
+def test_how_many_slots_and_prompts_there_is_room_for(room, max_rows, slots, prompt_rows, asked):
     policy, family = family_policy()
     decoder = Recording(family, room)
     rolled(policy, decoder, MANY, group_size=4, max_tokens=2, max_rows=max_rows)
-    # the longest prompt has six tokens; the last is the first input of its lanes
-    assert decoder.written("open") == [(lanes, slots, 5)]
+    # the longest prompt has six tokens; the last is the first input of its slots
+    assert decoder.written("open") == [(slots, prompt_rows, 5)]
     assert decoder.written("fit") == [(asked, 5, 2)]
 
 
-def test_a_prompt_is_remembered_once_and_several_at_a_time():
+def test_a_prompt_is_prefilled_once_and_several_at_a_time():
     policy, family = family_policy(eos=MANY_ENDS)
     decoder = Recording(family)
     rolled(policy, decoder, MANY, group_size=4, max_tokens=13, max_rows=16)
-    remembered = [slots for (slots,) in decoder.written("remember")]
-    assert sum(map(len, remembered)) == len(MANY)
-    assert remembered[0] == [0, 1, 2, 3]
-    seats = [seat for (part,) in decoder.written("seat") for seat in part]
-    assert [rollout for _, rollout in seats] == list(range(36))  # in their order
-    assert seats[:16] == [(lane, lane) for lane in range(16)]
+    prefilled = [slots for (slots,) in decoder.written("prefill")]
+    assert sum(map(len, prefilled)) == len(MANY)
+    assert prefilled[0] == [0, 1, 2, 3]
+    starts = [start for (part,) in decoder.written("start") for start in part]
+    assert [rollout for _, rollout in starts] == list(range(36))  # in their order
+    assert starts[:16] == [(slot, slot) for slot in range(16)]
 
 
-def test_an_ended_lane_is_given_the_next_rollout_and_the_decoding_is_that_much_shorter():
+def test_an_ended_slot_is_given_the_next_rollout_and_the_decoding_is_that_much_shorter():
     policy, family = family_policy(eos=MANY_ENDS)
     decoder = Recording(family)
     groups = rolled(policy, decoder, MANY, group_size=4, max_tokens=13, max_rows=12)
     tokens = sum(len(rollout.tokens) for tries in groups for rollout in tries)
-    decoded = sum(lanes * positions for positions, lanes in decoder.written("advance"))
+    decoded = sum(slots * positions for positions, slots in decoder.written("advance"))
     in_turn = sum(
         12 * max(len(rollout.tokens) for tries in groups[first : first + 3] for rollout in tries)
         for first in range(0, 9, 3)
@@ -122,11 +122,11 @@ def test_an_ended_lane_is_given_the_next_rollout_and_the_decoding_is_that_much_s
     assert tokens <= decoded < 0.8 * in_turn
 
 
-def test_lanes_that_have_ended_are_taken_away_when_none_waits():
+def test_slots_that_have_ended_are_taken_away_when_none_waits():
     policy, family = family_policy(eos=MANY_ENDS)
     decoder = Recording(family)
     rolled(policy, decoder, MANY, group_size=4, max_tokens=13)
-    widths = [lanes for _, lanes in decoder.written("advance")]
+    widths = [slots for _, slots in decoder.written("advance")]
     assert widths[0] == 36
     assert widths[-1] < 10
     shrunk = [(before, after) for before, after in pairwise(widths) if before != after]
@@ -134,11 +134,11 @@ def test_lanes_that_have_ended_are_taken_away_when_none_waits():
     assert all(after <= decoder.keep_below * before for before, after in shrunk)  # or moving caches would not pay
     for (kept,) in decoder.written("keep"):
         assert len(set(kept)) == len(kept)
-        assert all(lane == place for place, lane in enumerate(kept) if lane < len(kept))  # the others fill holes
+        assert all(slot == place for place, slot in enumerate(kept) if slot < len(kept))  # the others fill holes
     waiting = Recording(family)
     rolled(policy, waiting, MANY, group_size=4, max_tokens=13, max_rows=8)
     first_keep = next(place for place, entry in enumerate(waiting.diary) if entry[0] == "keep")
-    assert not any(entry[0] in ("seat", "remember") for entry in waiting.diary[first_keep:])
+    assert not any(entry[0] in ("start", "prefill") for entry in waiting.diary[first_keep:])
 
 
 class Scripted:
@@ -146,30 +146,30 @@ class Scripted:
 
     keep_below = 0.0
 
-    def __init__(self, lengths, lanes, look_every, ahead):
-        self.lengths, self.lanes, self.look_every, self.ahead = lengths, lanes, look_every, ahead
-        self.seats, self.remembered, self.advanced, self.written = [], [], [], []
+    def __init__(self, lengths, slots, look_every, ahead):
+        self.lengths, self.slots, self.look_every, self.ahead = lengths, slots, look_every, ahead
+        self.starts, self.prefilled, self.advanced, self.written = [], [], [], []
 
-    def lanes_that_fit(self, prompt_slots_a_lane, prompt_width, max_tokens):
-        return self.lanes
+    def slots_that_fit(self, prompts_per_slot, prompt_width, max_tokens):
+        return self.slots
 
-    def open(self, *, lanes, **settings):
-        self.rollouts, self.done = [0] * lanes, [0] * lanes
+    def open(self, *, slots, **settings):
+        self.rollouts, self.done = [0] * slots, [0] * slots
 
-    def remember(self, prompts):
-        self.remembered.append([slot for slot, _ in prompts])
+    def prefill(self, prompts):
+        self.prefilled.append([slot for slot, _ in prompts])
 
-    def seat(self, seats):
-        self.seats.append([(seat.lane, seat.rollout) for seat in seats])
-        for seat in seats:
-            self.rollouts[seat.lane], self.done[seat.lane] = seat.rollout, 0
+    def start(self, starts):
+        self.starts.append([(start.slot, start.rollout) for start in starts])
+        for start in starts:
+            self.rollouts[start.slot], self.done[start.slot] = start.rollout, 0
 
     def advance(self, positions):
         self.advanced.append(positions)
         for _ in range(positions):
             self.done = [done + 1 for done in self.done]
-            lanes = zip(self.rollouts, self.done, strict=True)
-            self.written.append([256 if done == self.lengths[rollout] else 65 for rollout, done in lanes])
+            slots = zip(self.rollouts, self.done, strict=True)
+            self.written.append([256 if done == self.lengths[rollout] else 65 for rollout, done in slots])
 
     def look(self):
         tokens_LC, self.written = torch.tensor(self.written).t(), []
@@ -179,52 +179,52 @@ class Scripted:
         """Nothing to give back."""
 
 
-def scheduled(lengths, *, group_size, lanes, look_every, limit, ahead=0):
-    decoder, policy = Scripted(lengths, lanes, look_every, ahead), spelling_policy(b"")  # 256 ends
+def scheduled(lengths, *, group_size, slots, look_every, limit, ahead=0):
+    decoder, policy = Scripted(lengths, slots, look_every, ahead), spelling_policy(b"")  # 256 ends
     prompts = [prompt(number, (4, 5)) for number in range(len(lengths) // group_size)]
     groups = rolled(policy, decoder, prompts, group_size=group_size, max_tokens=limit)
     assert [len(rollout.tokens) for tries in groups for rollout in tries] == lengths
     return decoder
 
 
-def test_lanes_advance_as_far_as_the_one_with_the_most_before_it_may():
-    """The first rollout ends at once; the third takes its lane and has all of its 6 tokens before it when the second
+def test_slots_advance_as_far_as_the_one_with_the_most_before_it_may():
+    """The first rollout ends at once; the third takes its slot and has all of its 6 tokens before it when the second
     has 2 left. The second then stays within its room."""
-    decoder = scheduled([2, 6, 6], group_size=1, lanes=2, look_every=4, limit=6)
+    decoder = scheduled([2, 6, 6], group_size=1, slots=2, look_every=4, limit=6)
     assert decoder.advanced == [4, 4, 2]
-    assert decoder.seats == [[(0, 0), (1, 1)], [(0, 2)]]
+    assert decoder.starts == [[(0, 0), (1, 1)], [(0, 2)]]
 
 
 def test_positions_ahead_of_a_look_count_for_those_who_sat_there_and_for_nobody_else():
-    """As above, one position ahead. The third rollout is seated behind it and has 3 tokens after the second look, the
+    """As above, one position ahead. The third rollout starts behind it and has 3 tokens after the second look, the
     second has 5 before that look and ends in it."""
-    decoder = scheduled([2, 6, 6], group_size=1, lanes=2, look_every=4, limit=6, ahead=1)
+    decoder = scheduled([2, 6, 6], group_size=1, slots=2, look_every=4, limit=6, ahead=1)
     assert decoder.advanced == [4, 1, 3, 1, 2]
-    assert decoder.seats == [[(0, 0), (1, 1)], [(0, 2)]]
+    assert decoder.starts == [[(0, 0), (1, 1)], [(0, 2)]]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
 def test_rollouts_of_all_lengths_keep_them(ahead):
     lengths = [1 + (7 * number) % 11 for number in range(60)]
-    scheduled(lengths, group_size=4, lanes=9, look_every=5, limit=11, ahead=ahead)
+    scheduled(lengths, group_size=4, slots=9, look_every=5, limit=11, ahead=ahead)
 
 
-def test_a_new_prompt_is_remembered_when_an_eighth_of_the_lanes_is_free_and_its_group_then_takes_every_lane():
-    """16 lanes, groups of 4: two lanes must be free for the fifth prompt; one is enough for the rest of its group."""
-    decoder = scheduled([1, 2, 3] + [8] * 17, group_size=4, lanes=16, look_every=1, limit=8)
-    assert decoder.remembered == [[0, 1, 2, 3], [4]]
-    assert decoder.seats == [
-        [(lane, lane) for lane in range(16)],
-        [(0, 16), (1, 17)],  # not when lane 0 alone was free
+def test_a_new_prompt_is_prefilled_when_an_eighth_of_the_slots_is_free_and_its_group_then_takes_every_slot():
+    """16 slots, groups of 4: two slots must be free for the fifth prompt; one is enough for the rest of its group."""
+    decoder = scheduled([1, 2, 3] + [8] * 17, group_size=4, slots=16, look_every=1, limit=8)
+    assert decoder.prefilled == [[0, 1, 2, 3], [4]]
+    assert decoder.starts == [
+        [(slot, slot) for slot in range(16)],
+        [(0, 16), (1, 17)],  # not when slot 0 alone was free
         [(2, 18)],
         [(3, 19)],
     ]
 
 
-def test_a_whole_group_need_not_be_waited_for_but_no_more_lanes_than_it_has():
-    """64 lanes, of which an eighth is 8; a group of 2 is worth its prompt when 2 are free."""
-    decoder = scheduled([1, 2] + [4] * 64, group_size=2, lanes=64, look_every=1, limit=4)
-    assert decoder.seats[1] == [(0, 64), (1, 65)]
+def test_a_whole_group_need_not_be_waited_for_but_no_more_slots_than_it_has():
+    """64 slots, of which an eighth is 8; a group of 2 is worth its prompt when 2 are free."""
+    decoder = scheduled([1, 2] + [4] * 64, group_size=2, slots=64, look_every=1, limit=4)
+    assert decoder.starts[1] == [(0, 64), (1, 65)]
 
 
 @pytest.mark.parametrize(("kind", "advances"), [(Looking, [5, 5, 2]), (Ahead, [5, 3, 2, 2])])
@@ -280,7 +280,7 @@ def test_a_policy_that_has_blown_up_is_named_in_a_sentence():
     assert decoder.diary[-1] == ("close",)
 
 
-def test_no_room_for_one_lane_says_what_to_change():
+def test_no_room_for_one_slot_says_what_to_change():
     policy, family = family_policy()
     with pytest.raises(NoRoom, match=r"lower rollout\.max_tokens"):
         rolled(policy, Recording(family, room=0))
@@ -353,7 +353,7 @@ def test_an_end_token_ends_as_itself_though_its_name_is_a_stop_string():
     assert (second.tokens, second.stop, second.text) == ((65, 66), StopReason.STOP, "A")
 
 
-def test_a_look_at_a_thousand_lanes_costs_little():
+def test_a_look_at_a_thousand_slots_costs_little():
     rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=1024), 1000)
     given = Sampled(torch.randint(0, 256, (1000, 16)), torch.zeros(1000, 16), None)
     took = []
