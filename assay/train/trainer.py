@@ -26,15 +26,15 @@ from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
 from assay.policy.causal import CausalPolicy, check_room
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
 from assay.policy.probe import examined, renewed, vocabulary_of
-from assay.train.given import check_problems, check_tensors, numbers, short
 from assay.train.loop import train
+from assay.train.progress import Progress
 from assay.train.run.budget import budgeted
 from assay.train.run.randomness import derived_seed
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
 from assay.train.step.learner import Learner, frozen_copy
-from assay.train.step.place import Place
 from assay.train.turn import Stats, Turn
+from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
 
 
@@ -157,7 +157,7 @@ class GRPOTrainer:
         )
         self.optimizer = self.learner.optimizer
         self.vocabulary = vocabulary_of(self.policy)
-        self.place = Place()
+        self.progress = Progress()
 
     def compute_advantages(
         self, rewards: Any, group_size: int | None = None, problems: Any = None
@@ -250,7 +250,7 @@ class GRPOTrainer:
         steps = batches if steps is None else steps
         if steps < 1:
             raise ValueError(f"steps = {steps} trains nothing; give 1 or more, or leave it out for one pass")
-        first = self.place.step
+        first = self.progress.step
         history = []
         with Display(steps) as display:
             for index in range(steps):
@@ -296,8 +296,8 @@ class GRPOTrainer:
         self.model.eval()  # the caller may have changed it since
         self.policy = self.learner.policy = renewed(self.policy, warnings.warn)
         turn = Turn(self.config, self.learner, prompts, self._reward, display)
-        train(turn.stages(), replace(self.place, step=step, update=0), None, step + 1)
-        self.place = turn.place
+        train(turn.stages(), replace(self.progress, step=step, update=0), None, step + 1)
+        self.progress = turn.progress
         return turn.stats
 
     def _reward(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:

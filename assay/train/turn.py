@@ -1,6 +1,6 @@
 """One step of GRPOTrainer: the verbs of train/loop.py around prompts and a reward function from Python.
 
-The reward function runs in a thread of its own with a deadline: closures and models on a GPU work as they are, and a
+The reward function runs in a thread of its own with a deadline: closures and models on a GPU current as they are, and a
 call that never returns is an error instead of a silence.
 """
 
@@ -20,8 +20,8 @@ from assay.config import Config
 from assay.engine.builtin import generate
 from assay.record.metrics import metrics_row, timings_row
 from assay.train.failure import RunFailed
-from assay.train.given import numbers
 from assay.train.loop import Stages
+from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.run.randomness import derived_seed
 from assay.train.show.clock import StageClock
 from assay.train.show.display import Display, describe_scores
@@ -29,7 +29,7 @@ from assay.train.step.choose import has_signal
 from assay.train.step.credit import credit
 from assay.train.step.learner import Learned, Learner
 from assay.train.step.pack import cut
-from assay.train.step.place import Gathered, Place, Work
+from assay.train.user_checks import numbers
 from assay.types import Batch, Group, Prompt, Rollout, Sample, Score, StepRecord
 
 Stats = dict[str, Any]
@@ -43,10 +43,10 @@ STATS = (  # the part of assay/record/metrics.py, where each has its one sentenc
 
 
 class Turn:
-    """`stats` and `place` are there once the loop has run."""
+    """`stats` and `progress` are there once the loop has run."""
 
     stats: Stats
-    place: Place
+    progress: Progress
 
     def __init__(
         self, config: Config, learner: Learner, prompts: Sequence[Prompt], reward: Reward, display: Display | None
@@ -71,13 +71,15 @@ class Turn:
             safe_point=self.safe_point,
         )
 
-    def draw(self, place: Place, gathered: Gathered) -> Sequence[Prompt]:
+    def draw(self, progress: Progress, collected: CollectedGroups) -> Sequence[Prompt]:
         self.clock.note("start", 0.0, f"{len(self.prompts)} prompts")
         return self.prompts
 
-    def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Progress, collected: CollectedGroups
+    ) -> list[list[Rollout]]:
         policy, settings = self.learner.policy, self.config.rollout
-        seed = derived_seed(self.config.run.seed, "rollout", place.step)
+        seed = derived_seed(self.config.run.seed, "rollout", progress.step)
         with self.clock.timed("generated"):
             return generate(
                 policy,
@@ -85,7 +87,7 @@ class Turn:
                 group_size=settings.group_size,
                 settings=settings,
                 generator=torch.Generator(policy.device).manual_seed(seed),
-                policy_version=place.policy_version,
+                policy_version=progress.policy_version,
                 on_token=self._show_tokens,
             )
 
@@ -117,58 +119,58 @@ class Turn:
             for prompt, tries, first in zip(prompts, rollouts, range(0, len(rows), size), strict=True)
         ]
 
-    def choose(self, gathered: Gathered, groups: Sequence[Group]) -> Gathered:
+    def choose(self, collected: CollectedGroups, groups: Sequence[Group]) -> CollectedGroups:
         flat = sum(not has_signal(group, self.config) for group in groups)
-        return Gathered(tuple(groups), drawn=len(groups), rounds=1, without_signal=flat, complete=True)
+        return CollectedGroups(tuple(groups), prompts_drawn=len(groups), rounds=1, without_signal=flat, complete=True)
 
-    def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
+    def pack(self, samples: Sequence[Sample], progress: Progress) -> Batch:
         with self.clock.timed("loss"):
-            return self.learner.score(cut(samples, self.config, place.step, self.learner.policy))
+            return self.learner.score(cut(samples, self.config, progress.step, self.learner.policy))
 
-    def learn(self, work: Work, place: Place) -> Learned:
-        current = work.current(place)
-        number = place.step * self.config.updates_a_step + place.update
-        learned = self.learner.update(work.batch.minibatches[current], work.batch.scored[current], number)
+    def learn(self, current: StepInProgress, progress: Progress) -> Learned:
+        turn = current.next_minibatch(progress)
+        number = progress.step * self.config.updates_a_step + progress.update
+        learned = self.learner.update(current.batch.minibatches[turn], current.batch.scored[turn], number)
         self.clock.note_update(learned)
         return learned
 
-    def safe_point(self, place: Place, work: Work | None) -> None:
-        self.place = place
-        if work is None or not work.updates:
+    def safe_point(self, progress: Progress, current: StepInProgress | None) -> None:
+        self.progress = progress
+        if current is None or not current.updates:
             return
-        latest = work.updates[-1]
-        if place.skipped_in_a_row >= self.config.run.max_skipped:
+        latest = current.updates[-1]
+        if progress.skipped_in_a_row >= self.config.run.max_skipped:
             raise RunFailed(
-                f"{place.skipped_in_a_row} updates in a row were not finite; in the last one, in step {place.step}, "
-                f"{latest.skipped}; the weights are those before the first of them"
+                f"{progress.skipped_in_a_row} updates in a row were not finite; in the last one, in step "
+                f"{progress.step}, {latest.skipped}; the weights are those before the first of them"
             )
         if not math.isfinite(latest.update_norm):
             raise RunFailed(
-                f"the optimizer moved the weights by {latest.update_norm} in step {place.step}, out of the range of "
+                f"the optimizer moved the weights by {latest.update_norm} in step {progress.step}, out of the range of "
                 "numbers; lower its learning rate and start again from sound weights"
             )
 
-    def record(self, work: Work, place: Place) -> None:
+    def record(self, current: StepInProgress, progress: Progress) -> None:
         has_reference = self.learner.reference is not None
         record = StepRecord(
-            step=place.step,
-            policy_version=place.policy_version,
-            groups=work.gathered.groups,
-            samples=work.samples,
-            updates=work.updates,
+            step=progress.step,
+            policy_version=progress.policy_version,
+            groups=current.collected.groups,
+            samples=current.samples,
+            updates=current.updates,
             old_logprobs=(),  # no statistic of a step looks at them again
             new_logprobs=(),
             ref_logprobs=() if has_reference else None,
-            groups_without_signal=work.gathered.without_signal,
+            groups_without_signal=current.collected.without_signal,
             refill_rounds=0,
             seconds=self.clock.seconds,
         )
         row = metrics_row(record)
-        self.stats = {"step": place.step, **{name: _number(row[name]) for name in STATS}}
+        self.stats = {"step": progress.step, **{name: _number(row[name]) for name in STATS}}
         self.stats["tokens"] = row["tokens_in_loss"]
         if has_reference:
             self.stats["kl"] = _number(row["ref_kl"])
-        self.stats["skipped"] = next((update.skipped for update in work.updates if update.skipped), "")
+        self.stats["skipped"] = next((update.skipped for update in current.updates if update.skipped), "")
         if self.display is not None:
             self.display.finish_step(row, timings_row(record))
 

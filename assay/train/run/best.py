@@ -24,7 +24,7 @@ class StoppedEarly(Exception):
     """The held-out score no longer gets better. The message is a sentence; the run ends as if it were finished."""
 
 
-class Progress:
+class BestPolicy:
     """`publish(step)` writes the policy as it is now to RUN/best; `save()` writes a checkpoint."""
 
     def __init__(

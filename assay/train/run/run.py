@@ -41,8 +41,9 @@ from assay.train.evaluate.evaluate import heldout_prompts
 from assay.train.evaluate.export import publish
 from assay.train.failure import RunFailed
 from assay.train.loop import Stages, train
+from assay.train.progress import Progress, StepInProgress
 from assay.train.run import checkpoint
-from assay.train.run.best import Progress, StoppedEarly
+from assay.train.run.best import BestPolicy, StoppedEarly
 from assay.train.run.budget import budgeted
 from assay.train.run.changes import (
     Change,
@@ -68,7 +69,6 @@ from assay.train.step.choose import NoSignal
 from assay.train.step.failed_rewards import RewardFailed
 from assay.train.step.learner import Learner, frozen_copy, frozen_with_adapter
 from assay.train.step.pack import cut, with_confirmed_sharing
-from assay.train.step.place import Place, Work
 from assay.train.step.verbs import Verbs, check_rows, draw
 from assay.train.watch import DoctorStop, Watch, Watcher
 
@@ -222,8 +222,8 @@ def _carry_out(
         publish(policy, config, directory.path, BEST, step, display.say)
         directory.append_event(BEST, step=step)
 
-    progress = Progress(config, directory.path, saver.save, publish_best)
-    place, work = Place(), None
+    best = BestPolicy(config, directory.path, saver.save, publish_best)
+    progress, current = Progress(), None
     if saved is None:
         directory.rewind(-1)
         forget_answers(directory.path, -1)
@@ -231,28 +231,33 @@ def _carry_out(
         directory.append_event("start", steps=config.run.steps, parameters=size)
     else:
         before = with_packing_of(config, saved)
-        place, work = saver.restore(
-            saved, verbs.credit, lambda samples, place: cut(samples, before, place.step, learner.policy)
+        progress, current = saver.restore(
+            saved, verbs.credit, lambda samples, progress: cut(samples, before, progress.step, learner.policy)
         )
-        directory.rewind(place.step)
-        forget_answers(directory.path, place.step)
+        directory.rewind(progress.step)
+        forget_answers(directory.path, progress.step)
         clear_weights(directory.path, FINAL, display.say)  # of an earlier end; this run goes further
-        progress.resume(place.step, display.say)
-        facts = {"checkpoint": saved.path.name, "step": place.step, "update": place.update, "steps": config.run.steps}
+        best.resume(progress.step, display.say)
+        facts = {
+            "checkpoint": saved.path.name,
+            "step": progress.step,
+            "update": progress.update,
+            "steps": config.run.steps,
+        }
         directory.append_event("resume", **facts)
-        display.say(f"resumed from {saved.path.name}: {place.step} of {config.run.steps} steps done")
-        if place.step >= config.run.steps:
-            display.say(f"all {place.step} steps are done; --set run.steps={2 * place.step} would add as many")
-        if work is not None:
-            verbs.clock.begin(place.step + 1)
-            if before != config and not work.updates:  # the passes are to be smaller, for instance
-                work = replace(work, batch=verbs.pack(work.samples, place))
+        display.say(f"resumed from {saved.path.name}: {progress.step} of {config.run.steps} steps done")
+        if progress.step >= config.run.steps:
+            display.say(f"all {progress.step} steps are done; --set run.steps={2 * progress.step} would add as many")
+        if current is not None:
+            verbs.clock.begin(progress.step + 1)
+            if before != config and not current.updates:  # the passes are to be smaller, for instance
+                current = replace(current, batch=verbs.pack(current.samples, progress))
 
-    def safe_point(place: Place, work: Work | None) -> None:
-        saver.safe_point(place, work)
+    def safe_point(progress: Progress, current: StepInProgress | None) -> None:
+        saver.safe_point(progress, current)
         watch.stop_if_asked()
-        if work is None:
-            progress.look(place.step)
+        if current is None:
+            best.look(progress.step)
 
     stages = Stages(
         draw=verbs.draw,
@@ -268,7 +273,7 @@ def _carry_out(
     failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
     try:
         with closing(sinks):
-            stopped = _train_and_evaluate(config, verbs, saver, stages, progress, place, work)
+            stopped = _train_and_evaluate(config, verbs, saver, stages, best, progress, current)
         if stopped is None and config.checkpoint.final:
             publish(policy, config, directory.path, FINAL, saver.steps_done, display.say)
     except failures as failure:
@@ -307,18 +312,18 @@ def _train_and_evaluate(
     verbs: Verbs,
     saver: Saver,
     stages: Stages,
+    best: BestPolicy,
     progress: Progress,
-    place: Place,
-    work: Work | None,
+    current: StepInProgress | None,
 ) -> Interrupted | None:
     """The whole of the run. What a signal or a broken reward cuts short is saved; returns the signal, if one came."""
     try:
-        if place == Place():
+        if progress == Progress():
             verbs.evaluate(0)
-        train(stages, place, work, config.run.steps)
+        train(stages, progress, current, config.run.steps)
         saver.save()
         verbs.evaluate(config.run.steps)
-        progress.look(config.run.steps)
+        best.look(config.run.steps)
     except StoppedEarly as early:
         saver.save()
         verbs.directory.append_event("stopped early", step=saver.steps_done, reason=str(early))

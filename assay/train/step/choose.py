@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from assay.config import Config
 from assay.train.failure import RunFailed
+from assay.train.progress import CollectedGroups
 from assay.train.step.credit import beside_steps
-from assay.train.step.place import Gathered
 from assay.train.step.score import ADDED_COMPONENTS, reward_weights
 from assay.types import Group, weight_of
 
@@ -16,8 +16,10 @@ class NoSignal(RunFailed):
     """There is nothing more to learn from: what was trained so far is worth a checkpoint."""
 
 
-def choose(gathered: Gathered, groups: Sequence[Group], config: Config, say: Callable[[str], None]) -> Gathered:
-    """Adds one round of groups to those gathered and decides whether the step has enough."""
+def choose(
+    collected: CollectedGroups, groups: Sequence[Group], config: Config, say: Callable[[str], None]
+) -> CollectedGroups:
+    """Adds one round of groups to those collected and decides whether the step has enough."""
     policy, wanted = config.rollout.zero_variance, config.rollout.prompts
     usable = [group for group in groups if _share_scored(group) >= config.reward.min_scored]
     if len(usable) < len(groups):
@@ -26,16 +28,16 @@ def choose(gathered: Gathered, groups: Sequence[Group], config: Config, say: Cal
             f"{config.reward.min_scored:.0%} of their rollouts could be scored"
         )
     alive = [group for group in usable if has_signal(group, config)]
-    together = (*gathered.groups, *(usable if policy == "keep" else alive))
-    rounds, kept = gathered.rounds + 1, together[:wanted]
+    together = (*collected.groups, *(usable if policy == "keep" else alive))
+    rounds, kept = collected.rounds + 1, together[:wanted]
     if policy == "refill" and len(together) < wanted and rounds >= config.rollout.refill_rounds:
-        raise NoSignal(_no_signal(len(together), wanted, rounds, gathered.drawn + len(groups), groups))
-    return Gathered(
+        raise NoSignal(_no_signal(len(together), wanted, rounds, collected.prompts_drawn + len(groups), groups))
+    return CollectedGroups(
         groups=kept,
-        left_out=(*gathered.left_out, *(group for group in groups if all(group is not one for one in kept))),
-        drawn=gathered.drawn + len(groups),
+        left_out=(*collected.left_out, *(group for group in groups if all(group is not one for one in kept))),
+        prompts_drawn=collected.prompts_drawn + len(groups),
         rounds=rounds,
-        without_signal=gathered.without_signal + sum(not has_signal(group, config) for group in groups),
+        without_signal=collected.without_signal + sum(not has_signal(group, config) for group in groups),
         complete=policy != "refill" or len(together) >= wanted,
     )
 

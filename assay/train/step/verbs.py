@@ -22,6 +22,7 @@ from assay.record.metrics import Row, metrics_row, timings_row
 from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.evaluate.evaluate import evaluate
+from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.run.interrupt import Interrupt
 from assay.train.run.machine import starvation
 from assay.train.run.randomness import derived_seed
@@ -35,7 +36,6 @@ from assay.train.step.credit import credit
 from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learned, Learner
 from assay.train.step.pack import cut
-from assay.train.step.place import Gathered, Place, Work
 from assay.train.step.score import reward_weights, score
 from assay.train.watch import Watch
 from assay.types import NO_SIGNAL, Batch, Group, Microbatch, Minibatch, Prompt, Rollout, Sample, Scored, StepRecord
@@ -112,14 +112,16 @@ class Verbs:
         self.failures = FailedRewards(config, display.say, directory.append_event)
         self.clock = StageClock(learner.policy.device, display)
 
-    def draw(self, place: Place, gathered: Gathered) -> list[Prompt]:
-        if gathered.rounds == 0:
-            self.clock.begin(place.step + 1)
+    def draw(self, progress: Progress, collected: CollectedGroups) -> list[Prompt]:
+        if collected.rounds == 0:
+            self.clock.begin(progress.step + 1)
         with self.clock.timed("start"):
-            return draw(self.task, self.policy, self.config, first=place.cursor + gathered.drawn)
+            return draw(self.task, self.policy, self.config, first=progress.cursor + collected.prompts_drawn)
 
-    def generate(self, prompts: Sequence[Prompt], place: Place, gathered: Gathered) -> list[list[Rollout]]:
-        seed = derived_seed(self.config.run.seed, "rollout", place.step, gathered.rounds)
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Progress, collected: CollectedGroups
+    ) -> list[list[Rollout]]:
+        seed = derived_seed(self.config.run.seed, "rollout", progress.step, collected.rounds)
         with self.clock.timed("generated"):
             return generate(
                 self.policy,
@@ -127,7 +129,7 @@ class Verbs:
                 group_size=self.config.rollout.group_size,
                 settings=self.config.rollout,
                 generator=torch.Generator(self.policy.device).manual_seed(seed),
-                policy_version=place.policy_version,
+                policy_version=progress.policy_version,
                 on_token=self._ticker("tokens"),
             )
 
@@ -148,52 +150,52 @@ class Verbs:
             describe(describe_scores(mean, std))
             return groups
 
-    def choose(self, gathered: Gathered, groups: Sequence[Group]) -> Gathered:
-        return choose(gathered, groups, self.config, self.display.say)
+    def choose(self, collected: CollectedGroups, groups: Sequence[Group]) -> CollectedGroups:
+        return choose(collected, groups, self.config, self.display.say)
 
     def credit(self, groups: Sequence[Group]) -> tuple[Sample, ...]:
         weights = reward_weights(self.config)
         return credit(groups, self.config.advantage, weights, mask_truncated=self.config.rollout.truncated == "mask")
 
-    def pack(self, samples: Sequence[Sample], place: Place) -> Batch:
+    def pack(self, samples: Sequence[Sample], progress: Progress) -> Batch:
         with self.clock.timed("loss"):
-            return self.learner.score(self.cut(samples, place))
+            return self.learner.score(self.cut(samples, progress))
 
-    def cut(self, samples: Sequence[Sample], place: Place) -> tuple[Minibatch, ...]:
-        return cut(samples, self.config, place.step, self.policy)
+    def cut(self, samples: Sequence[Sample], progress: Progress) -> tuple[Minibatch, ...]:
+        return cut(samples, self.config, progress.step, self.policy)
 
-    def learn(self, work: Work, place: Place) -> Learned:
-        current = work.current(place)
-        number = place.step * self.config.updates_a_step + place.update
-        minibatch, scored = work.batch.minibatches[current], work.batch.scored[current]
-        with self.watch.examination(work, place) as look:
+    def learn(self, current: StepInProgress, progress: Progress) -> Learned:
+        turn = current.next_minibatch(progress)
+        number = progress.step * self.config.updates_a_step + progress.update
+        minibatch, scored = current.batch.minibatches[turn], current.batch.scored[turn]
+        with self.watch.examination(current, progress) as look:
             learned = self.learner.update(minibatch, scored, number, observer=look)
         self.clock.note_update(learned)
         if look is not None:
             self.watch.examined(look, learned.update)
         skipped = learned.update.skipped
         if skipped and skipped != NO_SIGNAL:
-            self._dump(work, place, skipped)
+            self._dump(current, progress, skipped)
         return learned
 
-    def record(self, work: Work, place: Place) -> None:
+    def record(self, current: StepInProgress, progress: Progress) -> None:
         old = [
             [new if fixed.old_BT is None else fixed.old_BT for fixed, new in zip(parts, news, strict=True)]
-            for parts, news in zip(work.batch.scored, work.new_logprobs, strict=True)
+            for parts, news in zip(current.batch.scored, current.new_logprobs, strict=True)
         ]
-        ref = [[fixed.ref_BT for fixed in parts] for parts in work.batch.scored]
-        has_reference = any(fixed.ref_BT is not None for parts in work.batch.scored for fixed in parts)
+        ref = [[fixed.ref_BT for fixed in parts] for parts in current.batch.scored]
+        has_reference = any(fixed.ref_BT is not None for parts in current.batch.scored for fixed in parts)
         step = StepRecord(
-            step=place.step + 1,
-            policy_version=place.policy_version,
-            groups=(*work.gathered.groups, *work.gathered.left_out),
-            samples=work.samples,
-            updates=work.updates,
-            old_logprobs=work.logprobs_by_row(old),
-            new_logprobs=work.logprobs_by_row(work.new_logprobs),
-            ref_logprobs=work.logprobs_by_row(ref) if has_reference else None,
-            groups_without_signal=work.gathered.without_signal,
-            refill_rounds=work.gathered.rounds - 1,
+            step=progress.step + 1,
+            policy_version=progress.policy_version,
+            groups=(*current.collected.groups, *current.collected.left_out),
+            samples=current.samples,
+            updates=current.updates,
+            old_logprobs=current.logprobs_by_row(old),
+            new_logprobs=current.logprobs_by_row(current.new_logprobs),
+            ref_logprobs=current.logprobs_by_row(ref) if has_reference else None,
+            groups_without_signal=current.collected.without_signal,
+            refill_rounds=current.collected.rounds - 1,
             seconds=self.clock.seconds,
             memory_bytes=self.clock.memory,
         )
@@ -270,21 +272,21 @@ class Verbs:
             self._starved = True
             self.display.say(sentence)
 
-    def _dump(self, work: Work, place: Place, reason: str) -> None:
+    def _dump(self, current: StepInProgress, progress: Progress, reason: str) -> None:
         """Keeps what a skipped update was given, so that the cause can be looked for."""
-        name = f"step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
-        current = work.current(place)
+        name = f"step-{progress.step + 1:06d}-update-{progress.update + 1}.safetensors"
+        turn = current.next_minibatch(progress)
         tensors = {
             f"{part}.{key}": value.contiguous()
             for part, (batch, fixed) in enumerate(
-                zip(work.batch.minibatches[current].microbatches, work.batch.scored[current], strict=True)
+                zip(current.batch.minibatches[turn].microbatches, current.batch.scored[turn], strict=True)
             )
             for key, value in {**fields_of(batch), **fields_of(fixed)}.items()
             if isinstance(value, torch.Tensor)
         }
         self.directory.replace_file(f"dumps/{name}", save(tensors, metadata={"reason": reason}))
-        self.directory.append_event("skipped update", step=place.step + 1, update=place.update + 1, reason=reason)
-        self.display.say(f"step {place.step + 1}, update {place.update + 1} skipped: {reason}; see dumps/{name}")
+        self.directory.append_event("skipped update", step=progress.step + 1, update=progress.update + 1, reason=reason)
+        self.display.say(f"step {progress.step + 1}, update {progress.update + 1} skipped: {reason}; see dumps/{name}")
 
     def _ticker(self, what: str) -> Callable[[int, int], None]:
         """For long work: shows how far it has come, and is where a signal can stop it."""

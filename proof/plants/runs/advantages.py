@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
+from dataclasses import replace as replaced
+
+import numpy as np
+
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited
 from assay.doctor.illnesses.advantages.returns_from_whitened import _with_a_critic
 from assay.doctor.illnesses.advantages.reward_position import _laid_on_tokens
-from dataclasses import replace as replaced
-import numpy as np
+from proof.plants.plant import Plant
 
 
 def _one_group_of_all(original):  # type: ignore[no-untyped-def]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
 from dataclasses import replace as replaced
+
+from proof.plants.plant import Plant
 
 
 def _subtracts_the_kl(original):  # type: ignore[no-untyped-def]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from proof.plants.plant import Plant
-from assay.doctor.recompute.loss import loss
 
 
 def _negated_twice(original):  # type: ignore[no-untyped-def]

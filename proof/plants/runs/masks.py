@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
+from dataclasses import replace
+
+import numpy as np
+
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited
-from dataclasses import replace
-import numpy as np
+from proof.plants.plant import Plant
 
 
 def _mask_by_value(original):  # type: ignore[no-untyped-def]
     """Padding has the id of EOS, and the mask is `tokens != pad`."""
 
     def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         batch = original(samples, rows, device, share_prompts)
         mask_BT = batch.mask_BT.clone()
@@ -30,7 +31,6 @@ def _mask_of_ones(original):  # type: ignore[no-untyped-def]
     """The mask covers the padded width of the batch."""
 
     def tensors(samples, rows, device, share_prompts):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         batch = original(samples, rows, device, share_prompts)
         return replace(batch, mask_BT=batch.mask_BT.any(dim=1, keepdim=True).expand_as(batch.mask_BT).clone())
@@ -42,7 +42,6 @@ def _whole_sequences(original):  # type: ignore[no-untyped-def]
     """Everything but the first token of a sequence is a target, the prompt included."""
 
     def cut(samples, config, step, policy):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         whole = []
         for sample in samples:
@@ -62,7 +61,6 @@ def _divided_by_the_width(original):  # type: ignore[no-untyped-def]
     """(loss * mask).mean() in the place of a mean over loss tokens."""
 
     def policy_loss(*, mask_BT, totals, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         loss = original(mask_BT=mask_BT, totals=totals, **how)
         share = totals.share_of_rollout_tokens / mask_BT.numel()
@@ -82,7 +80,6 @@ def _rows_divided_by_their_counts(original):  # type: ignore[no-untyped-def]
     """A mean over each row's tokens, then over rows; a row without tokens is 0 / 0."""
 
     def policy_loss(*, mask_BT, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         loss = original(mask_BT=mask_BT, **how)
         counts_B = mask_BT.sum(dim=1)
@@ -104,7 +101,6 @@ def _mask_after_exp(original):  # type: ignore[no-untyped-def]
     """exp(new - old) * mask, with whatever stands under the mask."""
 
     def policy_loss(*, new_BT, old_BT, mask_BT, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         loss = original(new_BT=new_BT, old_BT=old_BT, mask_BT=mask_BT, **how)
         ratio_BT = (new_BT - old_BT).exp() * mask_BT

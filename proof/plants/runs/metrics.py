@@ -116,7 +116,9 @@ PLANTS: dict[str, Plant] = {
         replaces={"assay.train.step.verbs.score": _pays_length},
         steps=60,
     ),
-    "MET04": Plant(settings=("evaluate.prompts=128",), replaces={"assay.train.step.verbs.score": _pays_brevity}, steps=40),
+    "MET04": Plant(
+        settings=("evaluate.prompts=128",), replaces={"assay.train.step.verbs.score": _pays_brevity}, steps=40
+    ),
     "MET05": Plant(
         settings=("evaluate.prompts=0",),
         replaces={"assay.train.step.learner.Learner._gradients": _not_unscaled},

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
-from assay.doctor.recompute.loss import WITHOUT_CLIP
+import math
 from dataclasses import replace
 from dataclasses import replace as replaced
-import math
+
+from assay.doctor.recompute.loss import WITHOUT_CLIP
+from proof.plants.plant import Plant
 
 
 def _never_taken(original):  # type: ignore[no-untyped-def]
     """The clamped objective is computed and the minimum never taken: the loss is that of a clip without bounds."""
 
     def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         free = replace(tensors["settings"], clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
         unclipped = original(**{**tensors, "settings": free})
@@ -26,7 +26,6 @@ def _minus_inside_min(original):  # type: ignore[no-untyped-def]
     """min(-r A, -clip(r) A) is -max(r A, clip(r) A): the loss of the negated advantages, negated."""
 
     def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         turned = original(**{**tensors, "advantages_BT": -tensors["advantages_BT"]})
         return replace(turned, total=-turned.total, policy=-turned.policy)
@@ -38,7 +37,6 @@ def _scale_lost_in_one_pass(original):  # type: ignore[no-untyped-def]
     """The pass under no_grad, which computes old, goes through a wrapper that loses the model's scale of logits."""
 
     def logprobs(policy, batch, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
         import torch
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from proof.plants.plant import Plant
-from dataclasses import replace as replaced
 import copy
+from dataclasses import replace as replaced
+
+from proof.plants.plant import Plant
 
 
 def _without_temperature(original):  # type: ignore[no-untyped-def]
