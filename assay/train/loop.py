@@ -1,8 +1,8 @@
 """The training loop: read this first.
 
-    draw       generate       score        credit        pack         learn         record
-     |            |             |             |            |             |             |
-   Prompt --> Rollout[G] --> Group -----> Sample[P*G] -> Batch -----> Update ----> StepRecord
+   draw      generate     score, choose       credit         pack      freeze    learn       record
+    |           |               |               |             |          |         |           |
+  Prompt -> Rollout[G] ----> Group[P] ---> Sample[P*G] -> Minibatch -> Batch --> Update -> StepRecord
 
 `Stages` is the one seam: a test or an experiment replaces a verb there. `Progress` says how far the run has come and
 `StepInProgress` holds what the unfinished step has done; with the weights they are all that a checkpoint needs. A
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.step.learner import Learned
-from assay.types import Batch, Group, Prompt, Rollout, Sample
+from assay.types import Batch, Group, Minibatch, Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Stages:
     score: Callable[[Sequence[Prompt], Sequence[Sequence[Rollout]]], Sequence[Group]]
     choose: Callable[[CollectedGroups, Sequence[Group]], CollectedGroups]
     credit: Callable[[Sequence[Group]], tuple[Sample, ...]]
-    pack: Callable[[Sequence[Sample], Progress], Batch]
+    pack: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]]
+    freeze: Callable[[Sequence[Minibatch]], Batch]
     learn: Callable[[StepInProgress, Progress], Learned]
     record: Callable[[StepInProgress, Progress], None]
     safe_point: Callable[[Progress, StepInProgress | None], None]
@@ -43,7 +44,8 @@ def train(stages: Stages, progress: Progress, current: StepInProgress | None, st
                 rollouts = stages.generate(prompts, progress, collected)
                 collected = stages.choose(collected, stages.score(prompts, rollouts))
             samples = stages.credit(collected.groups)
-            current = StepInProgress(collected, samples, stages.pack(samples, progress))
+            batch = stages.freeze(stages.pack(samples, progress))
+            current = StepInProgress(collected, samples, batch)
             stages.safe_point(progress, current)
         while current.has_updates_left(progress):
             learned = stages.learn(current, progress)

@@ -30,7 +30,7 @@ from assay.train.step.credit import credit
 from assay.train.step.learner import Learned, Learner
 from assay.train.step.pack import cut
 from assay.train.user_checks import numbers
-from assay.types import Batch, Group, Prompt, Rollout, Sample, Score, StepRecord
+from assay.types import Batch, Group, Minibatch, Prompt, Rollout, Sample, Score, StepRecord
 
 Stats = dict[str, Any]
 Reward = Callable[[Sequence[Prompt], Sequence[Rollout]], Any]
@@ -66,6 +66,7 @@ class Turn:
             choose=self.choose,
             credit=lambda groups: credit(groups, self.config.advantage, {}, mask_truncated=False),
             pack=self.pack,
+            freeze=self.freeze,
             learn=self.learn,
             record=self.record,
             safe_point=self.safe_point,
@@ -123,9 +124,13 @@ class Turn:
         flat = sum(not has_signal(group, self.config) for group in groups)
         return CollectedGroups(tuple(groups), prompts_drawn=len(groups), rounds=1, without_signal=flat, complete=True)
 
-    def pack(self, samples: Sequence[Sample], progress: Progress) -> Batch:
+    def pack(self, samples: Sequence[Sample], progress: Progress) -> tuple[Minibatch, ...]:
         with self.clock.timed("loss"):
-            return self.learner.score(cut(samples, self.config, progress.step, self.learner.policy))
+            return cut(samples, self.config, progress.step, self.learner.policy)
+
+    def freeze(self, minibatches: Sequence[Minibatch]) -> Batch:
+        with self.clock.timed("loss"):
+            return self.learner.score(minibatches)
 
     def learn(self, current: StepInProgress, progress: Progress) -> Learned:
         turn = current.next_minibatch(progress)

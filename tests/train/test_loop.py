@@ -44,7 +44,8 @@ def logged_stages(log, updates=None, rounds=1, minibatches=2, epochs=2):
         score=note("score", ()),
         choose=choose,
         credit=note("credit", tuple(uneven_samples())),
-        pack=note("pack", batch),
+        pack=note("pack", batch.minibatches),
+        freeze=note("freeze", batch),
         learn=note("learn", lambda *_: Learned(next(updates) if updates else UPDATE, (torch.zeros(1),), 0.0, 0.0)),
         record=note("record", None),
         safe_point=lambda progress, current: log.append(("safe", progress, current is not None)),
@@ -58,7 +59,8 @@ def names(log):
 def test_one_step_calls_the_verbs_in_order():
     log = []
     train(logged_stages(log), Progress(), None, steps=1)
-    assert names(log) == ["draw", "generate", "score", "credit", "pack", "learn", "learn", "learn", "learn", "record"]
+    before = ["draw", "generate", "score", "credit", "pack", "freeze"]
+    assert names(log) == [*before, "learn", "learn", "learn", "learn", "record"]
 
 
 def test_refilling_repeats_draw_generate_score_only():
@@ -88,7 +90,7 @@ def test_a_run_taken_up_inside_a_step_goes_on_with_the_next_update():
     log, stages = [], None
     stages = logged_stages(log)
     current = StepInProgress(
-        CollectedGroups(prompts_drawn=4, rounds=1, complete=True), tuple(uneven_samples()), stages.pack((), Progress())
+        CollectedGroups(prompts_drawn=4, rounds=1, complete=True), tuple(uneven_samples()), stages.freeze(())
     )
     current = replace(current, updates=(UPDATE,) * 3, new_logprobs=((torch.zeros(1),),) * 2)
     log.clear()
@@ -110,7 +112,7 @@ def test_skipped_updates_are_counted_in_a_row_unless_they_are_healthy():
 def test_a_step_without_any_sample_is_recorded_and_passed():
     log = []
     train(logged_stages(log, minibatches=0), Progress(), None, steps=1)
-    assert names(log)[-2:] == ["pack", "record"]
+    assert names(log)[-3:] == ["pack", "freeze", "record"]
 
 
 def test_a_finished_run_does_nothing_more():

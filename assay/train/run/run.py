@@ -251,7 +251,7 @@ def _carry_out(
         if current is not None:
             verbs.clock.begin(progress.step + 1)
             if before != config and not current.updates:  # the passes are to be smaller, for instance
-                current = replace(current, batch=verbs.pack(current.samples, progress))
+                current = replace(current, batch=verbs.freeze(verbs.pack(current.samples, progress)))
 
     def safe_point(progress: Progress, current: StepInProgress | None) -> None:
         saver.safe_point(progress, current)
@@ -266,6 +266,7 @@ def _carry_out(
         choose=verbs.choose,
         credit=verbs.credit,
         pack=verbs.pack,
+        freeze=verbs.freeze,
         learn=verbs.learn,
         record=verbs.record,
         safe_point=safe_point,

@@ -157,12 +157,13 @@ class Verbs:
         weights = reward_weights(self.config)
         return credit(groups, self.config.advantage, weights, mask_truncated=self.config.rollout.truncated == "mask")
 
-    def pack(self, samples: Sequence[Sample], progress: Progress) -> Batch:
+    def pack(self, samples: Sequence[Sample], progress: Progress) -> tuple[Minibatch, ...]:
         with self.clock.timed("loss"):
-            return self.learner.score(self.cut(samples, progress))
+            return cut(samples, self.config, progress.step, self.policy)
 
-    def cut(self, samples: Sequence[Sample], progress: Progress) -> tuple[Minibatch, ...]:
-        return cut(samples, self.config, progress.step, self.policy)
+    def freeze(self, minibatches: Sequence[Minibatch]) -> Batch:
+        with self.clock.timed("loss"):
+            return self.learner.score(minibatches)
 
     def learn(self, current: StepInProgress, progress: Progress) -> Learned:
         turn = current.next_minibatch(progress)
