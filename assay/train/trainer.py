@@ -30,10 +30,13 @@ from assay.train.loop import train
 from assay.train.progress import Progress
 from assay.train.run.budget import budgeted
 from assay.train.run.randomness import derived_seed
+from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
+from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner, frozen_copy
-from assay.train.turn import Stats, Turn
+from assay.train.step.verbs import StepStages
+from assay.train.trainer_step import CallerPrompts, RewardFunction, Stats, StepStats
 from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
 
@@ -115,7 +118,7 @@ class GRPOTrainer:
             raise ValueError(f"clip_range = {clip_range} is neither one number nor (low, high)")
         self.config = _config(
             run={"seed": seed},
-            reward={"timeout": reward_timeout},
+            reward={"timeout": reward_timeout, "min_scored": 0.0},
             rollout={
                 "prompts": prompts_per_step,
                 "group_size": group_size,
@@ -239,7 +242,7 @@ class GRPOTrainer:
 
         The stats are numbers, nan where a number does not exist, and `skipped`: why an update was not taken, or "".
         `step` seeds the sampling: same weights, same batch, same step, same completions."""
-        return self._step(self._prompts(batch), step, None)
+        return self._step(self._prompts(batch), step, StageClock(self.policy.device, None))
 
     def train(self, prompts: Sequence[Any], steps: int | None = None) -> list[Stats]:
         """Trains for `steps` steps, by default one pass over the prompts, and returns the stats of each. Every pass
@@ -253,12 +256,12 @@ class GRPOTrainer:
         first = self.progress.step
         history = []
         with Display(steps) as display:
+            clock = StageClock(self.policy.device, display, steps_before=first)
             for index in range(steps):
                 lap, position = divmod(index, batches)
                 order = list(known)
                 random.Random(derived_seed(self.config.run.seed, "prompts", first, lap)).shuffle(order)
-                display.begin(index + 1)
-                history.append(self._step(order[position * size : (position + 1) * size], first + index, display))
+                history.append(self._step(order[position * size : (position + 1) * size], first + index, clock))
         return history
 
     def _prompts(self, given: Sequence[Any]) -> list[Prompt]:
@@ -291,14 +294,18 @@ class GRPOTrainer:
         check_room(str(index), len(tokens), self.config.rollout.max_tokens, self.policy.context)
         return Prompt(id=str(index), text=text, tokens=tokens, answer="")
 
-    def _step(self, prompts: Sequence[Prompt], step: int, display: Display | None) -> Stats:
-        """One turn of the loop in train/loop.py."""
+    def _step(self, prompts: Sequence[Prompt], step: int, clock: StageClock) -> Stats:
+        """One step of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
         self.policy = self.learner.policy = renewed(self.policy, warnings.warn)
-        turn = Turn(self.config, self.learner, prompts, self._reward, display)
-        train(turn.stages(), replace(self.progress, step=step, update=0), None, step + 1)
-        self.progress = turn.progress
-        return turn.stats
+        config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
+        source = CallerPrompts(prompts, config.run.seed)
+        reward = RewardFunction(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
+        verbs = StepStages(config, self.learner, source, reward, FailedRewards(config), clock)
+        stats = StepStats(config, clock)
+        train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)
+        self.progress = stats.progress
+        return stats.stats
 
     def _reward(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:
         if self.has_tokenizer:

@@ -59,17 +59,20 @@ from assay.train.run.interrupt import Interrupt, Interrupted
 from assay.train.run.machine import set_up, settled
 from assay.train.run.opening import few_heldout, opening_facts, with_rate
 from assay.train.run.randomness import derived_seed, seed_global_generators
+from assay.train.run.recorder import Recorder
 from assay.train.run.saver import KINDS, Saver
 from assay.train.run.seed import inherit, open_seeded, open_source
 from assay.train.run.seed_files import ADAPTER, SEED, Seed, write_seed
 from assay.train.run.sources import changes, sources_of
+from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.show.sinks import open_sinks, require_packages
 from assay.train.step.choose import NoSignal
-from assay.train.step.failed_rewards import RewardFailed
+from assay.train.step.draw import TaskPrompts, check_rows, draw
+from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner, frozen_copy, frozen_with_adapter
 from assay.train.step.pack import cut, with_confirmed_sharing
-from assay.train.step.verbs import Verbs, check_rows, draw
+from assay.train.step.verbs import StepStages
 from assay.train.watch import DoctorStop, Watch, Watcher
 
 
@@ -83,9 +86,9 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
         try:
             display.doing(f"loading the task {config.task.name} and the model {config.model.path}")
             task = open_task(config)
-            policy, config, seed = _open_policy(config, _ticker(display, interrupt, "warm start"), display.say)
+            policy, config, seed = _open_policy(config, display.ticker("warm start", interrupt.check), display.say)
             config = with_rate(config, policy)
-            check_rows(task, policy, config, _ticker(display, interrupt, "rows checked"))
+            check_rows(task, policy, config, display.ticker("rows checked", interrupt.check))
             heldout = len(heldout_prompts(task, policy, config))
             config = budgeted(config, policy)
             reward = open_rewards(config, task, policy.codec.decode, interrupt.check, display.say)
@@ -144,7 +147,7 @@ def resume(path: Path, asked: Sequence[str] = (), watcher: Watcher | None = None
                     directory.append_event(kind, reason=sentence)
             try:
                 display.doing(f"loading the model {config.model.path}")
-                tick = _ticker(display, interrupt, "warm start")
+                tick = display.ticker("warm start", interrupt.check)
                 if saved is None and not (directory.path / SEED).exists():
                     policy, _, seed = _open_policy(config, tick, display.say)
                 else:
@@ -214,7 +217,20 @@ def _carry_out(
         on_failure=lambda sentence: _sink_failed(sentence, directory, display),
     )
     watch = Watch(watcher, config, learner, directory, display.say)
-    verbs = Verbs(config, task, reward, learner, directory, display, interrupt, sinks, watch)
+    failures = FailedRewards(config, display.say, directory.append_event)
+    clock = StageClock(policy.device, display)
+    recorder = Recorder(config, task, reward, learner, directory, display, sinks, watch, failures, clock)
+    verbs = StepStages(
+        config,
+        learner,
+        TaskPrompts(task, policy, config),
+        reward,
+        failures,
+        clock,
+        say=display.say,
+        watch=watch,
+        on_update=recorder.dump_skipped,
+    )
     seed_global_generators(derived_seed(config.run.seed, "global"))
     saver = Saver(config, learner, interrupt, directory, sources_of(config, task))
 
@@ -249,7 +265,7 @@ def _carry_out(
         if progress.step >= config.run.steps:
             display.say(f"all {progress.step} steps are done; --set run.steps={2 * progress.step} would add as many")
         if current is not None:
-            verbs.clock.begin(progress.step + 1)
+            clock.begin(progress.step + 1)
             if before != config and not current.updates:  # the passes are to be smaller, for instance
                 current = replace(current, batch=verbs.freeze(verbs.pack(current.samples, progress)))
 
@@ -259,25 +275,14 @@ def _carry_out(
         if current is None:
             best.look(progress.step)
 
-    stages = Stages(
-        draw=verbs.draw,
-        generate=verbs.generate,
-        score=verbs.score,
-        choose=verbs.choose,
-        credit=verbs.credit,
-        pack=verbs.pack,
-        freeze=verbs.freeze,
-        learn=verbs.learn,
-        record=verbs.record,
-        safe_point=safe_point,
-    )
-    failures = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
+    stages = verbs.stages(recorder.record, safe_point)
+    ends = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
     try:
         with closing(sinks):
-            stopped = _train_and_evaluate(config, verbs, saver, stages, best, progress, current)
+            stopped = _train_and_evaluate(config, recorder, saver, stages, best, progress, current)
         if stopped is None and config.checkpoint.final:
             publish(policy, config, directory.path, FINAL, saver.steps_done, display.say)
-    except failures as failure:
+    except ends as failure:
         facts = {"failure": failure.facts} if isinstance(failure, RewardFailed) and failure.facts else {}
         with suppress(RunError):  # a full disk may be what ended the run
             directory.append_event("failed", reason=str(failure), **facts)
@@ -310,7 +315,7 @@ def _carry_out(
 
 def _train_and_evaluate(
     config: Config,
-    verbs: Verbs,
+    recorder: Recorder,
     saver: Saver,
     stages: Stages,
     best: BestPolicy,
@@ -320,15 +325,15 @@ def _train_and_evaluate(
     """The whole of the run. What a signal or a broken reward cuts short is saved; returns the signal, if one came."""
     try:
         if progress == Progress():
-            verbs.evaluate(0)
+            recorder.evaluate(0)
         train(stages, progress, current, config.run.steps)
         saver.save()
-        verbs.evaluate(config.run.steps)
+        recorder.evaluate(config.run.steps)
         best.look(config.run.steps)
     except StoppedEarly as early:
         saver.save()
-        verbs.directory.append_event("stopped early", step=saver.steps_done, reason=str(early))
-        verbs.display.say(str(early))
+        recorder.directory.append_event("stopped early", step=saver.steps_done, reason=str(early))
+        recorder.display.say(str(early))
     except Interrupted as stop:
         saver.save()
         return stop
@@ -350,14 +355,6 @@ def _introduce(
 def _sink_failed(sentence: str, directory: RunDirectory, display: Display) -> None:
     display.say(sentence)
     directory.append_event("log failed", reason=sentence)
-
-
-def _ticker(display: Display, interrupt: Interrupt, what: str) -> Callable[[int, int], None]:
-    def tick(done: int, total: int) -> None:
-        display.progress(done, total, what)
-        interrupt.check()
-
-    return tick
 
 
 def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -> checkpoint.Checkpoint | None:

@@ -175,6 +175,15 @@ class Display:
             self._patience *= 2
             self._print(f"  ... {self._activity}")
 
+    def ticker(self, what: str, check: Callable[[], None] = lambda: None) -> Callable[[int, int], None]:
+        """A callback for long work: shows how far it has come, and lets `check` stop it."""
+
+        def tick(done: int, total: int) -> None:
+            self.progress(done, total, what)
+            check()
+
+        return tick
+
     def finish_step(self, metrics: Row, timings: Row) -> None:
         if self._step is None:
             raise ValueError("a step was finished before any began; call begin first")
