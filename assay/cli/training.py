@@ -199,7 +199,7 @@ def export(
     import sys
 
     from assay.record import RunDirectory, RunError
-    from assay.train.run.target import refuse_existing
+    from assay.train.run.refusals import refuse_existing
 
     try:
         refuse_existing(out)
@@ -298,13 +298,13 @@ def tasks(
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
-    from assay.train.run.early import refuse_early
+    from assay.train.run.refusals import refuse_new_run
 
     path = out or _free_directory(settings.run.name)
     wanted = Path("runs") / settings.run.name
     if out is None and path != wanted:
         say(f"{wanted} exists, writing to {path}")
-    refuse_early(settings, path)
+    refuse_new_run(settings, path)
     say("importing torch and transformers ...")
     from assay.train.run import run
 

@@ -21,8 +21,8 @@ from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import clear_weights
 from assay.train.evaluate.model_card import model_card
 from assay.train.evaluate.saved_policy import open_saved
-from assay.train.run.seed_files import base_of
-from assay.train.run.target import refuse_existing
+from assay.train.run.refusals import refuse_existing
+from assay.train.run.seed import base_of
 
 
 def export_weights(

@@ -107,7 +107,7 @@ class Recorder:
         self.sinks.evaluation(evaluation.row)
         self.display.facts(heldout_fact(evaluation.row))
 
-    def dump_skipped(self, current: StepInProgress, progress: Progress, update: Update) -> None:
+    def dump(self, current: StepInProgress, progress: Progress, update: Update) -> None:
         """Keeps the inputs of an update that was skipped because a number was not finite."""
         if not update.skipped or update.skipped == NO_SIGNAL:
             return

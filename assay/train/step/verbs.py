@@ -46,7 +46,6 @@ class StepStages:
         reward: Reward,
         failures: FailedRewards,
         clock: StageClock,
-        *,
         say: Callable[[str], None] = lambda sentence: None,
         watch: Watch | None = None,
         on_update: Callable[[StepInProgress, Progress, Update], None] = lambda current, progress, update: None,
