@@ -137,7 +137,8 @@ def evaluate(
         elif not (target / "config.json").exists():
             RunDirectory.open(target)
         say("importing torch and transformers ...")
-        from assay.train.evaluate.saved_run import ProgressLine, evaluate_saved, evaluation_table
+        from assay.machine.terminal import ProgressLine
+        from assay.train.evaluate.saved_run import evaluate_saved, evaluation_table
 
         evaluated = evaluate_saved(
             target,
@@ -169,7 +170,7 @@ def show(
 ) -> None:
     """Prints completions of a run with their rewards."""
     from assay.record import RunError
-    from assay.train.show.show import show_lines
+    from assay.train.show.show_command import show_lines
 
     asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
     try:
@@ -205,8 +206,8 @@ def export(
         refuse_existing(out)
         RunDirectory.open(run)
         say("importing torch and transformers ...")
+        from assay.machine.terminal import ProgressLine
         from assay.train.evaluate.export import export_run
-        from assay.train.evaluate.saved_run import ProgressLine
 
         ticker = ProgressLine(sys.stderr).ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)

@@ -13,10 +13,9 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from assay.machine.terminal import fit
+from assay.machine.terminal import fit, number
 from assay.record.rollouts import rollout_rows
 from assay.record.text import encodable
-from assay.train.show.plot import number
 from assay.types import StepRecord
 
 Row = Mapping[str, Any]  # of rollouts/*.parquet

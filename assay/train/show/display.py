@@ -20,14 +20,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from assay.machine.terminal import human_bytes, human_seconds, printable, short
+from assay.machine.terminal import human_bytes, human_seconds, number, printable, share, short
 from assay.record.metrics import component_means
 from assay.train.show.completions import CompletionTable, lines_of
-from assay.train.show.plot import number, plot
+from assay.train.show.plot import plot
 from assay.train.show.step_line import step_line
-from assay.train.show.summary import Row, share, summary_facts
-
-__all__ = ["STAGES", "Display", "describe_loss", "describe_scores", "printable"]
+from assay.train.show.summary import Row, summary_facts
 
 STAGES = ("start", "generated", "scored", "loss", "stepped")
 REPEATED = ("loss", "stepped")  # once an update; a log gets their sums, at the end of the step

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from assay.machine.terminal import fit, human_seconds
+from assay.machine.terminal import fit, human_seconds, number, share
 from assay.record.metrics import component_means
-from assay.train.show.plot import number
-from assay.train.show.summary import Row, share
+from assay.train.show.summary import Row
 
 LONGEST = 120
 LONGEST_NAME = 20  # of a reward component

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.machine.terminal import number, share
 from assay.record.metrics import component_means
 from assay.train.run.best import SCORE, best_row
-from assay.train.show.plot import number
 
 Row = Mapping[str, Any]
 
@@ -15,10 +15,6 @@ FEW = 5  # steps averaged at either end of a run
 MOST = 0.9  # a share of the last steps above which nearly nothing was learned from
 MOST_COMPONENTS = 8  # of the reward that are listed
 MANY = 0.25  # a share of truncated completions above which the limit, not the policy, writes the answers
-
-
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row], *, names_best: bool = False) -> dict[str, str]:

@@ -7,10 +7,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from assay.machine.terminal import escape, fit
+from assay.machine.terminal import escape, fit, number
 from assay.record import RunDirectory, RunError, read_rollouts, recorded_steps
 from assay.train.show.completions import Group, Row, advantage, by_prompt, component_names, mean_reward, spread
-from assay.train.show.plot import number
 
 ORDERS: dict[str, tuple[str, Callable[[Group], float]]] = {
     "spread": ("rewards that differ most first", lambda group: -spread(group)),
