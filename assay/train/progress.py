@@ -24,8 +24,8 @@ class Progress:
     """Counters only: everything random is derived from them."""
 
     step: int = 0  # steps done
-    update: int = 0  # optimizer updates done in the step under way, skipped ones included
-    cursor: int = 0  # training problems drawn in the steps done
+    update: int = 0  # optimizer updates done in the unfinished step, skipped ones included
+    cursor: int = 0  # training problems that the finished steps have used
     policy_version: int = 0  # optimizer updates applied since the beginning
     skipped_in_a_row: int = 0  # non-finite updates since the last sound one
 
@@ -49,26 +49,26 @@ class CollectedGroups:
     groups: tuple[Group, ...] = ()
     left_out: tuple[Group, ...] = ()  # generated, recorded, not trained on: without signal, badly scored, or too many
     prompts_drawn: int = 0  # in this step
-    rounds: int = 0  # times the engine was asked
+    rounds: int = 0  # calls of the engine
     without_signal: int = 0  # groups seen whose rewards were all equal, kept or not
     complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepInProgress:
-    """A step under way: its rollouts, its batch, and the updates made so far."""
+    """A step that is not finished: its rollouts, its batch, and the updates made so far."""
 
     collected: CollectedGroups
     samples: tuple[Sample, ...]
     batch: Batch
     updates: tuple[Update, ...] = ()
-    new_logprobs: tuple[tuple[Tensor, ...], ...] = ()  # a minibatch's micro-batches, as its latest update saw them
+    new_logprobs: tuple[tuple[Tensor, ...], ...] = ()  # per minibatch and micro-batch, of its latest update
 
     def has_updates_left(self, progress: Progress) -> bool:
         return progress.update < self.batch.epochs * len(self.batch.minibatches)
 
     def next_minibatch(self, progress: Progress) -> int:
-        """Which minibatch is next."""
+        """The index of the minibatch that the next update trains on."""
         return progress.update % len(self.batch.minibatches)
 
     def after(self, learned: Learned, progress: Progress) -> StepInProgress:
@@ -145,7 +145,7 @@ def _group_to_state(group: Group) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(group)))  # lists for tuples
     for score in state["scores"]:
         score["error"] = without_secrets(score["error"])  # what a reward raised may quote a key
-        del score["failure"]  # for the reader of this process alone
+        del score["failure"]  # only this process reports it
     return state
 
 
@@ -168,7 +168,7 @@ def _group(state: Mapping[str, Any]) -> Group:
 
 
 def _hexed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Floats as hexadecimal text: a skipped update holds NaN, which JSON cannot say."""
+    """Floats as hexadecimal text: a skipped update holds NaN, which JSON does not have."""
     return {name: {"float": value.hex()} if isinstance(value, float) else value for name, value in values.items()}
 
 

@@ -1,7 +1,7 @@
 """The trainer class of the field's tutorials: a model, a reward function, an optimizer -> a better model.
 
 A facade. The loop is train/loop.py, sampling is engine/builtin.py, advantages and loss are grpo.py, masks are
-train/pack.py, the update is train/learner.py. What lives here are the checks of what a user hands in.
+train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
 
 Shape legend: P prompts, G completions a prompt, N = P * G rows with the members of a group adjacent, B rows,
 T completion tokens, V vocabulary.
@@ -199,7 +199,7 @@ class GRPOTrainer:
         mask: Tensor | None = None,
         ref_log_probs: Tensor | None = None,
     ) -> tuple[Tensor, Stats]:
-        """(loss, stats) of one whole update. Log-probs are [B, T], one a token, or [N], one a sequence; advantages
+        """(loss, stats) of one whole update. Log-probs are [B, T] (per token) or [N] (per sequence); advantages
         [B] or [B, T]; mask, 1 or True on the completion tokens, is shaped as the log-probs."""
         fixed = {"old_log_probs": old_log_probs, "advantages": advantages, "ref_log_probs": ref_log_probs}
         check_tensors(log_probs, fixed, mask)
@@ -246,7 +246,7 @@ class GRPOTrainer:
 
     def train(self, prompts: Sequence[Any], steps: int | None = None) -> list[Stats]:
         """Trains for `steps` steps, by default one pass over the prompts, and returns the stats of each. Every pass
-        is shuffled anew and cut into batches of prompts_per_step; the last of a pass may be smaller."""
+        is shuffled again and cut into batches of prompts_per_step; the last of a pass may be smaller."""
         known = self._prompts(prompts)  # all of them now: a bad prompt is refused before the first step
         size = self.config.rollout.prompts
         batches = math.ceil(len(known) / size)
@@ -264,12 +264,14 @@ class GRPOTrainer:
                 history.append(self._step(order[position * size : (position + 1) * size], first + index, clock))
         return history
 
-    def _prompts(self, given: Sequence[Any]) -> list[Prompt]:
-        if isinstance(given, str | Tensor):
-            raise TypeError(f"the prompts are a {type(given).__name__}; pass a list of texts or of lists of token ids")
-        if not len(given):
+    def _prompts(self, prompts: Sequence[Any]) -> list[Prompt]:
+        if isinstance(prompts, str | Tensor):
+            raise TypeError(
+                f"the prompts are a {type(prompts).__name__}; pass a list of texts or of lists of token ids"
+            )
+        if not len(prompts):
             raise ValueError("the list of prompts is empty; there is nothing to answer")
-        return [self._prompt(index, prompt) for index, prompt in enumerate(given)]
+        return [self._prompt(index, prompt) for index, prompt in enumerate(prompts)]
 
     def _prompt(self, index: int, prompt: Any) -> Prompt:
         if isinstance(prompt, str):
@@ -285,10 +287,10 @@ class GRPOTrainer:
             )
         if not tokens:
             raise ValueError(f"prompt {index} is empty; a policy cannot continue nothing")
-        strangers = [token for token in tokens if not 0 <= token < self.vocabulary]
-        if strangers:
+        unknown = [token for token in tokens if not 0 <= token < self.vocabulary]
+        if unknown:
             raise ValueError(
-                f"prompt {index} holds token {strangers[0]}, but the model knows tokens 0 to {self.vocabulary - 1}; "
+                f"prompt {index} holds token {unknown[0]}, but the model knows tokens 0 to {self.vocabulary - 1}; "
                 "is this the model's own tokenizer?"
             )
         check_room(str(index), len(tokens), self.config.rollout.max_tokens, self.policy.context)
@@ -310,7 +312,9 @@ class GRPOTrainer:
     def _reward(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:
         if self.has_tokenizer:
             return self.reward_fn([prompt.text for prompt in prompts], [rollout.text for rollout in rollouts])
-        return self.reward_fn([list(prompt.tokens) for prompt in prompts], [list(one.tokens) for one in rollouts])
+        return self.reward_fn(
+            [list(prompt.tokens) for prompt in prompts], [list(rollout.tokens) for rollout in rollouts]
+        )
 
 
 class TokenIds:

@@ -27,7 +27,7 @@ from assay.types import Prompt, Rollout, Score, StepRecord
 
 Stats = dict[str, Any]
 
-STATS = (  # the part of assay/record/metrics.py, where each has its one sentence, that is handed to a caller
+STATS = (  # what a caller gets of assay/record/metrics.py, which explains each
     "loss", "policy_loss", "kl_loss", "reward_mean", "reward_std", "zero_variance_share", "ratio_mean", "ratio_min",
     "ratio_max", "first_ratio_max_deviation", "clipped_share", "entropy", "gradient_norm", "learning_rate",
     "length_mean", "truncated_share", "mismatch_max", "rollouts_unscored", "updates_applied",
@@ -57,11 +57,11 @@ class RewardFunction:
     timeout: float
     device: torch.device
 
-    def score(self, asked: Sequence[Asked], on_score: OnScore) -> list[Score]:
-        rewards = numbers(self._call([prompt for prompt, _ in asked], [rollout for _, rollout in asked]), "reward_fn")
-        if len(rewards) != len(asked):
+    def score(self, pairs: Sequence[Asked], on_score: OnScore) -> list[Score]:
+        rewards = numbers(self._call([prompt for prompt, _ in pairs], [rollout for _, rollout in pairs]), "reward_fn")
+        if len(rewards) != len(pairs):
             raise ValueError(
-                f"reward_fn returned {len(rewards)} rewards for {len(asked)} completions; return one for each, in "
+                f"reward_fn returned {len(rewards)} rewards for {len(pairs)} completions; return one for each, in "
                 "their order"
             )
         unscored = [row for row, reward in enumerate(rewards) if reward is None]

@@ -27,7 +27,7 @@ from assay.train.failure import RunFailed
 from assay.train.run.machine import set_up, settled
 from assay.train.step.failed_rewards import FailedRewards
 
-CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others made the policy what it is
+CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others determine the policy
 _SHOWN = {
     "prompts": "prompts",
     "samples": "samples a prompt",
@@ -144,7 +144,7 @@ def _before(run: Path, row: EvaluationRow, overrides: Sequence[str]) -> Mapping[
     """The run's row of step 0, if it is of the same problems, sampled and scored in the same way."""
     if any(not override.strip().startswith(("evaluate.prompts=", "evaluate.samples=")) for override in overrides):
         return None
-    first = next((one for one in read_evaluations(run).rows if one["step"] == 0), None)
+    first = next((early for early in read_evaluations(run).rows if early["step"] == 0), None)
     same = first is not None and all(first.get(key) == row[key] for key in ("prompts", "samples"))
     return first if same else None
 

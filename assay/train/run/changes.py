@@ -25,7 +25,7 @@ from assay.train.run import checkpoint
 
 STEPS = "run.steps"
 PROBLEMS = "problems"  # the task's entry among the sources
-MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that only matter while a step is made
+MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that matter only while steps are made
 PACKING = ("microbatches", "pass_tokens", "share_prompts")  # of [optimizer]: into what passes an update is cut
 CHANGEABLE: Mapping[str, Sequence[str]] = {
     "run": ("steps", "threads", "max_skipped"),
@@ -84,8 +84,8 @@ def refuse_edited(saved: checkpoint.Checkpoint, recorded: Config, run: Path) -> 
 def unrecorded_changes(
     saved: checkpoint.Checkpoint, config: Config, events: Sequence[Mapping[str, Any]]
 ) -> list[Change]:
-    """What differs from the settings that the run's record says are in force after a checkpoint: those that it was
-    saved with, and the changes since. A kill may have come between a change and its event."""
+    """Settings that differ from what the record says is in force: those of the checkpoint, and the recorded changes
+    since. A run may have been killed between a change and its event."""
     values = _saved_settings(saved)
     for event in recorded_changes(events, last=saved.state["place"]["step"]):
         section, _, key = str(event.get("setting")).partition(".")
@@ -110,7 +110,7 @@ def check_step_under_way(saved: checkpoint.Checkpoint, config: Config, run: Path
 
 
 def refuse_without_a_step(changed: Sequence[Change], config: Config, saved: checkpoint.Checkpoint, run: Path) -> None:
-    """Refuses changes of how steps are made if no step is left to make."""
+    """Refuses to change how steps are made if no step is left."""
     done = saved.state["place"]["step"]
     idle = [change.setting for change in changed if change.setting.partition(".")[0] in MAKES_STEPS]
     if idle and done >= config.run.steps:
@@ -122,7 +122,7 @@ def refuse_without_a_step(changed: Sequence[Change], config: Config, saved: chec
 
 
 def check_new_steps(recorded: Config, config: Config, saved: checkpoint.Checkpoint | None) -> None:
-    """Refuses an end that the run has passed, or that its learning rate was not made for."""
+    """Refuses an end that the run has passed, or that does not fit its learning-rate schedule."""
     if saved is None:
         return
     steps, schedule = config.run.steps, config.optimizer.schedule
@@ -139,7 +139,7 @@ def check_new_steps(recorded: Config, config: Config, saved: checkpoint.Checkpoi
 
 
 def with_packing_of(config: Config, saved: checkpoint.Checkpoint) -> Config:
-    """The config with the passes into which the step under way was cut."""
+    """The config with the passes into which the unfinished step was cut."""
     before = saved.state["config"].get("optimizer", {})
     packing = {key: before[key] for key in PACKING if key in before}
     return replace(config, optimizer=replace(config.optimizer, **packing))
@@ -178,7 +178,7 @@ def changed_sources(before: Mapping[str, str], now: Mapping[str, str], config: C
 
 
 def _saved_settings(saved: checkpoint.Checkpoint) -> dict[str, dict[str, Any]]:
-    """A setting that there was not yet when the checkpoint was saved is at its default."""
+    """Settings that did not exist when the checkpoint was saved have their defaults."""
     defaults = to_mapping(Config())
     return {section: {**defaults[section], **saved.state["config"].get(section, {})} for section in defaults}
 

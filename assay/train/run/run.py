@@ -1,4 +1,4 @@
-"""A run from config to summary: start it, or take it up again."""
+"""A run from config to summary: start it, or resume it."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def _keep_seed(directory: RunDirectory, policy: CausalPolicy, seed: Seed | None)
 def _introduce(
     config: Config, directory: RunDirectory, policy: CausalPolicy, task: Task, heldout: int, display: Display
 ) -> None:
-    """Says what is about to be trained on what, and with which numbers that the user may not have chosen."""
+    """Prints what is trained on what, and the numbers that the user may not have chosen."""
     display.facts(opening_facts(config, directory.path, policy, task, heldout))
     if warning := few_heldout(config, task, heldout):
         display.say(warning)
@@ -353,7 +353,7 @@ def _report(kind: str, sentence: str, directory: RunDirectory, display: Display)
 
 
 def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -> checkpoint.Checkpoint | None:
-    """None for a run that was killed before its first checkpoint: it did nothing that is not simply done again."""
+    """None for a run that was killed before its first checkpoint: it starts again from the beginning."""
     root = directory.path / "checkpoints"
     with writing(directory.path):
         checkpoint.remove_leftovers(root)
@@ -369,7 +369,7 @@ def _newest_checkpoint(directory: RunDirectory, report: Callable[[str], None]) -
 
 @contextmanager
 def _only_writer(path: Path) -> Iterator[None]:
-    """Locks the run against a second process; the kernel takes the lock back however this one ends."""
+    """Locks the run against a second process; the kernel releases the lock however this one ends."""
     try:
         mark = (path / "run.json").open("r+b")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Safe points: where a run may be saved, stopped, and taken up again with the same bits.
+"""Safe points: where a run may be saved, stopped, and resumed with the same bits.
 
 A checkpoint holds the weights (and float32 masters, if they differ), the optimizer's state, the reference, all
-generators, the counters of `Progress`, and, inside a step, the `StepInProgress` done so far.
+generators, the counters of `Progress` (as "place"), and inside a step its `StepInProgress` (as "work").
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS: checkpoint.Kinds = {
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights; of a model that is frozen but for its adapters, what is trained alone."""
+    """All weights; of a frozen model with adapters only the adapters."""
     return {
         name: tensor.detach()
         for name, tensor in model.state_dict(keep_vars=True).items()
@@ -63,7 +63,7 @@ class Saver:
         return self._latest[0].step
 
     def safe_point(self, progress: Progress, current: StepInProgress | None) -> None:
-        """Remembers where the run stands, saves if a checkpoint is due, and stops if that was asked for."""
+        """Remembers the progress, saves if a checkpoint is due, and stops the run if a signal has come."""
         self._latest = (progress, current)
         self._generators = save_global_generators()
         if progress.skipped_in_a_row >= self.config.run.max_skipped:
@@ -120,7 +120,7 @@ class Saver:
         credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
         cut: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]],
     ) -> tuple[Progress, StepInProgress | None]:
-        """Puts weights, optimizer and generators back and returns where the run stood."""
+        """Restores weights, optimizer and generators; returns the saved progress."""
         learner, device = self.learner, self.learner.policy.device
         progress = Progress(**saved.state["place"])
         check_frozen(learner.policy, saved, self.config.model.path)

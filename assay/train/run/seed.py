@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What a run begins with, before it is written into its directory."""
+    """What a run begins with; not written into its directory yet."""
 
     directory: Path  # config and tokenizer are copied from here
     has_weights: bool  # ... and the weights, which are those of this directory too
@@ -67,8 +67,8 @@ class Seed:
 
 
 def inherit(config: Config) -> Config:
-    """The config of a new run with what it leaves open taken from the run that it begins with: the same numbers need
-    the same dtype and threads."""
+    """The config of a new run; dtype and threads that it leaves open are those of the run that it begins with, since
+    other ones would give other numbers."""
     source = source_of(config.model.path)
     if source is None:
         return config
@@ -178,7 +178,7 @@ def _merged(policy: CausalPolicy, say: Say) -> CausalPolicy:
 
 
 def with_seed(config: Config, run: Path) -> Config:
-    """The config of a run with the place of the model that it began with, if that came from another run."""
+    """The config of a run; if its first policy came from another run, with <run>/seed as the model."""
     directory = run / SEED
     if not (directory / RECORD).is_file():
         path = config.model.path  # earlier versions read runs/x/final as any other directory
@@ -243,7 +243,7 @@ def _copy_settings(directory: Path, target: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name for the same bytes where the file system can do that, else a copy of them."""
+    """A hard link where the file system has them, else a copy."""
     if target.name != ADAPTER:  # the other run's own seed may hold an older adapter
         try:
             os.link(source, target)
@@ -261,7 +261,7 @@ def _save_weights(policy: CausalPolicy, target: Path) -> None:
 
 
 def _without_adapter(model: nn.Module) -> dict[str, Tensor]:
-    """The weights under the names that they had before adapters were put around them."""
+    """The weights under the names that they had before adapters were added."""
     return {
         name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
     }

@@ -16,7 +16,7 @@ from assay.train.step.learner import Learned
 
 
 def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """What this process holds in memory now; where the kernel does not say, the most it ever held."""
+    """Bytes that this process holds now; where the kernel does not report them, its peak."""
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     import resource  # not on every platform
@@ -49,7 +49,7 @@ class StageClock:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[Callable[[str], None]]:
-        """Times what stands inside; what is said to the function it gives is shown beside the seconds."""
+        """Times the block. It yields a function whose text is shown beside the seconds."""
         details: list[str] = []
         began = time.perf_counter()
         yield details.append

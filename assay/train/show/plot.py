@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from assay.machine.terminal import number
 
-# a character a filled eighth of a cell, from empty to full
+# one character per filled eighth of a cell, from empty to full
 BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 ASCII_BLOCKS = " ...:::##"
 
@@ -31,10 +31,10 @@ def plot(
     label_width = 0
     for _ in range(2):
         columns = _average(values, max(1, width - label_width - 2))
-        drawn = [value for value in columns if value is not None]
-        if not drawn:
+        present = [value for value in columns if value is not None]
+        if not present:
             return []
-        low, high = min(drawn), max(drawn)
+        low, high = min(present), max(present)
         label_width = max(len(number(low)), len(number(high)), label_width)
 
     levels = [None if value is None else _level(value, low, high, 8 * height) for value in columns]

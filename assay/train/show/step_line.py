@@ -9,7 +9,7 @@ from assay.train.show.summary import Row
 LONGEST = 120
 LONGEST_NAME = 20  # of a reward component
 FOR_THE_REST = 40  # characters that reward components leave for the other numbers
-WIDEST_VALUE = 6  # what a value is expected to take: which numbers are shown must not change from line to line
+WIDEST_VALUE = 6  # expected characters of a value: all lines must show the same numbers
 
 
 def step_line(step: int, steps: int, metrics: Row, eta: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a finished run says of itself in a few lines: rows of metrics.jsonl and evaluations.jsonl -> label -> text."""
+"""The summary of a finished run: rows of metrics.jsonl and evaluations.jsonl -> label -> text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from assay.train.run.best import SCORE, best_row
 Row = Mapping[str, Any]
 
 FEW = 5  # steps averaged at either end of a run
-MOST = 0.9  # a share of the last steps above which nearly nothing was learned from
+MOST = 0.9  # share of groups without signal in the last steps above which the summary mentions it
 MOST_COMPONENTS = 8  # of the reward that are listed
-MANY = 0.25  # a share of truncated completions above which the limit, not the policy, writes the answers
+MANY = 0.25  # share of truncated completions above which the summary mentions them
 
 
 def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row], *, names_best: bool = False) -> dict[str, str]:
@@ -77,7 +77,7 @@ def _from_to(rows: Sequence[Row], keys: Mapping[str, str]) -> str:
 
 
 def _notes(rows: Sequence[Row], tail: Sequence[Row]) -> dict[str, str]:
-    """What a user should not have to find out alone: facts of the record, without a guess at the cause."""
+    """Problems that the record shows, without a guess at their cause."""
     notes = {}
     unscored, skipped = _sum(rows, "rollouts_unscored"), _sum(rows, "updates_skipped")
     if unscored:
