@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence
 from assay.machine.durable import reason
+from assay.machine.terminal import escaped
 from assay.record.batch import TEXTS, Array, Batch, BatchError
 from assay.record.batch_file import write_batch
-from assay.verdict import Confidence, escaped
+from assay.verdict import Confidence
 
 if TYPE_CHECKING:
     from torch import nn

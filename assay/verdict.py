@@ -5,13 +5,14 @@ Nothing is silently healthy: a check that lacks its data says which, and a check
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-_LONGEST_TEXT = 60
-# what a CI runner takes for a command: "::" at the start of a line, and "##[", "##vso[" anywhere in one
-_COMMAND = re.compile(r"(?:^|(?<=\s)):(?=:)|#(?=#\w*\[)")
+# terminal-safe text lives in machine/terminal.py; several rooms still import it from here
+from assay.machine.terminal import escaped as escaped
+from assay.machine.terminal import json_without_commands as json_without_commands
+from assay.machine.terminal import shown as shown
+from assay.machine.terminal import without_commands as without_commands
 
 
 class State(StrEnum):
@@ -132,34 +133,6 @@ def not_applicable(reason: str) -> Verdict:
 def not_enough_data(missing: str) -> Verdict:
     """`missing` names the field, or how much of it would be enough: "old_logprobs", "metrics of 20 steps"."""
     return Verdict(State.NOT_ENOUGH_DATA, missing)
-
-
-def shown(text: str) -> str:
-    r"""A text of unknown origin, quoted, short, and with every character that is not printable escaped.
-
-    >>> shown("a\x1b[2J"), shown("x" * 70)[-6:]
-    ("'a\\x1b[2J'", "xxx'..")
-    """
-    return repr(text) if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 2]!r}.."
-
-
-def escaped(text: str) -> str:
-    r"""One line in which nothing can act on a terminal or a CI runner: users and models wrote some of it.
-
-    >>> escaped("a\nb\x1b[2J"), escaped("::stop-commands::x ##vso[task] x[::2]")
-    ('a\\nb\\x1b[2J', '\\x3a:stop-commands::x \\x23#vso[task] x[::2]')
-    """
-    return without_commands("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
-
-
-def without_commands(text: str) -> str:
-    """The text without the workflow commands of GitHub, Azure and their like, wherever its lines are broken."""
-    return _COMMAND.sub(lambda match: f"\\x{ord(match[0]):x}", text)
-
-
-def json_without_commands(text: str) -> str:
-    """The same JSON, in which a CI runner that prints it sees no command: no line of JSON starts with "::"."""
-    return re.sub(r"#(?=#\w*\[)", r"\\u0023", text)
 
 
 def _number(value: float | int | str) -> str:

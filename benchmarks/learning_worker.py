@@ -16,8 +16,8 @@ from assay import config as configuration
 from assay.config import Config, ConfigError
 from assay.record import read_evaluations
 from assay.train.loop import Stages, train
+from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.run import run
-from assay.train.step.place import Gathered, Place, Work
 from assay.types import Prompt
 from benchmarks.curves import Curve, prompts_sha256
 from benchmarks.process import OnStep
@@ -27,17 +27,17 @@ def our_curve(config: Config, directory: Path, on_step: OnStep) -> Curve:
     """`assay train`, with evaluate.every."""
     drawn: list[Prompt] = []
 
-    def train_and_note(stages: Stages, place: Place, work: Work | None, steps: int) -> None:
-        def draw(place: Place, gathered: Gathered) -> Sequence[Prompt]:
-            prompts = stages.draw(place, gathered)
+    def train_and_note(stages: Stages, progress: Progress, current: StepInProgress | None, steps: int) -> None:
+        def draw(progress: Progress, collected: CollectedGroups) -> Sequence[Prompt]:
+            prompts = stages.draw(progress, collected)
             drawn.extend(prompts)
             return prompts
 
-        def record(work: Work, place: Place) -> None:
-            stages.record(work, place)
+        def record(current: StepInProgress, progress: Progress) -> None:
+            stages.record(current, progress)
             on_step()
 
-        train(replace(stages, draw=draw, record=record), place, work, steps)
+        train(replace(stages, draw=draw, record=record), progress, current, steps)
 
     run.train = train_and_note  # type: ignore[attr-defined]
     path = directory / "run"

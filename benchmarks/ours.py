@@ -10,10 +10,10 @@ from pathlib import Path
 from assay.config import Config
 from assay.record import read_evaluations, read_events, read_metrics, read_rollouts, read_timings
 from assay.train.loop import Stages, train
+from assay.train.progress import Progress, StepInProgress
 from assay.train.run import run
 from assay.train.run.machine import settled
 from assay.train.show.display import STAGES
-from assay.train.step.place import Place, Work
 from benchmarks.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
 
 
@@ -28,14 +28,14 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
         wall_ends.append(time.perf_counter())
         cpu_ends.append(time.process_time())
 
-    def train_under_the_clock(stages: Stages, place: Place, work: Work | None, steps: int) -> None:
-        def record(work: Work, place: Place) -> None:
-            stages.record(work, place)
+    def train_under_the_clock(stages: Stages, progress: Progress, current: StepInProgress | None, steps: int) -> None:
+        def record(current: StepInProgress, progress: Progress) -> None:
+            stages.record(current, progress)
             note_end()
             on_step()
 
         note_end()
-        train(replace(stages, record=record), place, work, steps)
+        train(replace(stages, record=record), progress, current, steps)
 
     # timings.jsonl has the stages of a step, but not its length: that includes the writing of timings.jsonl
     run.train = train_under_the_clock  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ PLACES = [
     ("assay.train.run.checkpoint:shutil.rmtree", "before", 1),  # an old checkpoint is on its way out
     ("assay.record:RunDirectory.append_step", "before", 1),
     ("assay.record:RunDirectory.append_step", "after", 1),
-    ("assay.train.step.verbs:evaluate", "after", 1),  # measured, but not yet written down
+    ("assay.train.run.recorder:evaluate", "after", 1),  # measured, but not yet written down
 ]
 KILLS = [(place, when, turn) for place, when, turns in PLACES for turn in range(turns)]
 
@@ -183,7 +183,11 @@ def test_a_run_killed_while_its_directory_is_made_is_not_mistaken_for_one(assay_
 def test_a_run_killed_before_its_first_checkpoint_starts_again(assay_command, straight_run, run_path):
     straight, _ = straight_run("mu=1")
     kill(
-        assay_command, Trap("assay.train.step.verbs:evaluate", 1, "KILL", "after"), *VARIANTS["mu=1"], "--out", run_path
+        assay_command,
+        Trap("assay.train.run.recorder:evaluate", 1, "KILL", "after"),
+        *VARIANTS["mu=1"],
+        "--out",
+        run_path,
     )
     assert list((run_path / "checkpoints").iterdir()) == []
     resume(assay_command, run_path)

@@ -9,7 +9,7 @@ from tiny import tiny_policy
 from assay.config import from_mapping
 from assay.policy.embedded import tokenizer
 from assay.record import RunError
-from assay.train.run.sources import changes
+from assay.train.run.changes import changed_sources
 
 SCORE = "def score(completion, answer):\n    return float(completion == answer) + {bonus}\n"
 
@@ -70,8 +70,8 @@ def test_problems_of_another_version_of_a_library_are_refused():
     config = from_mapping({"task": {"name": "reasoning_gym/chain_sum"}})
     before, now = {"problems": "reasoning-gym 1.0"}, {"problems": "reasoning-gym 2.0"}
     with pytest.raises(RunError, match=r"other problems than when the run began \(reasoning-gym 1\.0, now"):
-        changes(before, now, config)
-    assert changes(before, before, config) == []
+        changed_sources(before, now, config)
+    assert changed_sources(before, before, config) == []
 
 
 def test_a_run_that_goes_on_has_no_final_weights_until_it_ends(begun, run_path):

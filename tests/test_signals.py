@@ -69,7 +69,7 @@ def assert_resumes(assay_command, run, straight):
         ("checkpoint", "assay.train.run.checkpoint:save_file", 8, "SIGTERM"),
         ("publishing a checkpoint", "assay.train.run.checkpoint:_publish", 3, "SIGINT"),
         ("record", "assay.record:RunDirectory.append_step", 2, "SIGTERM"),
-        ("last evaluation", "assay.train.step.verbs:evaluate", 2, "SIGTERM"),
+        ("last evaluation", "assay.train.run.recorder:evaluate", 2, "SIGTERM"),
     ],
 )
 def test_a_signal_anywhere_saves_and_the_run_resumes_to_the_same_bits(

@@ -46,8 +46,8 @@ COMMON = {"types", "config", "grpo", "sampling", "verdict", "machine"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; in guard.py the
 # boundary between our faults and a script that is watched; a chat template is a program too
 BOUNDARIES = {
-    "call.py", "failures.py", "guard.py", "inputs.py", "process.py", "sinks.py", "template_worker.py", "turn.py",
-    "worker.py",
+    "call.py", "failures.py", "guard.py", "inputs.py", "process.py", "sinks.py", "template_worker.py",
+    "trainer_step.py", "worker.py",
 }  # fmt: skip
 WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",

@@ -137,7 +137,8 @@ def evaluate(
         elif not (target / "config.json").exists():
             RunDirectory.open(target)
         say("importing torch and transformers ...")
-        from assay.train.evaluate.saved_run import ProgressLine, evaluate_saved, evaluation_table
+        from assay.machine.terminal import ProgressLine
+        from assay.train.evaluate.saved_run import evaluate_saved, evaluation_table
 
         evaluated = evaluate_saved(
             target,
@@ -169,7 +170,7 @@ def show(
 ) -> None:
     """Prints completions of a run with their rewards."""
     from assay.record import RunError
-    from assay.train.show.show import show_lines
+    from assay.train.show.show_command import show_lines
 
     asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
     try:
@@ -199,14 +200,14 @@ def export(
     import sys
 
     from assay.record import RunDirectory, RunError
-    from assay.train.run.target import refuse_existing
+    from assay.train.run.refusals import refuse_existing
 
     try:
         refuse_existing(out)
         RunDirectory.open(run)
         say("importing torch and transformers ...")
+        from assay.machine.terminal import ProgressLine
         from assay.train.evaluate.export import export_run
-        from assay.train.evaluate.saved_run import ProgressLine
 
         ticker = ProgressLine(sys.stderr).ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
@@ -298,13 +299,13 @@ def tasks(
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:
-    from assay.train.run.early import refuse_early
+    from assay.train.run.refusals import refuse_new_run
 
     path = out or _free_directory(settings.run.name)
     wanted = Path("runs") / settings.run.name
     if out is None and path != wanted:
         say(f"{wanted} exists, writing to {path}")
-    refuse_early(settings, path)
+    refuse_new_run(settings, path)
     say("importing torch and transformers ...")
     from assay.train.run import run
 

@@ -1,14 +1,27 @@
-"""Text and numbers as a person reads them. Model output and user text may hold escape sequences, and rich hands them to
-the terminal as they are: everything foreign passes through `printable` or `fit` first."""
+"""Everything that reaches a terminal: foreign text made safe, numbers as a person reads them, a line of progress.
+
+Model output and user text may hold escape sequences, and rich hands them to the terminal as they are. So all foreign
+text passes through one of these first:
+
+    printable, short    drop what cannot be seen; for sentences
+    escape, fit         show what cannot be seen, and line breaks as arrows; for completions
+    escaped, shown      show what cannot be seen as Python escapes; for the doctor's reports
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import time
 import unicodedata
+from collections.abc import Callable
+from typing import TextIO
 
 from rich.cells import cell_len
 
-from assay.verdict import without_commands
-
+# what a CI runner takes for a command: "::" at the start of a line, and "##[", "##vso[" anywhere in one
+_COMMAND = re.compile(r"(?:^|(?<=\s)):(?=:)|#(?=#\w*\[)")
+_LONGEST_QUOTE = 60
 LONGEST_TEXT = 400  # characters of one foreign text in a sentence: a megabyte of model output is not an event
 _LINE_BREAKS = "\n\r\u2028\u2029"
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp")
@@ -79,6 +92,57 @@ def _last_cells(text: str, cells: int) -> str:
     return _first_cells(text[::-1], cells)[::-1]
 
 
+def shown(text: str) -> str:
+    r"""A text of unknown origin, quoted, short, and with every character that is not printable escaped.
+
+    >>> shown("a\x1b[2J"), shown("x" * 70)[-6:]
+    ("'a\\x1b[2J'", "xxx'..")
+    """
+    return repr(text) if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 2]!r}.."
+
+
+def escaped(text: str) -> str:
+    r"""One line in which nothing can act on a terminal or a CI runner: users and models wrote some of it.
+
+    >>> escaped("a\nb\x1b[2J"), escaped("::stop-commands::x ##vso[task] x[::2]")
+    ('a\\nb\\x1b[2J', '\\x3a:stop-commands::x \\x23#vso[task] x[::2]')
+    """
+    return without_commands("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
+
+
+def without_commands(text: str) -> str:
+    """The text without the workflow commands of GitHub, Azure and their like, wherever its lines are broken."""
+    return _COMMAND.sub(lambda match: f"\\x{ord(match[0]):x}", text)
+
+
+def json_without_commands(text: str) -> str:
+    """The same JSON, in which a CI runner that prints it sees no command: no line of JSON starts with "::"."""
+    return re.sub(r"#(?=#\w*\[)", r"\\u0023", text)
+
+
+def number(value: float | None) -> str:
+    """A number in at most seven characters, sign aside; "-" if there is none.
+
+    >>> number(0.41236), number(-0.00041), number(123456.0), number(None)
+    ('0.412', '-4.1e-4', '1.2e5', '-')
+    """
+    if value is None:
+        return "-"
+    if value == 0 or 0.001 <= abs(value) < 1000 or not math.isfinite(value):
+        return f"{value:.3f}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent.
+
+    >>> share(0.125), share(None)
+    ('12.5%', '-')
+    """
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
 def human_bytes(count: int) -> str:
     """Memory in decimal units.
 
@@ -115,3 +179,23 @@ def human_seconds(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class ProgressLine:
+    """How far a long work has come: one line that is written over, or a line now and then where nobody watches."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._shown = time.monotonic()
+
+    def ticker(self, what: str) -> Callable[[int, int], None]:
+        def tick(done: int, total: int) -> None:
+            now = time.monotonic()
+            if done == total or now - self._shown >= (0.1 if self._live else 10.0):
+                self._shown = now
+                start, end = ("\r\x1b[K", "\n" if done == total else "") if self._live else ("", "\n")
+                self._stream.write(f"{start}{what} {done} of {total}{end}")
+                self._stream.flush()
+
+        return tick

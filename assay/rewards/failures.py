@@ -17,9 +17,9 @@ from typing import Any
 
 from assay.config import ConfigError
 from assay.config.secrets import without_secrets
+from assay.machine.terminal import escaped
 from assay.rewards.limits import memory_limit
 from assay.types import Failure, Prompt, Rollout, Score
-from assay.verdict import escaped
 
 REASON_LENGTH = 500
 _FRAME_LENGTH = 300

@@ -1,4 +1,4 @@
-"""Work + Learner + Update -> record Batch: one update looked at closely, with all that the trainer did and computed.
+"""StepInProgress + Learner + Update -> record Batch: one update, with all that the trainer did and computed for it.
 
     look = Examination(config, learner, work, place)
     look.open()                                            asks the model again, by other ways
@@ -37,11 +37,11 @@ from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import ALL, at_most, chosen_rows, longer_than, part_of, plan
 from assay.train.loss_probes import Piece, loss_probes, losses
+from assay.train.progress import Progress, StepInProgress
 from assay.train.run.randomness import restore_global_generators, save_global_generators
 from assay.train.seen_inputs import SeenInputs
 from assay.train.step.learner import Learner
 from assay.train.step.pack import packed_for
-from assay.train.step.place import Place, Work
 from assay.types import Microbatch, Minibatch, Sample, StopReason, Update
 
 NUMBERS = 2_000_000  # weights that are compared before and after the update
@@ -58,18 +58,20 @@ Answer = TypeVar("Answer")
 class Examination:
     """An Observer of one update. `failure` is a sentence if something could not be asked; the update goes on."""
 
-    def __init__(self, config: Config, learner: Learner, work: Work, place: Place, *, thorough: bool = True) -> None:
+    def __init__(
+        self, config: Config, learner: Learner, work: StepInProgress, place: Progress, *, thorough: bool = True
+    ) -> None:
         """Not thorough: of the model only the plain log-probs are asked for."""
         self.config, self.learner, self.work, self.place = config, learner, work, place
         self.thorough = thorough
-        self.minibatch: Minibatch = work.batch.minibatches[work.current(place)]
+        self.minibatch: Minibatch = work.batch.minibatches[work.next_minibatch(place)]
         self.failure = ""
         self.seconds = 0.0  # that the examination took so far
         weights = sum(weight.numel() for weight in learner.policy.model.parameters())
         self.plan = plan(weights, len(work.samples), has_reference=learner.reference is not None)
         self.rows = chosen_rows(self.minibatch, work, self.plan)
         self.whole = len(self.rows) == sum(len(batch.rows) for batch in self.minibatch.microbatches)
-        groups = work.gathered.groups
+        groups = work.collected.groups
         # as the engine was given and returned them, whatever became of them on their way to the loss
         self._prompts = [group.prompt for group in groups for _ in group.rollouts]
         self._sampled = [rollout for group in groups for rollout in group.rollouts]
@@ -277,7 +279,7 @@ class Examination:
         totals, objective = self.minibatch.totals, OBJECTIVES[self.learner.loss.objective]
         settings = settings_of(self.config) | {
             "eos_ids": tuple(self.learner.policy.eos_ids),
-            "process_rewards": any(score.steps for group in self.work.gathered.groups for score in group.scores),
+            "process_rewards": any(score.steps for group in self.work.collected.groups for score in group.scores),
             "learning_rate": update.learning_rate,
             "microbatches": len(self.minibatch.microbatches),
         }
@@ -356,7 +358,7 @@ def logprobs_by_row(policy: Policy, batch: Microbatch) -> dict[int, Tensor]:
     return dict(zip(batch.rows, policy.logprobs(batch.inputs)[0].cpu(), strict=True))
 
 
-def not_examined(place: Place, error: Exception) -> str:
+def not_examined(place: Progress, error: Exception) -> str:
     reason = " ".join(str(error).split())[:200]
     where = f"update {place.update + 1} of step {place.step + 1}"
     return f"{where} could not be examined: {type(error).__name__}: {reason}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from assay.train.step.place import Work
+from assay.train.progress import StepInProgress
 from assay.types import Microbatch, Minibatch, Sample
 
 MOST_ROWS = 16
@@ -48,13 +48,13 @@ def plan(weights: int, samples: int, *, has_reference: bool) -> Plan:
     return Plan(max(LEAST_ROWS_LARGE, affordable(PASSES_LARGE, FEW)), FEW, cuts_groups=True)
 
 
-def chosen_rows(minibatch: Minibatch, work: Work, plan: Plan) -> list[int]:
+def chosen_rows(minibatch: Minibatch, work: StepInProgress, plan: Plan) -> list[int]:
     """Samples to examine: whole groups in the order of the step, as far as they are in the update. If none of them has
     a signal and another group has, that one takes the place of the last. Of a group that is larger than the plan those
     with the lowest and the highest advantages are taken, where it may be cut."""
     present = {row for batch in minibatch.microbatches for row in batch.rows}
     groups, first = [], 0
-    for group in work.gathered.groups:
+    for group in work.collected.groups:
         rows = [row for row in range(first, first + len(group.rollouts)) if row in present]
         first += len(group.rollouts)
         if rows:

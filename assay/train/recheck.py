@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from assay.config import Config
+from assay.machine.terminal import ProgressLine
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
@@ -33,7 +34,6 @@ from assay.record.settings import settings_of
 from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import PUBLISHED
 from assay.train.evaluate.saved_policy import policy_of
-from assay.train.evaluate.saved_run import ProgressLine
 from assay.train.examine import asked_plainly, logprobs_by_row, packed
 from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
 from assay.train.run import checkpoint

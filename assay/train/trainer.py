@@ -1,7 +1,7 @@
 """The trainer class of the field's tutorials: a model, a reward function, an optimizer -> a better model.
 
 A facade. The loop is train/loop.py, sampling is engine/shared_weights.py, advantages and loss are grpo.py, masks are
-train/pack.py, the update is train/learner.py. What lives here are the checks of what a user hands in.
+train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
 
 Shape legend: P prompts, G completions a prompt, N = P * G rows with the members of a group adjacent, B rows,
 T completion tokens, V vocabulary.
@@ -27,15 +27,18 @@ from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
 from assay.policy.causal import CausalPolicy, check_room
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
 from assay.policy.probe import examined, renewed, vocabulary_of
-from assay.train.given import check_problems, check_tensors, numbers, short
 from assay.train.loop import train
+from assay.train.progress import Progress
 from assay.train.run.budget import budgeted
 from assay.train.run.randomness import derived_seed
+from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
+from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner
-from assay.train.step.place import Place
-from assay.train.turn import Stats, Turn
+from assay.train.step.verbs import StepStages
+from assay.train.trainer_step import CallerPrompts, RewardFunction, Stats, StepStats
+from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
 
 
@@ -116,7 +119,7 @@ class GRPOTrainer:
             raise ValueError(f"clip_range = {clip_range} is neither one number nor (low, high)")
         self.config = _config(
             run={"seed": seed},
-            reward={"timeout": reward_timeout},
+            reward={"timeout": reward_timeout, "min_scored": 0.0},
             rollout={
                 "prompts": prompts_per_step,
                 "group_size": group_size,
@@ -159,7 +162,7 @@ class GRPOTrainer:
         self.engine = SharedWeightsEngine(self.policy)
         self.optimizer = self.learner.optimizer
         self.vocabulary = vocabulary_of(self.policy)
-        self.place = Place()
+        self.progress = Progress()
 
     def compute_advantages(
         self, rewards: Any, group_size: int | None = None, problems: Any = None
@@ -198,7 +201,7 @@ class GRPOTrainer:
         mask: Tensor | None = None,
         ref_log_probs: Tensor | None = None,
     ) -> tuple[Tensor, Stats]:
-        """(loss, stats) of one whole update. Log-probs are [B, T], one a token, or [N], one a sequence; advantages
+        """(loss, stats) of one whole update. Log-probs are [B, T] (per token) or [N] (per sequence); advantages
         [B] or [B, T]; mask, 1 or True on the completion tokens, is shaped as the log-probs."""
         fixed = {"old_log_probs": old_log_probs, "advantages": advantages, "ref_log_probs": ref_log_probs}
         check_tensors(log_probs, fixed, mask)
@@ -241,34 +244,36 @@ class GRPOTrainer:
 
         The stats are numbers, nan where a number does not exist, and `skipped`: why an update was not taken, or "".
         `step` seeds the sampling: same weights, same batch, same step, same completions."""
-        return self._step(self._prompts(batch), step, None)
+        return self._step(self._prompts(batch), step, StageClock(self.policy.device, None))
 
     def train(self, prompts: Sequence[Any], steps: int | None = None) -> list[Stats]:
         """Trains for `steps` steps, by default one pass over the prompts, and returns the stats of each. Every pass
-        is shuffled anew and cut into batches of prompts_per_step; the last of a pass may be smaller."""
+        is shuffled again and cut into batches of prompts_per_step; the last of a pass may be smaller."""
         known = self._prompts(prompts)  # all of them now: a bad prompt is refused before the first step
         size = self.config.rollout.prompts
         batches = math.ceil(len(known) / size)
         steps = batches if steps is None else steps
         if steps < 1:
             raise ValueError(f"steps = {steps} trains nothing; give 1 or more, or leave it out for one pass")
-        first = self.place.step
+        first = self.progress.step
         history = []
         with Display(steps) as display:
+            clock = StageClock(self.policy.device, display, steps_before=first)
             for index in range(steps):
                 lap, position = divmod(index, batches)
                 order = list(known)
                 random.Random(derived_seed(self.config.run.seed, "prompts", first, lap)).shuffle(order)
-                display.begin(index + 1)
-                history.append(self._step(order[position * size : (position + 1) * size], first + index, display))
+                history.append(self._step(order[position * size : (position + 1) * size], first + index, clock))
         return history
 
-    def _prompts(self, given: Sequence[Any]) -> list[Prompt]:
-        if isinstance(given, str | Tensor):
-            raise TypeError(f"the prompts are a {type(given).__name__}; pass a list of texts or of lists of token ids")
-        if not len(given):
+    def _prompts(self, prompts: Sequence[Any]) -> list[Prompt]:
+        if isinstance(prompts, str | Tensor):
+            raise TypeError(
+                f"the prompts are a {type(prompts).__name__}; pass a list of texts or of lists of token ids"
+            )
+        if not len(prompts):
             raise ValueError("the list of prompts is empty; there is nothing to answer")
-        return [self._prompt(index, prompt) for index, prompt in enumerate(given)]
+        return [self._prompt(index, prompt) for index, prompt in enumerate(prompts)]
 
     def _prompt(self, index: int, prompt: Any) -> Prompt:
         if isinstance(prompt, str):
@@ -284,28 +289,34 @@ class GRPOTrainer:
             )
         if not tokens:
             raise ValueError(f"prompt {index} is empty; a policy cannot continue nothing")
-        strangers = [token for token in tokens if not 0 <= token < self.vocabulary]
-        if strangers:
+        unknown = [token for token in tokens if not 0 <= token < self.vocabulary]
+        if unknown:
             raise ValueError(
-                f"prompt {index} holds token {strangers[0]}, but the model knows tokens 0 to {self.vocabulary - 1}; "
+                f"prompt {index} holds token {unknown[0]}, but the model knows tokens 0 to {self.vocabulary - 1}; "
                 "is this the model's own tokenizer?"
             )
         check_room(str(index), len(tokens), self.config.rollout.max_tokens, self.policy.context)
         return Prompt(id=str(index), text=text, tokens=tokens, answer="")
 
-    def _step(self, prompts: Sequence[Prompt], step: int, display: Display | None) -> Stats:
-        """One turn of the loop in train/loop.py."""
+    def _step(self, prompts: Sequence[Prompt], step: int, clock: StageClock) -> Stats:
+        """One step of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
         self.policy = self.learner.policy = self.engine.policy = renewed(self.policy, warnings.warn)
-        turn = Turn(self.config, self.learner, self.engine, prompts, self._reward, display)
-        train(turn.stages(), replace(self.place, step=step, update=0), None, step + 1)
-        self.place = turn.place
-        return turn.stats
+        config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
+        source = CallerPrompts(prompts, config.run.seed)
+        reward = RewardFunction(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
+        verbs = StepStages(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
+        stats = StepStats(config, clock)
+        train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)
+        self.progress = stats.progress
+        return stats.stats
 
     def _reward(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:
         if self.has_tokenizer:
             return self.reward_fn([prompt.text for prompt in prompts], [rollout.text for rollout in rollouts])
-        return self.reward_fn([list(prompt.tokens) for prompt in prompts], [list(one.tokens) for one in rollouts])
+        return self.reward_fn(
+            [list(prompt.tokens) for prompt in prompts], [list(rollout.tokens) for rollout in rollouts]
+        )
 
 
 class TokenIds:

@@ -22,8 +22,8 @@ from assay.record.batch_file import to_bytes
 from assay.record.metrics import Row
 from assay.train.examine import FAULTS, Examination, not_examined
 from assay.train.failure import RunFailed
+from assay.train.progress import Progress, StepInProgress
 from assay.train.step.learner import Learner
-from assay.train.step.place import Place, Work
 from assay.types import StepRecord, Update
 
 
@@ -65,7 +65,7 @@ class Watch:
         return self.watcher is not None
 
     @contextmanager
-    def examination(self, work: Work, place: Place) -> Iterator[Examination | None]:
+    def examination(self, work: StepInProgress, place: Progress) -> Iterator[Examination | None]:
         """An observer for the update at `place`, if that is to be examined."""
         if not self or not self._is_due(work, place):
             yield None
@@ -85,7 +85,7 @@ class Watch:
         finally:
             look.close()
 
-    def _is_due(self, work: Work, place: Place) -> bool:
+    def _is_due(self, work: StepInProgress, place: Progress) -> bool:
         """The first update that this process makes, where new is still old; and the last one of the next step, where
         the ratio has moved, tokens are clipped and the policy has left its reference."""
         if self._first_step is None:
@@ -136,7 +136,7 @@ class Watch:
             self.directory.append_event("doctor failed", reason=sentence)
             self.say(sentence)
 
-    def _write(self, batch: Batch, place: Place) -> None:
+    def _write(self, batch: Batch, place: Progress) -> None:
         name = f"examined/step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
         file = self.directory.path / name
         try:

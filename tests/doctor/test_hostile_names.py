@@ -14,7 +14,7 @@ from assay.cli import app
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.report import FORMATS, Crash, Report, write
-from assay.train.show.display import printable
+from assay.machine.terminal import printable
 from assay.verdict import Fact, Place, State, Verdict, escaped, finding, healthy, not_enough_data
 
 PIECES = (

@@ -14,7 +14,7 @@ from assay.policy.causal_packing import CausalPacking
 from assay.policy.load import with_adapter
 from assay.policy.probe import examined
 from assay.record import RunError
-from assay.train.evaluate.saved_policy import put_weights
+from assay.train.run.saved_weights import put_weights
 from assay.train.run.saver import trained_state
 from assay.train.step.learner import Learner
 from assay.train.step.pack import pack

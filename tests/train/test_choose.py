@@ -5,8 +5,8 @@ from tiny import prompt
 
 from assay.config import load
 from assay.train.failure import RunFailed
+from assay.train.progress import CollectedGroups
 from assay.train.step.choose import choose, has_signal
-from assay.train.step.place import Gathered
 from assay.types import Group, Rollout, Score, StopReason
 
 
@@ -20,36 +20,42 @@ ALIVE, SOLVED, HOPELESS = group(0, 1.0, 0.0, 1.0, 0.0), group(1, 1.0, 1.0, 1.0, 
 HALF_SCORED, THREE_QUARTERS = group(3, 1.0, 0.0, None, None), group(4, 1.0, 0.0, 1.0, None)
 
 
-def chosen(groups, policy, gathered=None, **settings):
+def chosen(groups, policy, collected=None, **settings):
     said = []
     overrides = [f"rollout.zero_variance={policy}", "rollout.prompts=4", "rollout.group_size=4"]
     overrides += [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
-    return choose(gathered or Gathered(), groups, load(None, overrides), said.append), said
+    return choose(collected or CollectedGroups(), groups, load(None, overrides), said.append), said
 
 
 def test_keep_takes_all_groups_and_counts_those_without_signal():
     result, _ = chosen([ALIVE, SOLVED, HOPELESS], "keep")
-    assert result == Gathered((ALIVE, SOLVED, HOPELESS), (), drawn=3, rounds=1, without_signal=2, complete=True)
+    assert result == CollectedGroups(
+        (ALIVE, SOLVED, HOPELESS), (), prompts_drawn=3, rounds=1, without_signal=2, complete=True
+    )
 
 
 def test_skip_leaves_them_out_and_goes_on_with_fewer():
     result, _ = chosen([ALIVE, SOLVED, HOPELESS], "skip")
-    assert result == Gathered((ALIVE,), (SOLVED, HOPELESS), drawn=3, rounds=1, without_signal=2, complete=True)
+    assert result == CollectedGroups(
+        (ALIVE,), (SOLVED, HOPELESS), prompts_drawn=3, rounds=1, without_signal=2, complete=True
+    )
     assert chosen([SOLVED], "skip")[0].groups == ()
 
 
 def test_refill_asks_again_until_there_are_enough_and_takes_no_more():
     more = [group(number, 1.0, 0.0, 0.0, 0.0) for number in range(10, 14)]
     first, _ = chosen([ALIVE, SOLVED, more[0], HOPELESS], "refill")
-    assert first == Gathered((ALIVE, more[0]), (SOLVED, HOPELESS), drawn=4, rounds=1, without_signal=2, complete=False)
+    assert first == CollectedGroups(
+        (ALIVE, more[0]), (SOLVED, HOPELESS), prompts_drawn=4, rounds=1, without_signal=2, complete=False
+    )
     second, _ = chosen([*more[1:], SOLVED], "refill", first)
     assert second.groups == (ALIVE, *more[:3])
     assert second.left_out == (SOLVED, HOPELESS, more[3], SOLVED)
-    assert (second.drawn, second.rounds, second.without_signal, second.complete) == (8, 2, 3, True)
+    assert (second.prompts_drawn, second.rounds, second.without_signal, second.complete) == (8, 2, 3, True)
 
 
 def test_refill_ends_the_run_at_its_limit_and_says_what_it_saw():
-    almost = Gathered((ALIVE,), drawn=8, rounds=2, without_signal=7)
+    almost = CollectedGroups((ALIVE,), prompts_drawn=8, rounds=2, without_signal=7)
     with pytest.raises(RunFailed, match=r"only 1 of 4 groups .* in 3 rounds \(12 prompts\); the mean reward is 1.000"):
         chosen([SOLVED] * 4, "refill", almost, rollout__refill_rounds=3)
     # enough in the last round is enough

@@ -15,11 +15,11 @@ from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
 from assay.train import examine
 from assay.train.examined_rows import chosen_rows, plan
+from assay.train.progress import CollectedGroups, StepInProgress
 from assay.train.run import run
 from assay.train.seen_inputs import SeenInputs
 from assay.train.step import learner
 from assay.train.step.pack import pack
-from assay.train.step.place import Gathered, Work
 from assay.train.watch import DoctorStop
 from assay.types import Batch, Group, Score
 
@@ -296,7 +296,7 @@ def work_of(groups, signal):
         max_tokens=4,
         packing=CausalPacking(torch.device("cpu")),
     )
-    return Work(Gathered(tuple(made)), tuple(samples), Batch((minibatch,), ((),), 1)), minibatch
+    return StepInProgress(CollectedGroups(tuple(made)), tuple(samples), Batch((minibatch,), ((),), 1)), minibatch
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from assay.config.sections import ModelConfig
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, RunError
 from assay.train.evaluate.export import export_run, export_weights
-from assay.train.evaluate.saved_policy import fingerprint_of_frozen, open_saved, put_weights
+from assay.train.evaluate.saved_policy import open_saved
 from assay.train.run import checkpoint
+from assay.train.run.saved_weights import fingerprint_of_frozen, put_weights
 
 IDS = torch.tensor([[2, 3, 4, 12, 5, 6], [7, 7, 12, 2, 1, 0]])
 

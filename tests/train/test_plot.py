@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from assay.train.show.plot import number, plot
+from assay.machine.terminal import number
+from assay.train.show.plot import plot
 
 
 def test_a_rising_series_rises_from_left_to_right() -> None:

@@ -153,7 +153,7 @@ def test_a_seeded_run_needs_nothing_of_its_source_any_more(assay_command, source
     ("place", "number", "when"),
     [
         ("assay.train.run.run:write_seed", 1, "before"),
-        ("assay.train.run.seed_files:durable.sync_file", 2, "before"),
+        ("assay.train.run.seed:durable.sync_file", 2, "before"),
         ("os:rename", 2, "before"),
         ("assay.train.run.run:write_seed", 1, "after"),
         ("assay.train.step.learner:Learner.update", 3, "after"),

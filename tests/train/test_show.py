@@ -89,7 +89,7 @@ def test_a_long_text_loses_its_middle_unless_its_prompt_is_asked_for(tmp_path):
 
 def test_it_needs_neither_torch_nor_pandas(run):
     code = (
-        "import sys; from pathlib import Path; from assay.train.show.show import show_lines;"
+        "import sys; from pathlib import Path; from assay.train.show.show_command import show_lines;"
         "sys.modules['pandas'] = None;"
         "list(show_lines(Path(sys.argv[1]), step=None, prompt=None, order='spread', count=3));"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Batch, Evidence
+from assay.machine.terminal import escaped, shown
 from assay.record import METRICS_FILE
-from assay.verdict import Fact, State, Verdict, escaped, shown
+from assay.verdict import Fact, State, Verdict
 
 __all__ = ["FORMATS", "LEVELS", "Crash", "Report", "escaped", "write"]
 

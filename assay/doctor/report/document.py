@@ -14,7 +14,8 @@ from assay import __version__
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, missing_names, step_of
 from assay.doctor.report.summary import Summary
-from assay.verdict import Fact, Place, State, json_without_commands
+from assay.machine.terminal import json_without_commands
+from assay.verdict import Fact, Place, State
 
 SCHEMA_VERSION = 1  # a field that is added does not change it; one that is renamed or taken away does
 

@@ -29,8 +29,8 @@ from assay.types import Problem, Prompt, Rollout, Score
 EvaluationRow = dict[str, float | int | None]
 Item = TypeVar("Item")
 
-FRUITLESS = 64  # numbers without a new problem before the search for held-out ones ends
-WORDS = 32  # prompts whose answers are kept in words
+FRUITLESS = 64  # numbers without a new problem after which the search for held-out ones ends
+WORDS = 32  # prompts whose answers are kept as text
 ROUNDING = 1e-9  # a weighted sum may miss pass_reward by its last bits
 
 
@@ -45,8 +45,8 @@ class Evaluation:
 def heldout_prompts(task: Task, policy: Policy, config: Config) -> list[Prompt]:
     """The first evaluate.prompts held-out problems that differ: no problem counts twice.
 
-    They are fewer if the task has fewer: the search ends when as many numbers as were asked for, and at least 64, have
-    brought nothing new. No more numbers are tried than are needed.
+    They are fewer if the task has fewer: the search ends after as many numbers without a new problem as there are
+    prompts to find, at least 64.
     """
     found: dict[str, Problem] = {}
     number = last_new = 0
@@ -70,9 +70,9 @@ def heldout_prompts(task: Task, policy: Policy, config: Config) -> list[Prompt]:
 
 
 def _content(problem: Problem, task: Task) -> str:
-    """What makes it another problem: all but its id, which tells where it was found.
+    """What distinguishes two problems: all but the id, which says where a problem was found.
 
-    The fields of a task that is scored elsewhere only say how the problem was made, and one can be made in many ways.
+    The fields of a task that is scored elsewhere say how the problem was generated; equal problems may differ in them.
     """
     fields = {} if task.own_reward else dict(problem.fields)
     return json.dumps([problem.text, list(map(dict, problem.messages)), problem.answer, fields], sort_keys=True)
@@ -89,7 +89,7 @@ def evaluate(
     on_scored: Callable[[int, int], None],
     failures: FailedRewards | None = None,
 ) -> Evaluation:
-    """What the policy is worth after `step`. The same problems and the same random numbers at every call."""
+    """Evaluates the policy after `step`. Every call uses the same problems and the same random numbers."""
     failures = failures or FailedRewards(config)
     prompts = heldout_prompts(task, policy, config)
     engine.publish()
@@ -107,10 +107,10 @@ def evaluate(
     )
     engine.release()
     tries = [[*likeliest, *others] for likeliest, others in zip(greedy, sampled, strict=True)]
-    asked = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
+    pairs = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
     answers = 1 + config.evaluate.samples
-    scored = reward.score(asked, failures.count(asked, on_scored))
-    failures.look_at(asked, scored)
+    scored = reward.score(pairs, failures.count(pairs, on_scored))
+    failures.look_at(pairs, scored)
     scores = _cut(scored, answers)
     return Evaluation(
         evaluation_row(step, tries, scores, config.evaluate.pass_reward),

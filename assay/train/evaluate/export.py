@@ -21,8 +21,8 @@ from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import clear_weights
 from assay.train.evaluate.model_card import model_card
 from assay.train.evaluate.saved_policy import open_saved
-from assay.train.run.seed_files import base_of
-from assay.train.run.target import refuse_existing
+from assay.train.run.refusals import refuse_existing
+from assay.train.run.seed import base_of
 
 
 def export_weights(
@@ -62,7 +62,7 @@ def export_weights(
             durable.sync_file(file)
         durable.sync_directory(aside)
         on_written(aside)
-        refuse_existing(target)  # somebody else may have made it meanwhile
+        refuse_existing(target)  # another process may have made it meanwhile
         os.rename(aside, target)
         durable.sync_directory(target.parent)
     except ConfigError:
@@ -75,7 +75,7 @@ def export_weights(
 
 
 def publish(policy: Policy, config: Config, run: Path, name: str, step: int, say: Callable[[str], None]) -> None:
-    """Writes the policy as it is after `step` to RUN/name, in the place of what the run wrote there before."""
+    """Writes the policy as it is after `step` to RUN/name and replaces what the run wrote there before."""
 
     def make_room(written: Path) -> None:
         clear_weights(run, name, say)
@@ -114,7 +114,7 @@ def export_run(
 
 
 def _settled(target: Path) -> Path:
-    """Where `target` is once its links and dots are followed: missing/.. is a place that exists."""
+    """`target` with its links and dots resolved: missing/.. is a directory that exists."""
     settled = Path(os.path.realpath(target))
     refuse_existing(settled)
     return settled

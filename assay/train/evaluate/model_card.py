@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import Config
-from assay.machine.terminal import printable
+from assay.machine.terminal import number, printable
 from assay.record import RunError, read_evaluations, read_events
 from assay.record.settings import recorded_changes, settings_by_step
 from assay.rewards import function_name
-from assay.train.show.plot import number
 
 SCORES = {
     "reward_greedy": "reward, greedy answer",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -16,7 +15,7 @@ from assay import config as configuration
 from assay.config import Config, ConfigError
 from assay.engine.engine import BrokenPolicy, NoRoom
 from assay.engine.open import open_engine
-from assay.machine.terminal import fit
+from assay.machine.terminal import ProgressLine, fit, number
 from assay.policy.codec import PromptRefused
 from assay.policy.load import load_policy
 from assay.record import RunDirectory, read_evaluations
@@ -27,10 +26,9 @@ from assay.train.evaluate.evaluate import EvaluationRow, evaluate
 from assay.train.evaluate.saved_policy import SavedPolicy, open_saved
 from assay.train.failure import RunFailed
 from assay.train.run.machine import set_up, settled
-from assay.train.show.plot import number
 from assay.train.step.failed_rewards import FailedRewards
 
-CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others made the policy what it is
+CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others determine the policy
 _SHOWN = {
     "prompts": "prompts",
     "samples": "samples a prompt",
@@ -54,26 +52,6 @@ class Evaluated:
     row: EvaluationRow
     name: str  # of the checkpoint, or of the model directory
     before: Mapping[str, Any] | None  # the run's own evaluation before training, if it answered the same problems
-
-
-class ProgressLine:
-    """How far a long work has come: one line that is written over, or a line now and then where nobody watches."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
-        self._shown = time.monotonic()
-
-    def ticker(self, what: str) -> Callable[[int, int], None]:
-        def tick(done: int, total: int) -> None:
-            now = time.monotonic()
-            if done == total or now - self._shown >= (0.1 if self._live else 10.0):
-                self._shown = now
-                start, end = ("\r\x1b[K", "\n" if done == total else "") if self._live else ("", "\n")
-                self._stream.write(f"{start}{what} {done} of {total}{end}")
-                self._stream.flush()
-
-        return tick
 
 
 def evaluate_saved(
@@ -168,7 +146,7 @@ def _before(run: Path, row: EvaluationRow, overrides: Sequence[str]) -> Mapping[
     """The run's row of step 0, if it is of the same problems, sampled and scored in the same way."""
     if any(not override.strip().startswith(("evaluate.prompts=", "evaluate.samples=")) for override in overrides):
         return None
-    first = next((one for one in read_evaluations(run).rows if one["step"] == 0), None)
+    first = next((early for early in read_evaluations(run).rows if early["step"] == 0), None)
     same = first is not None and all(first.get(key) == row[key] for key in ("prompts", "samples"))
     return first if same else None
 

@@ -1,8 +1,7 @@
-"""The held-out scores of a run --> which step was the best, its weights in RUN/best, and when the run may stop.
+"""Held-out scores -> the best step, its weights in RUN/best, and whether the run may stop early.
 
-The score is the mean reward of the sampled answers. All evaluations of a run ask the same problems with the same random
-numbers, so the scores can be compared. Everything is decided from evaluations.jsonl: a run that is killed and resumed
-decides alike.
+The score is the mean reward of the sampled answers. All evaluations of a run use the same problems and random numbers,
+so their scores can be compared. All decisions are made from evaluations.jsonl: a resumed run decides the same.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ Row = Mapping[str, Any]
 
 
 class StoppedEarly(Exception):
-    """The held-out score no longer gets better. The message is a sentence; the run ends as if it were finished."""
+    """The held-out score no longer improves. The message is a sentence; the run ends like a finished one."""
 
 
-class Progress:
+class BestPolicy:
     """`publish(step)` writes the policy as it is now to RUN/best; `save()` writes a checkpoint."""
 
     def __init__(
@@ -38,14 +37,14 @@ class Progress:
         self._save, self._publish = save, publish
 
     def resume(self, step: int, say: Callable[[str], None]) -> None:
-        """Removes weights of a step that a run resumed after `step` has not made yet."""
+        """Removes the best weights if they are of a step after `step`, which the resumed run will make again."""
         kept = step_of(self._run, BEST)
         if kept > step and (self._run / BEST).exists():
             say(f"{self._run / BEST} holds the weights after step {kept}, which the run makes again; it is removed")
             clear_weights(self._run, BEST, say)
 
     def look(self, step: int) -> None:
-        """Between two steps. Raises StoppedEarly."""
+        """Keeps the weights if this step is the best so far. Call it between two steps. Raises StoppedEarly."""
         every, patience = self._config.evaluate.every, self._config.evaluate.patience
         if not every:
             return
@@ -54,7 +53,7 @@ class Progress:
         if best is None:
             return
         if best["step"] == step > 0 and self._config.checkpoint.best and not self._is_kept(step):
-            self._save()  # first: a run never goes on from before the weights that it calls the best
+            self._save()  # first: a run must not resume from before its best weights
             self._publish(step)
         behind = evaluations_since_best(rows)
         if 0 < patience <= behind and step < self._config.run.steps:

@@ -1,8 +1,7 @@
-"""How many tokens one pass of an update may have: settled once, at the start of a run, and kept in its config.
+"""How many tokens one pass of an update may have: decided at the start of a run and kept in its config.
 
-What a token costs is measured on the model itself: the bytes that a small pass keeps for its gradient. What there is
-to spend is the free memory, less what the optimizer and the reference will take; a pass is given half of the rest, and
-never more than makes it fast.
+The bytes per token are measured on the model: what a small pass keeps for its gradient. A pass may use half of the free
+memory that the optimizer and the reference leave, and never more tokens than make it fast.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from assay.policy.policy import Policy
 from assay.train.step.pack import pack
 from assay.types import Prompt, Rollout, Sample, StopReason
 
-# larger passes are hardly faster and only keep more. On a GPU a pass costs the host some 80 ms, however small it is,
-# which a model with many bytes a token hides behind the arithmetic of fewer tokens
+# larger passes are hardly faster and need more memory. On a GPU every pass costs the host some 80 ms; a model with many
+# bytes per token hides that behind the arithmetic of fewer tokens
 MOST_TOKENS = {"cpu": 2**13, "cuda": 2**15}
 MOST_BYTES_ON_A_CPU = 2**31
 MOST_OF_A_GPU = 1 / 8  # of its memory
@@ -28,7 +27,7 @@ PROBE_ROWS, PROBE_TOKENS = 2, 24  # of the pass that is measured
 
 
 def budgeted(config: Config, policy: Policy) -> Config:
-    """The config with `optimizer.pass_tokens` settled, where passes are cut by tokens."""
+    """The config with a number in `optimizer.pass_tokens`, where passes are cut by tokens."""
     optimizer = config.optimizer
     if optimizer.microbatches or optimizer.pass_tokens:
         return config
@@ -45,7 +44,7 @@ def _most_bytes(device: torch.device) -> int:
 
 
 def pass_tokens(token_bytes: int, room_bytes: int, most: int) -> int:
-    """A power of two, so that two runs that find a little more or less memory cut alike.
+    """A power of two, so that a little more or less free memory does not change the cut.
 
     >>> pass_tokens(1_000_000, 4_000_000_000, 16_384), pass_tokens(1_000_000, 40_000_000_000, 16_384)
     (2048, 16384)
@@ -57,7 +56,7 @@ def pass_tokens(token_bytes: int, room_bytes: int, most: int) -> int:
 
 
 def bytes_a_token(policy: Policy, config: Config) -> int:
-    """What a pass keeps for its gradient, weights aside."""
+    """Bytes that a pass keeps for its gradient, without the weights."""
     length = max(min(PROBE_TOKENS, (policy.context or PROBE_TOKENS) - 1), 1)
     samples = [
         Sample(Prompt(f"{row}", "", (row,), ""), _answer(f"{row}", length), 1.0, in_loss=True)
@@ -81,7 +80,8 @@ def bytes_a_token(policy: Policy, config: Config) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        graph = policy.logprobs(minibatch.microbatches[0].inputs)  # alive, or memory would be counted once for many
+        # kept alive, or several tensors would use the same memory
+        graph = policy.logprobs(minibatch.microbatches[0].inputs)
     del graph
     return sum(kept.values()) // (PROBE_ROWS * (length + 1))
 
@@ -91,7 +91,7 @@ def _answer(prompt_id: str, length: int) -> Rollout:
 
 
 def standing_bytes(policy: Policy, *, needs_reference: bool) -> int:
-    """What will be there all the time and is not there yet: masters, gradients, Adam's moments, the reference."""
+    """Bytes that training will hold all the time: masters, gradients, Adam's moments, the reference."""
     total = 0
     for weight in policy.model.parameters():
         if weight.requires_grad:

@@ -1,12 +1,13 @@
-"""`assay train --resume RUN --change section.key=value`: which settings of a run may change half-way, and which did.
+"""What may change between a checkpoint and its resumption, and what did: settings (`--change`) and the user's files.
 
-What may change is how the next updates are made and what is written of them. What may not: the model, the task, how
+A run may change how its next updates are made and what is written of them. It may not change the model, the task, how
 answers are sampled and compared, what a reward is, and into how many updates a step is cut; a run that begins with
 this one's policy (model.path = RUN) may choose all of that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,14 @@ from assay import config as configuration
 from assay.config import Config, ConfigError, to_mapping
 from assay.config.automatic import AUTO
 from assay.config.values import read_text
-from assay.record import checksums
+from assay.record import RunError, checksums
 from assay.record.settings import recorded_changes
+from assay.tasks import Task, is_path
 from assay.train.run import checkpoint
 
 STEPS = "run.steps"
-MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that only matter while a step is made
+PROBLEMS = "problems"  # the task's entry among the sources
+MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that matter only while steps are made
 PACKING = ("microbatches", "pass_tokens", "share_prompts")  # of [optimizer]: into what passes an update is cut
 CHANGEABLE: Mapping[str, Sequence[str]] = {
     "run": ("steps", "threads", "max_skipped"),
@@ -50,13 +53,13 @@ class Change:
         return f"{self.setting} = {self.before!r} becomes {self.after!r}"
 
 
-def with_changes(file: Path, recorded: Config, asked: Sequence[str]) -> Config:
+def with_changes(file: Path, recorded: Config, overrides: Sequence[str]) -> Config:
     """The config of a run with `section.key=value` changes; refuses those that a run cannot take half-way."""
-    for text in asked:
+    for text in overrides:
         if read_text(text.partition("=")[2].strip(), str) == AUTO:
             raise ConfigError(f"--change {text}: a run has its own number by now; give the new one")
     try:
-        config = configuration.load(file, asked)
+        config = configuration.load(file, overrides)
     except ConfigError as error:
         raise ConfigError(*(text.replace("--set ", "--change ") for text in error.sentences)) from error
     fixed = [change for change in _differences(to_mapping(recorded), to_mapping(config)) if not _may_change(change)]
@@ -81,8 +84,8 @@ def refuse_edited(saved: checkpoint.Checkpoint, recorded: Config, run: Path) -> 
 def unrecorded_changes(
     saved: checkpoint.Checkpoint, config: Config, events: Sequence[Mapping[str, Any]]
 ) -> list[Change]:
-    """What differs from the settings that the run's record says are in force after a checkpoint: those that it was
-    saved with, and the changes since. A kill may have come between a change and its event."""
+    """Settings that differ from what the record says is in force: those of the checkpoint, and the recorded changes
+    since. A run may have been killed between a change and its event."""
     values = _saved_settings(saved)
     for event in recorded_changes(events, last=saved.state["place"]["step"]):
         section, _, key = str(event.get("setting")).partition(".")
@@ -107,7 +110,7 @@ def check_step_under_way(saved: checkpoint.Checkpoint, config: Config, run: Path
 
 
 def refuse_without_a_step(changed: Sequence[Change], config: Config, saved: checkpoint.Checkpoint, run: Path) -> None:
-    """Refuses changes of how steps are made if no step is left to make."""
+    """Refuses to change how steps are made if no step is left."""
     done = saved.state["place"]["step"]
     idle = [change.setting for change in changed if change.setting.partition(".")[0] in MAKES_STEPS]
     if idle and done >= config.run.steps:
@@ -119,7 +122,7 @@ def refuse_without_a_step(changed: Sequence[Change], config: Config, saved: chec
 
 
 def check_new_steps(recorded: Config, config: Config, saved: checkpoint.Checkpoint | None) -> None:
-    """Refuses an end that the run has passed, or that its learning rate was not made for."""
+    """Refuses an end that the run has passed, or that does not fit its learning-rate schedule."""
     if saved is None:
         return
     steps, schedule = config.run.steps, config.optimizer.schedule
@@ -136,14 +139,46 @@ def check_new_steps(recorded: Config, config: Config, saved: checkpoint.Checkpoi
 
 
 def with_packing_of(config: Config, saved: checkpoint.Checkpoint) -> Config:
-    """The config with the passes into which the step under way was cut."""
+    """The config with the passes into which the unfinished step was cut."""
     before = saved.state["config"].get("optimizer", {})
     packing = {key: before[key] for key in PACKING if key in before}
     return replace(config, optimizer=replace(config.optimizer, **packing))
 
 
+def sources_of(config: Config, task: Task) -> dict[str, str]:
+    """The user's own files that a run depends on: name -> checksum; "" for problems that come from this package."""
+    files = {spec: Path(spec.rpartition(":")[0]) for spec in config.reward.functions}
+    rewards = {spec: hashlib.sha256(file.read_bytes()).hexdigest() for spec, file in files.items() if file.is_file()}
+    return {PROBLEMS: task.fingerprint, **rewards}
+
+
+def changed_sources(before: Mapping[str, str], now: Mapping[str, str], config: Config) -> list[tuple[str, str]]:
+    """The kind of event and a sentence for each of the user's files that has changed: it may have been repaired. Rows
+    keep their side of the split by their own text, so that no row that was held out is trained on. Problems that come
+    from a library of another version are refused: nobody repaired them."""
+    found = []
+    if before[PROBLEMS] != now[PROBLEMS]:
+        if not is_path(config.task.name):
+            raise RunError(
+                f"task.name = {config.task.name!r} gives other problems than when the run began ({before[PROBLEMS]}, "
+                f"now {now[PROBLEMS]}); install the version it began with, or start a new run"
+            )
+        sentence = (
+            f"{config.task.name} has changed since the last checkpoint; the steps from here on draw from the new rows, "
+            "and held-out scores may be those of other rows than before"
+        )
+        found.append(("data changed", sentence))
+    for name, checksum in now.items():
+        if name != PROBLEMS and before.get(name) != checksum:
+            sentence = (
+                f"{name} has changed since the last checkpoint; the rewards from here on are those of the new file"
+            )
+            found.append(("reward changed", sentence))
+    return found
+
+
 def _saved_settings(saved: checkpoint.Checkpoint) -> dict[str, dict[str, Any]]:
-    """A setting that there was not yet when the checkpoint was saved is at its default."""
+    """Settings that did not exist when the checkpoint was saved have their defaults."""
     defaults = to_mapping(Config())
     return {section: {**defaults[section], **saved.state["config"].get(section, {})} for section in defaults}
 

@@ -170,7 +170,7 @@ def _distinct(group: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _refuse_unfaithful(place: str, value: Any) -> None:
-    """JSON changes some values without a word (a tuple, a key that is no text) and knows no NaN: name the culprit."""
+    """Refuses values that JSON would change silently (a tuple, a key that is not text) or does not have (NaN)."""
     if isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"{place} is {value}: a checkpoint holds finite numbers only")
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT: the first asks the run to save and leave at its next safe place, a later one leaves now.
+"""SIGTERM and SIGINT: the first asks the run to save and stop at its next safe point, a later one ends it at once.
 
-One wish may arrive several times: `timeout` signals its child and then the whole group, a terminal every process of
-the foreground, a wrapper passes on what its child got as well. Repeats right behind the first are the same wish.
+One request may arrive several times: `timeout` signals its child and then the whole group, a terminal signals every
+process of the foreground, a wrapper forwards what its child received as well. Repeats within a second are ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """While entered, owns both signals; `check` raises Interrupted once one has come. Handlers are put back."""
+    """A context that handles both signals; `check` raises Interrupted once one has come."""
 
     def __init__(self) -> None:
         self.received = 0
-        self._heard = 0.0  # when
+        self._received_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -49,6 +49,6 @@ class Interrupt:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self.received:
-            self.received, self._heard = number, now
-        elif now - self._heard >= ONE_WISH:
+            self.received, self._received_at = number, now
+        elif now - self._received_at >= ONE_WISH:
             os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""What the machine has to give: CPU threads, kernels that it really runs, and whether others are using it."""
+"""The machine under a run: CPU threads, deterministic kernels, and whether other programs use the CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from assay.config import Config
 from assay.policy.load import resolved
 
 STARVED = 3.0  # wall seconds for each second of CPU, above which something else is using the cores
-NOTICEABLE = 5.0  # seconds of a step below which nobody cares
+NOTICEABLE = 5.0  # seconds of a step; shorter waits are not reported
 
 
 def settled(config: Config) -> Config:
-    """The config with everything that the machine decides written into it: a resumed run does the same again."""
+    """The config with all that depends on the machine filled in, so that a resumed run uses the same values."""
     config = resolved(config)
     threads = config.run.threads
     if not threads:
@@ -25,7 +25,7 @@ def settled(config: Config) -> Config:
 
 
 def free_threads() -> int:
-    """Cores that this process may use and nobody else is using: two threads on one free core are slower than one."""
+    """Cores that this process may use and no other program uses: two threads on one free core are slower than one."""
     return max(1, allowed_cores() - round(os.getloadavg()[0]))
 
 
@@ -34,19 +34,19 @@ def allowed_cores() -> int:
 
 
 def set_up(config: Config) -> None:
-    """Same bits on the same machine: fixed threads, deterministic kernels. transformers draws no bars into our log."""
+    """Same bits on the same machine: fixed threads, deterministic kernels. Also silences the bars of transformers."""
     transformers_logging.disable_progress_bar()
     if config.run.device == "cpu" and config.model.dtype == "bfloat16":
-        # oneDNN picks AMX for bfloat16 where the CPU announces it, and virtual machines announce what they then refuse:
-        # the process dies with SIGILL; this is read at the first matrix product
+        # oneDNN uses AMX for bfloat16 where the CPU announces it. Some virtual machines announce it but cannot run it:
+        # the process dies with SIGILL. oneDNN reads this variable at the first matrix product
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    # read there, too: oneDNN keeps what it has prepared for a shape, and packed sequences have many shapes
+    # also read there: oneDNN caches kernels per shape, and packed sequences have many shapes
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     torch.set_num_threads(config.run.threads)
-    # CUBLAS_WORKSPACE_CONFIG is not needed: torch gives every stream a workspace of its own. Set, it is read anew for
-    # every product, which then takes 50 to 150 us to launch instead of 14 (torch 2.11)
+    # CUBLAS_WORKSPACE_CONFIG is not needed: torch gives every stream a workspace of its own. If it is set,
+    # every product reads it again and takes 50 to 150 us to launch instead of 14 (torch 2.11)
     torch.use_deterministic_algorithms(True)
-    # nothing here reads what it has not written
+    # no memory is read before it is written, so it need not be filled
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

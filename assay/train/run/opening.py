@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step: where it is written, the model, the task, the device, the rate."""
+"""What a run prints before its first step: where it is written, the model, the task, the device, the rate."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def opening_facts(config: Config, run: Path, policy: Policy, task: Task, heldout
 
 
 def few_heldout(config: Config, task: Task, heldout: int) -> str:
-    """A sentence if the held-out score will be rough because the task has few rows; "" otherwise."""
+    """A sentence if the held-out score is imprecise because the task has few rows; "" otherwise."""
     if not 0 < heldout < min(FEW_HELDOUT, config.evaluate.prompts):
         return ""
     why, fix = "", "give more of them"
@@ -96,7 +96,7 @@ def _device(config: Config, policy: Policy) -> str:
 
 
 def _why(config: Config, policy: Policy) -> str:
-    """Where the rate comes from, if it is a default."""
+    """Why the rate is what it is, if it is a default."""
     parameters = parameters_of(policy)
     if is_embedded(config.model.path):
         default, reason = OptimizerConfig().peak, "the embedded model"

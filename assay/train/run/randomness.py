@@ -1,7 +1,7 @@
 """Random numbers that survive a crash.
 
-Whatever the trainer itself draws comes from generators derived from (seed, purpose, counters): there is no state to
-lose. The global generators of Python, numpy and torch, which models and rewards may use, are saved and restored.
+The trainer's own generators are derived from (seed, purpose, counters), so they have no state to lose. The global
+generators of Python, numpy and torch, which models and rewards may use, are saved and restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def derived_seed(seed: int, purpose: str, *counters: int) -> int:
-    """A seed for one purpose at one place of the run.
+    """A seed for one purpose at one point of the run.
 
     >>> derived_seed(1, "rollout", 3, 0) == derived_seed(1, "rollout", 3, 0) != derived_seed(1, "rollout", 3, 1)
     True

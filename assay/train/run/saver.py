@@ -1,7 +1,7 @@
-"""Safe points: where a run may be saved, stopped, and taken up again with the same bits.
+"""Safe points: where a run may be saved, stopped, and resumed with the same bits.
 
 A checkpoint holds the weights (and float32 masters, if they differ), the optimizer's state, the reference, all
-generators, the counters of `Place`, and, inside a step, the `Work` done so far.
+generators, the counters of `Progress` (as "place"), and inside a step its `StepInProgress` (as "work").
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from assay.config import Config, to_mapping
 from assay.record import RunDirectory
-from assay.train.evaluate.saved_policy import check_frozen, fingerprint_of_frozen, put_weights
 from assay.train.failure import RunFailed
+from assay.train.progress import Progress, StepInProgress, from_checkpoint, to_checkpoint
 from assay.train.run import checkpoint
 from assay.train.run.interrupt import Interrupt
 from assay.train.run.randomness import restore_global_generators, save_global_generators
+from assay.train.run.saved_weights import check_frozen, fingerprint_of_frozen, put_weights
 from assay.train.step.learner import Learner
-from assay.train.step.place import Place, Work, work_from_checkpoint, work_to_checkpoint
 from assay.types import Group, Minibatch, Sample
 
 # what the state of a checkpoint holds
@@ -31,7 +31,7 @@ KINDS: checkpoint.Kinds = {
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights; of a model that is frozen but for its adapters, what is trained alone."""
+    """All weights; of a frozen model with adapters only the adapters."""
     return {
         name: tensor.detach()
         for name, tensor in model.state_dict(keep_vars=True).items()
@@ -53,30 +53,31 @@ class Saver:
         self.interrupt = interrupt
         self.directory = directory
         self.sources = sources
-        self._latest: tuple[Place, Work | None] = (Place(), None)
+        self._latest: tuple[Progress, StepInProgress | None] = (Progress(), None)
         self._generators = save_global_generators()
-        self._saved: tuple[Place, bool] | None = None
+        self._saved: tuple[Progress, bool] | None = None
         self._frozen = fingerprint_of_frozen(learner.policy.model)
 
     @property
     def steps_done(self) -> int:
         return self._latest[0].step
 
-    def safe_point(self, place: Place, work: Work | None) -> None:
-        """Remembers where the run stands, saves if a checkpoint is due, and stops if that was asked for."""
-        self._latest = (place, work)
+    def safe_point(self, progress: Progress, current: StepInProgress | None) -> None:
+        """Remembers the progress, saves if a checkpoint is due, and stops the run if a signal has come."""
+        self._latest = (progress, current)
         self._generators = save_global_generators()
-        if place.skipped_in_a_row >= self.config.run.max_skipped:
+        if progress.skipped_in_a_row >= self.config.run.max_skipped:
             raise RunFailed(
-                f"{place.skipped_in_a_row} updates in a row were not finite, the last in step {place.step + 1}; their "
-                f"batches are in {self.directory.path / 'dumps'}; lower optimizer.learning_rate or look at the dumps"
+                f"{progress.skipped_in_a_row} updates in a row were not finite, the last in step {progress.step + 1}; "
+                f"their batches are in {self.directory.path / 'dumps'}; lower optimizer.learning_rate or look at the "
+                "dumps"
             )
-        if work is not None and work.updates and not math.isfinite(work.updates[-1].update_norm):
+        if current is not None and current.updates and not math.isfinite(current.updates[-1].update_norm):
             raise RunFailed(
-                f"an update of step {place.step + 1} moved the weights out of the range of numbers; the checkpoints "
+                f"an update of step {progress.step + 1} moved the weights out of the range of numbers; the checkpoints "
                 "from before it are kept; lower optimizer.learning_rate and start again"
             )
-        if self._saved is None or self._number(place) // self.config.checkpoint.every > (
+        if self._saved is None or self._number(progress) // self.config.checkpoint.every > (
             self._number(self._saved[0]) // self.config.checkpoint.every
         ):
             self.save()
@@ -84,8 +85,8 @@ class Saver:
 
     def save(self) -> None:
         """Writes the latest safe point, unless it is on disk already."""
-        place, work = self._latest
-        if self._saved == (place, work is not None):
+        progress, current = self._latest
+        if self._saved == (progress, current is not None):
             return
         generator_tensors, generator_state = self._generators
         tensors: dict[str, dict[str, Tensor]] = {
@@ -100,28 +101,28 @@ class Saver:
             tensors["reference"] = {name: reference[name] for name in tensors["weights"]}
         state: dict[str, Any] = {
             "config": _lasting(self.config),
-            "place": asdict(place),
+            "place": asdict(progress),
             "generators": generator_state,
             "frozen": self._frozen,
             "sources": dict(self.sources),
             "work": None,
         }
-        if work is not None:
-            tensors["work"], state["work"] = work_to_checkpoint(work)
-        name = f"update-{self._number(place):08d}"
+        if current is not None:
+            tensors["work"], state["work"] = to_checkpoint(current)
+        name = f"update-{self._number(progress):08d}"
         checkpoint.save(self.directory.path / "checkpoints", name, tensors, state, self.config.checkpoint.keep)
-        self._saved = (place, work is not None)
-        self.directory.append_event("checkpoint", name=name, step=place.step, update=place.update)
+        self._saved = (progress, current is not None)
+        self.directory.append_event("checkpoint", name=name, step=progress.step, update=progress.update)
 
     def restore(
         self,
         saved: checkpoint.Checkpoint,
         credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
-        cut: Callable[[Sequence[Sample], Place], tuple[Minibatch, ...]],
-    ) -> tuple[Place, Work | None]:
-        """Puts weights, optimizer and generators back and returns where the run stood."""
+        cut: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]],
+    ) -> tuple[Progress, StepInProgress | None]:
+        """Restores weights, optimizer and generators; returns the saved progress."""
         learner, device = self.learner, self.learner.policy.device
-        place = Place(**saved.state["place"])
+        progress = Progress(**saved.state["place"])
         check_frozen(learner.policy, saved, self.config.model.path)
         put_weights(learner.policy, saved.tensors["weights"], str(saved.path))
         if self._has_masters:
@@ -131,18 +132,18 @@ class Saver:
             learner.reference_model.load_state_dict(saved.tensors["reference"], strict=False)
         _restore_optimizer(learner, saved.tensors["optimizer"])
         restore_global_generators(saved.tensors["generators"], saved.state["generators"])
-        work = None
+        current = None
         if saved.state["work"] is not None:
-            work = work_from_checkpoint(
+            current = from_checkpoint(
                 {name: tensor.to(device) for name, tensor in saved.tensors["work"].items()},
                 saved.state["work"],
                 credit,
-                lambda samples: cut(samples, place),
+                lambda samples: cut(samples, progress),
                 self.config.optimizer.epochs,
             )
-        self._latest, self._saved = (place, work), (place, work is not None)
+        self._latest, self._saved = (progress, current), (progress, current is not None)
         self._generators = save_global_generators()
-        return place, work
+        return progress, current
 
     @property
     def _has_masters(self) -> bool:
@@ -150,8 +151,8 @@ class Saver:
             master is not weight for master, weight in zip(self.learner.masters, self.learner.weights, strict=True)
         )
 
-    def _number(self, place: Place) -> int:
-        return place.step * self.config.updates_a_step + place.update
+    def _number(self, progress: Progress) -> int:
+        return progress.step * self.config.updates_a_step + progress.update
 
 
 def _lasting(config: Config) -> dict[str, dict[str, Any]]:

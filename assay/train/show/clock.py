@@ -16,7 +16,7 @@ from assay.train.step.learner import Learned
 
 
 def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """What this process holds in memory now; where the kernel does not say, the most it ever held."""
+    """Bytes that this process holds now; where the kernel does not report them, its peak."""
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     import resource  # not on every platform
@@ -26,11 +26,13 @@ def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:
 
 
 class StageClock:
-    """One step at a time; a stage may end several times in a step, its seconds add up."""
+    """One step at a time; a stage may end several times in a step, its seconds add up. The display numbers its steps
+    from `steps_before` on."""
 
-    def __init__(self, device: torch.device, display: Display | None) -> None:
+    def __init__(self, device: torch.device, display: Display | None, steps_before: int = 0) -> None:
         self.device = device
         self.display = display
+        self.steps_before = steps_before
         self.seconds: dict[str, float] = {}
         self.cpu_seconds = 0.0  # that this process computed in the step so far, rewards left out
         self._cpu_began = time.process_time()
@@ -40,11 +42,14 @@ class StageClock:
         self.seconds, self.memory = {}, {}
         self.cpu_seconds, self._cpu_began = 0.0, time.process_time()
         if self.display is not None:
-            self.display.begin(step)
+            self.display.begin(step - self.steps_before)
+
+    def ticker(self, what: str, check: Callable[[], None]) -> Callable[[int, int], None]:
+        return (lambda done, total: check()) if self.display is None else self.display.ticker(what, check)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[Callable[[str], None]]:
-        """Times what stands inside; what is said to the function it gives is shown beside the seconds."""
+        """Times the block. It yields a function whose text is shown beside the seconds."""
         details: list[str] = []
         began = time.perf_counter()
         yield details.append

@@ -1,6 +1,6 @@
-"""A few completions of one step, to be read by a person: StepRecord -> CompletionTable -> lines, Markdown or cells.
+"""A few completions of one step for a person to read: StepRecord -> CompletionTable -> lines, Markdown or cells.
 
-The rows are those of rollouts/*.parquet, so a recorded run can be read in the same way (show.py).
+The rows are those of rollouts/*.parquet, so show_command.py reads a recorded run in the same way.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from assay.machine.terminal import fit
+from assay.machine.terminal import fit, number
 from assay.record.rollouts import rollout_rows
 from assay.record.text import encodable
-from assay.train.show.plot import number
 from assay.types import StepRecord
 
 Row = Mapping[str, Any]  # of rollouts/*.parquet
@@ -73,7 +72,7 @@ def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def spread(group: Group) -> float:
-    """How far apart the rewards of a group are."""
+    """The difference between the highest and the lowest reward of a group."""
     rewards = [row["reward"] for row in group if row["reward"] is not None]
     return max(rewards) - min(rewards) if rewards else 0.0
 
@@ -129,7 +128,7 @@ def _number_cells(components: Sequence[str]) -> list[int]:
 
 
 def _text_cells(components: Sequence[str], width: int) -> int:
-    """What the columns of numbers leave for the two of text."""
+    """Cells that the columns of numbers leave for the two columns of text."""
     return width - sum(len(GAP) + cells for cells in _number_cells(components))
 
 

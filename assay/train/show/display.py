@@ -20,24 +20,22 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from assay.machine.terminal import human_bytes, human_seconds, printable, short
+from assay.machine.terminal import human_bytes, human_seconds, number, printable, share, short
 from assay.record.metrics import component_means
 from assay.train.show.completions import CompletionTable, lines_of
-from assay.train.show.plot import number, plot
+from assay.train.show.plot import plot
 from assay.train.show.step_line import step_line
-from assay.train.show.summary import Row, share, summary_facts
-
-__all__ = ["STAGES", "Display", "describe_loss", "describe_scores", "printable"]
+from assay.train.show.summary import Row, summary_facts
 
 STAGES = ("start", "generated", "scored", "loss", "stepped")
 REPEATED = ("loss", "stepped")  # once an update; a log gets their sums, at the end of the step
 REFRESHES_A_SECOND = 8
 LABEL = 13  # cells of the label of a fact
-WIDEST = 78  # the live area never fills a wide terminal: lines this short survive most changes of its width
-WIDEST_TABLE = 160  # a table of completions does not change any more: it may fill the terminal
+WIDEST = 78  # of the live area: lines this short survive most changes of the terminal's width
+WIDEST_TABLE = 160  # a table of completions is printed once, so it may fill the terminal
 LOG_WIDTH = 100  # of facts and tables in a log
 PLAIN_LINES = 60  # step lines of a whole run in a log
-PACE_STEPS = 20  # newest steps the ETA is made from
+PACE_STEPS = 20  # newest steps from which the ETA is computed
 
 
 def describe_scores(mean: float | None, std: float | None) -> str:
@@ -46,7 +44,7 @@ def describe_scores(mean: float | None, std: float | None) -> str:
 
 
 def describe_loss(policy: float | None, kl: float | None, total: float | None) -> str:
-    """The detail of stage 4; the total first, for the end is what a narrow terminal cuts off."""
+    """The detail of stage 4; the total first, because a narrow terminal cuts off the end."""
     return f"{number(total)} policy {number(policy)} kl {number(kl)}"
 
 
@@ -82,7 +80,7 @@ class Display:
     """One live area on a terminal; elsewhere the first step in full and at most about sixty lines a run.
 
     Steps are numbered from 1, as in the record; `steps_before` were finished by an earlier process. A stage may end
-    several times in a step: its seconds add up. `progress` only stores what it is told; call it for every token.
+    several times in a step: its seconds add up. `progress` is cheap: call it for every token.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Display:
         self._tokens = self._step_seconds = 0.0
         self._started = self._since = self._spoke = clock()
         self._finishes: deque[float] = deque(maxlen=PACE_STEPS + 1)
-        self._patience = 10.0  # seconds a log may be silent in a long operation; doubles with each sign of life
+        self._patience = 10.0  # seconds without a line in a log during a long operation; doubles with each line
 
     def __enter__(self) -> Display:
         if self.console.is_interactive:
@@ -139,7 +137,7 @@ class Display:
                 self._print(Text.assemble((f"{shown:<{LABEL}} ", "dim"), part))
 
     def doing(self, what: str) -> None:
-        """What is being done outside of any step, for instance the loading of the model."""
+        """Shows what is done outside of any step, for instance loading the model."""
         self._activity, self._since = short(what), self._clock()
         if self._live is None:
             self._print(f"{self._activity} ...")
@@ -174,6 +172,15 @@ class Display:
         if self._live is None and self._clock() - self._spoke >= self._patience:
             self._patience *= 2
             self._print(f"  ... {self._activity}")
+
+    def ticker(self, what: str, check: Callable[[], None] = lambda: None) -> Callable[[int, int], None]:
+        """A callback for long work: shows how far it has come, and lets `check` stop it."""
+
+        def tick(done: int, total: int) -> None:
+            self.progress(done, total, what)
+            check()
+
+        return tick
 
     def finish_step(self, metrics: Row, timings: Row) -> None:
         if self._step is None:
@@ -219,8 +226,8 @@ class Display:
         go_on: str = "",
         names_best: bool = False,
     ) -> None:
-        """The end, in the place of the live area: rows of metrics.jsonl and evaluations.jsonl, oldest first. `go_on`
-        stands behind the command that resumes the run."""
+        """Replaces the live area at the end; takes rows of metrics.jsonl and evaluations.jsonl, oldest first. `go_on`
+        is appended to the command that resumes the run."""
         self._stop(keep=False)
         done = self._steps_before + self._finished
         speed = f", {self._tokens / self._step_seconds:,.0f} tokens/s" if self._step_seconds else ""

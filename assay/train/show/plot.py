@@ -5,23 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-# a character a filled eighth of a cell, from empty to full
+from assay.machine.terminal import number
+
+# one character per filled eighth of a cell, from empty to full
 BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 ASCII_BLOCKS = " ...:::##"
-
-
-def number(value: float | None) -> str:
-    """A number in at most seven characters, sign aside; "-" if there is none.
-
-    >>> number(0.41236), number(-0.00041), number(123456.0), number(None)
-    ('0.412', '-4.1e-4', '1.2e5', '-')
-    """
-    if value is None:
-        return "-"
-    if value == 0 or 0.001 <= abs(value) < 1000 or not math.isfinite(value):
-        return f"{value:.3f}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def plot(
@@ -43,10 +31,10 @@ def plot(
     label_width = 0
     for _ in range(2):
         columns = _average(values, max(1, width - label_width - 2))
-        drawn = [value for value in columns if value is not None]
-        if not drawn:
+        present = [value for value in columns if value is not None]
+        if not present:
             return []
-        low, high = min(drawn), max(drawn)
+        low, high = min(present), max(present)
         label_width = max(len(number(low)), len(number(high)), label_width)
 
     levels = [None if value is None else _level(value, low, high, 8 * height) for value in columns]

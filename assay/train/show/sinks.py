@@ -1,9 +1,9 @@
 """Copies for other tools: rows of metrics.jsonl and evaluations.jsonl, and tables of completions -> TensorBoard, W&B,
 trackio.
 
-The record is the run directory; a sink is a convenience. So a sink that breaks in the middle of a run is told of once
-and left, and the run goes on; and no sink ever moves a global random state, which would change the training. A package
-that is missing is refused before the run begins.
+The record is the run directory; a sink is a convenience. A sink that fails is reported once and removed, and the run
+goes on. No sink moves a global random state, which would change the training. A missing package is refused before the
+run begins.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def require_packages(config: LogConfig) -> None:
 
 
 class Sinks:
-    """All sinks that are asked for. `on_failure` hears one sentence for each that breaks; it is not used again."""
+    """All sinks of the config. Calls `on_failure` with one sentence per sink that fails, and removes it."""
 
     def __init__(self, sinks: list[Sink], on_failure: Callable[[str], None]) -> None:
         self._sinks = sinks
@@ -180,10 +180,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run. It is given the numbers, the settings and the tables of completions, and nothing else;
-    WANDB_MODE=offline keeps it on this machine.
+    """A W&B run. It gets the numbers, the settings and the tables of completions, and nothing else;
+    WANDB_MODE=offline keeps them on this machine.
 
-    A step that is written a second time, after a resume, is ignored by W&B: it has the same numbers."""
+    W&B ignores a step that is written again after a resume: it has the same numbers."""
 
     name = "wandb"
 
@@ -235,7 +235,7 @@ class WeightsAndBiases:
 class Trackio:
     """A trackio run, in a local database unless trackio is told otherwise (TRACKIO_DIR, TRACKIO_SPACE_ID).
 
-    A step that is written a second time, after a resume, stands there twice, with the same numbers."""
+    A step that is written again after a resume appears twice there, with the same numbers."""
 
     name = "trackio"
 
@@ -243,7 +243,7 @@ class Trackio:
         import trackio
 
         self._table = trackio.Table
-        self._finish: Callable[[], None] = trackio.finish  # the run's own would be called, and heard, again at exit
+        self._finish: Callable[[], None] = trackio.finish  # the run's own finish would run, and print, again at exit
         try:
             with _no_chatter():
                 self._run = trackio.init(
@@ -276,7 +276,7 @@ class Trackio:
 
 
 def _lasting_id(run_directory: Path) -> str:
-    """What the run is called elsewhere: made once, kept in the run directory."""
+    """The id of the run at W&B and trackio: made once, kept in the run directory."""
     file = run_directory / _ID_FILE
     try:
         if not file.exists():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from assay.machine.terminal import fit, human_seconds
+from assay.machine.terminal import fit, human_seconds, number, share
 from assay.record.metrics import component_means
-from assay.train.show.plot import number
-from assay.train.show.summary import Row, share
+from assay.train.show.summary import Row
 
 LONGEST = 120
 LONGEST_NAME = 20  # of a reward component
 FOR_THE_REST = 40  # characters that reward components leave for the other numbers
-WIDEST_VALUE = 6  # what a value is expected to take: which numbers are shown must not change from line to line
+WIDEST_VALUE = 6  # expected characters of a value: all lines must show the same numbers
 
 
 def step_line(step: int, steps: int, metrics: Row, eta: float | None) -> str:

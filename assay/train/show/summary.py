@@ -1,24 +1,20 @@
-"""What a finished run says of itself in a few lines: rows of metrics.jsonl and evaluations.jsonl -> label -> text."""
+"""The summary of a finished run: rows of metrics.jsonl and evaluations.jsonl -> label -> text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.machine.terminal import number, share
 from assay.record.metrics import component_means
 from assay.train.run.best import SCORE, best_row
-from assay.train.show.plot import number
 
 Row = Mapping[str, Any]
 
 FEW = 5  # steps averaged at either end of a run
-MOST = 0.9  # a share of the last steps above which nearly nothing was learned from
+MOST = 0.9  # share of groups without signal in the last steps above which the summary mentions it
 MOST_COMPONENTS = 8  # of the reward that are listed
-MANY = 0.25  # a share of truncated completions above which the limit, not the policy, writes the answers
-
-
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
+MANY = 0.25  # share of truncated completions above which the summary mentions them
 
 
 def summary_facts(rows: Sequence[Row], evaluations: Sequence[Row], *, names_best: bool = False) -> dict[str, str]:
@@ -81,7 +77,7 @@ def _from_to(rows: Sequence[Row], keys: Mapping[str, str]) -> str:
 
 
 def _notes(rows: Sequence[Row], tail: Sequence[Row]) -> dict[str, str]:
-    """What a user should not have to find out alone: facts of the record, without a guess at the cause."""
+    """Problems that the record shows, without a guess at their cause."""
     notes = {}
     unscored, skipped = _sum(rows, "rollouts_unscored"), _sum(rows, "updates_skipped")
     if unscored:

@@ -1,6 +1,6 @@
 """Group[P] -> Sample[P * G]: rewards become advantages.
 
-Shape legend: P groups, G rollouts a group, K reward components.
+Shape legend: P groups, G rollouts per group, K reward components.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def advantages_of(rewards_PG: Tensor, settings: AdvantageConfig) -> Tensor:
 def credit(
     groups: Sequence[Group], settings: AdvantageConfig, weights: Mapping[str, float], *, mask_truncated: bool
 ) -> tuple[Sample, ...]:
-    """One sample a rollout, in order. An unscored rollout gets advantage 0 and no say in its group's baseline."""
+    """One sample per rollout, in order. An unscored rollout gets advantage 0 and does not count in the baseline."""
     if not groups:
         return ()
     if settings.combine == "gdpo":
@@ -42,7 +42,7 @@ def credit(
         weights_K = torch.tensor([weight_of(name, weights) for name in names], dtype=torch.float64)
         advantages_PG = gdpo_advantages(rewards_PGK, weights_K, std=settings.std, epsilon=settings.epsilon)
     else:
-        # what a process reward gave step by step is credited step by step, below
+        # process rewards are credited step by step, in _by_token
         rewards_PG = torch.tensor(
             [[_outcome(score) for score in group.scores] for group in groups],
             dtype=torch.float64,
@@ -60,11 +60,11 @@ def _outcome(score: Score) -> float:
 
 
 def beside_steps(reward: float, score: Score) -> float:
-    """What `reward` holds beside the score's steps. Equal outcomes behind unequal steps must be equal numbers: the last
-    digits that a subtraction leaves are noise, which a small std would blow up into advantages."""
+    """`reward` without the rewards of the steps. It is rounded: a subtraction leaves noise in the last digits, and
+    dividing by a small std would turn that noise into advantages."""
     if not score.steps:
         return reward
-    process = sum(one for _, one in score.steps)
+    process = sum(step_reward for _, step_reward in score.steps)
     magnitude = max(abs(reward), abs(process), 1.0)
     return round(reward - process, 12 - math.ceil(math.log10(magnitude)))
 
@@ -72,7 +72,7 @@ def beside_steps(reward: float, score: Score) -> float:
 def _by_token(
     group: Group, outcomes: Sequence[float], settings: AdvantageConfig
 ) -> Sequence[float | tuple[float, ...]]:
-    """The advantages of a group: numbers, or one a token where rewards came step by step."""
+    """The advantages of a group: one per rollout, or one per token where rewards came step by step."""
     if not any(score.steps for score in group.scores):
         return outcomes
     if (settings.combine, settings.scale) != ("sum", "group"):

@@ -16,19 +16,19 @@ from assay.rewards.failures import failure_block, failure_facts, failure_kind
 from assay.train.failure import RunFailed
 from assay.types import Score
 
-NEVER_WORKED = 8  # prompts at the beginning of a process of which no rollout could be scored: why wait for the others
-EMPTY_ROUNDS = 8  # rounds in a row of which no rollout could be scored; only steps of one prompt get that far
+NEVER_WORKED = 8  # prompts without any scored rollout at the start of a process: the run does not wait for more
+EMPTY_ROUNDS = 8  # rounds in a row without any scored rollout; only steps of one prompt get that far
 MOST_REPORTED = 5  # kinds of failures that are reported in full
 
 
 class RewardFailed(RunFailed):
-    """The reward is broken, the policy is not: what was trained so far is worth a checkpoint."""
+    """The reward is broken, the policy is not. The run is saved first."""
 
     facts: dict[str, Any] | None = None  # of the last failure, as in an event
 
 
 class FailedRewards:
-    """Watches the scores of one process as they come. `report` gets sentences for the user, `record` gets events."""
+    """Counts the failed scores of one process. `report` gets sentences for the user, `record` gets events."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class FailedRewards:
         self._kinds: set[tuple[str, str]] = set()
 
     def count(self, pairs: Sequence[Asked], on_scored: Callable[[int, int], None]) -> OnScore:
-        """For the scores of one round; it raises RewardFailed at the failure that is one too many."""
+        """The callback for the scores of one round; it raises RewardFailed at the first failure beyond the limit."""
         known = failed = 0
         share = self._config.reward.max_failed
         allowed = max(share * len(pairs), _rollouts_of_one_row(pairs)) if share > 0 else 0.0
@@ -102,7 +102,8 @@ class FailedRewards:
 
 
 def _rollouts_of_one_row(pairs: Sequence[Asked]) -> int:
-    """The most that one row has. A row may be drawn twice for a step; if there is no other row, once counts."""
+    """The largest number of rollouts of one row. A row may be drawn twice in a step; if there is only one row, its
+    draws count separately."""
     by_row = Counter(prompt.text for prompt, _ in pairs)
     by_draw = Counter(prompt.id for prompt, _ in pairs)
     return max((by_row if len(by_row) > 1 else by_draw).values(), default=0)

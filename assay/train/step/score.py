@@ -1,4 +1,4 @@
-"""Prompt[P], Rollout[P][G] -> Group[P]: rewards, and what is taken off them by setting (length, KL)."""
+"""Prompt[P], Rollout[P][G] -> Group[P]: rewards, with the penalties that the config asks for (length, KL)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDED_COMPONENTS = ("reference_kl", "overlong")  # what the trainer itself adds 
 
 
 def reward_weights(config: Config) -> dict[str, float]:
-    """Weights by component or by the function it comes from; what is not named here counts once."""
+    """Weights by component or by the function that gives it; a component that is not named has weight 1."""
     weights = dict(zip(map(function_name, config.reward.functions), config.reward.weights, strict=False))
     return {**weights, "reference_kl": -config.loss.kl_coef} if _kl_in_reward(config) else weights
 
@@ -43,7 +43,7 @@ def score(
     extras = _extra_components(pairs, config, learner)
     if extras:
         weights = reward_weights(config)
-        scores = [_with_extra(one, extra, weights) for one, extra in zip(scores, extras, strict=True)]
+        scores = [_with_extra(own, extra, weights) for own, extra in zip(scores, extras, strict=True)]
     edges = [sum(map(len, rollouts[:index])) for index in range(len(rollouts) + 1)]
     return [
         Group(prompt, tuple(tries), tuple(scores[first:last]))

@@ -1,7 +1,7 @@
-"""Where a run stands: `Place` (counters), `Gathered` (rollouts of the step), `Work` (the step under way).
+"""How far a run has come: `Progress` (counters) and `StepInProgress` (the step that is not finished yet).
 
-`to_checkpoint` and `from_checkpoint` turn Work into tensors and JSON and back, to the bit. What can be derived again
-(advantages, packed tensors) is not saved; what the weights have since moved away from (old and ref log-probs) is.
+`to_checkpoint` and `from_checkpoint` turn a StepInProgress into tensors and JSON and back, to the bit. What can be
+derived again (advantages, packed tensors) is not saved; what depends on earlier weights (old and ref log-probs) is.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from assay.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Progress:
     """Counters only: everything random is derived from them."""
 
     step: int = 0  # steps done
-    update: int = 0  # optimizer updates done in the step under way, skipped ones included
-    cursor: int = 0  # training problems drawn in the steps done
+    update: int = 0  # optimizer updates done in the unfinished step, skipped ones included
+    cursor: int = 0  # training problems that the finished steps have used
     policy_version: int = 0  # optimizer updates applied since the beginning
     skipped_in_a_row: int = 0  # non-finite updates since the last sound one
 
-    def after_update(self, update: Update) -> Place:
+    def after_update(self, update: Update) -> Progress:
         broken = not update.applied and update.skipped != NO_SIGNAL
         return replace(
             self,
@@ -50,42 +50,42 @@ class Place:
             skipped_in_a_row=self.skipped_in_a_row + 1 if broken else 0,
         )
 
-    def after_step(self, work: Work) -> Place:
-        return replace(self, step=self.step + 1, update=0, cursor=self.cursor + work.gathered.drawn)
+    def after_step(self, current: StepInProgress) -> Progress:
+        return replace(self, step=self.step + 1, update=0, cursor=self.cursor + current.collected.prompts_drawn)
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class CollectedGroups:
     """The groups a step has so far; several rounds when groups without signal are replaced."""
 
     groups: tuple[Group, ...] = ()
     left_out: tuple[Group, ...] = ()  # generated, recorded, not trained on: without signal, badly scored, or too many
-    drawn: int = 0  # prompts drawn in this step
-    rounds: int = 0  # times the engine was asked
+    prompts_drawn: int = 0  # in this step
+    rounds: int = 0  # calls of the engine
     without_signal: int = 0  # groups seen whose rewards were all equal, kept or not
     complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A step under way: its rollouts, its batch, and the updates made so far."""
+class StepInProgress:
+    """A step that is not finished: its rollouts, its batch, and the updates made so far."""
 
-    gathered: Gathered
+    collected: CollectedGroups
     samples: tuple[Sample, ...]
     batch: Batch
     updates: tuple[Update, ...] = ()
-    new_logprobs: tuple[tuple[Tensor, ...], ...] = ()  # a minibatch's micro-batches, as its latest update saw them
+    new_logprobs: tuple[tuple[Tensor, ...], ...] = ()  # per minibatch and micro-batch, of its latest update
 
-    def has_updates_left(self, place: Place) -> bool:
-        return place.update < self.batch.epochs * len(self.batch.minibatches)
+    def has_updates_left(self, progress: Progress) -> bool:
+        return progress.update < self.batch.epochs * len(self.batch.minibatches)
 
-    def current(self, place: Place) -> int:
-        """Which minibatch is next."""
-        return place.update % len(self.batch.minibatches)
+    def next_minibatch(self, progress: Progress) -> int:
+        """The index of the minibatch that the next update trains on."""
+        return progress.update % len(self.batch.minibatches)
 
-    def after(self, learned: Learned, place: Place) -> Work:
-        current = self.current(place)
-        new = (*self.new_logprobs[:current], learned.new_logprobs, *self.new_logprobs[current + 1 :])
+    def after(self, learned: Learned, progress: Progress) -> StepInProgress:
+        number = self.next_minibatch(progress)
+        new = (*self.new_logprobs[:number], learned.new_logprobs, *self.new_logprobs[number + 1 :])
         return replace(self, updates=(*self.updates, learned.update), new_logprobs=new)
 
     def logprobs_by_row(self, parts: Sequence[Sequence[Tensor | None]]) -> tuple[tuple[float, ...], ...]:
@@ -99,35 +99,35 @@ class Work:
         return tuple(rows[row] for row in range(len(self.samples)))
 
 
-def work_to_checkpoint(work: Work) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def to_checkpoint(current: StepInProgress) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
-    for index, parts in enumerate(work.batch.frozen):
+    for index, parts in enumerate(current.batch.frozen):
         for part, fixed in enumerate(parts):
             if fixed.old_BT is not None:
                 tensors[f"old.{index}.{part}"] = fixed.old_BT
             if fixed.ref_BT is not None:
                 tensors[f"ref.{index}.{part}"] = fixed.ref_BT
-    for index, new in enumerate(work.new_logprobs):
+    for index, new in enumerate(current.new_logprobs):
         for part, new_BT in enumerate(new):
             tensors[f"new.{index}.{part}"] = new_BT
-    gathered = work.gathered
+    collected = current.collected
     return tensors, {
-        "groups": [_group_to_state(group) for group in gathered.groups],
-        "left_out": [_group_to_state(group) for group in gathered.left_out],
-        "drawn": gathered.drawn,
-        "rounds": gathered.rounds,
-        "without_signal": gathered.without_signal,
-        "updates": [_hexed(dataclasses.asdict(update)) for update in work.updates],
+        "groups": [_group_to_state(group) for group in collected.groups],
+        "left_out": [_group_to_state(group) for group in collected.left_out],
+        "drawn": collected.prompts_drawn,
+        "rounds": collected.rounds,
+        "without_signal": collected.without_signal,
+        "updates": [_hexed(dataclasses.asdict(update)) for update in current.updates],
     }
 
 
-def work_from_checkpoint(
+def from_checkpoint(
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
     credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
     cut: Callable[[Sequence[Sample]], tuple[Minibatch, ...]],
     epochs: int,
-) -> Work:
+) -> StepInProgress:
     groups = tuple(_group(group) for group in state["groups"])
     samples = credit(groups)
     minibatches = cut(samples)
@@ -137,8 +137,8 @@ def work_from_checkpoint(
         frozen.append(tuple(FrozenLogprobs(tensors.get(f"old.{key}"), tensors.get(f"ref.{key}")) for key in keys))
         if f"new.{index}.0" in tensors:
             new.append(tuple(tensors[f"new.{key}"] for key in keys))
-    return Work(
-        gathered=Gathered(
+    return StepInProgress(
+        collected=CollectedGroups(
             groups,
             tuple(_group(group) for group in state["left_out"]),
             state["drawn"],
@@ -157,7 +157,7 @@ def _group_to_state(group: Group) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(group)))  # lists for tuples
     for score in state["scores"]:
         score["error"] = without_secrets(score["error"])  # what a reward raised may quote a key
-        del score["failure"]  # for the reader of this process alone
+        del score["failure"]  # only this process reports it
     return state
 
 
@@ -180,7 +180,7 @@ def _group(state: Mapping[str, Any]) -> Group:
 
 
 def _hexed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Floats as hexadecimal text: a skipped update holds NaN, which JSON cannot say."""
+    """Floats as hexadecimal text: a skipped update holds NaN, which JSON does not have."""
     return {name: {"float": value.hex()} if isinstance(value, float) else value for name, value in values.items()}
 
 

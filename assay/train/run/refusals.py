@@ -1,8 +1,9 @@
-"""What a run can be refused for in a moment, before torch is imported: files that are not there, names that nothing
-has, a directory that is not empty. Everything that is wrong is said at once."""
+"""What can be refused in a moment, before torch is imported: files that are not there, names that nothing has, a
+directory that is not empty."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from assay.rewards import check_functions
 from assay.tasks import check_task
 
 
-def refuse_early(config: Config, path: Path) -> None:
-    """Raises what is wrong with a new run in `path`."""
+def refuse_new_run(config: Config, path: Path) -> None:
+    """Raises all that is wrong with a new run in `path` at once."""
     checks: list[Callable[[], object]] = [
         lambda: refuse_unwritable_name(path),
         lambda: check_new_run(path, to_toml(config, meanings=False)),
@@ -32,3 +33,9 @@ def refuse_early(config: Config, path: Path) -> None:
             problems.append(str(error))
     if problems:
         raise ConfigError(*problems)
+
+
+def refuse_existing(target: Path) -> None:
+    """Of an export."""
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} exists already; give a directory that does not exist yet")

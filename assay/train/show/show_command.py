@@ -1,4 +1,4 @@
-"""`assay show`: recorded completions, to be read: each prompt with its answers, rewards and advantages."""
+"""`assay show`: prints recorded completions, each prompt with its answers, rewards and advantages."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from assay.machine.terminal import escape, fit
+from assay.machine.terminal import escape, fit, number
 from assay.record import RunDirectory, RunError, read_rollouts, recorded_steps
 from assay.train.show.completions import Group, Row, advantage, by_prompt, component_names, mean_reward, spread
-from assay.train.show.plot import number
 
 ORDERS: dict[str, tuple[str, Callable[[Group], float]]] = {
     "spread": ("rewards that differ most first", lambda group: -spread(group)),
     "best": ("highest mean reward first", lambda group: -mean_reward(group)),
     "worst": ("lowest mean reward first", mean_reward),
 }
-MOST_LINES = 6  # of one text; a prompt that is asked for by its id is shown whole
+MOST_LINES = 6  # of one text; a prompt that is chosen by its id is shown in full
 LEAST_WIDTH, MOST_WIDTH = 40, 120
 
 
 def show_lines(run: Path, *, step: int | None, prompt: str | None, order: str, count: int) -> Iterator[str]:
-    """The lines of `assay show`, made to be printed; no text in them can do anything to a terminal."""
+    """The lines of `assay show`; no text in them can control a terminal."""
     steps = recorded_steps(RunDirectory.open(run).path)
     if not steps:
         raise RunError(f"{run} holds no rollouts: no step was finished, or record.rollouts = 'none'")

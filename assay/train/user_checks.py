@@ -1,4 +1,4 @@
-"""What a user of GRPOTrainer hands in: checked, or refused in one sentence that names it and the fix."""
+"""Checks of what users hand to GRPOTrainer. A refusal is one sentence that names the value and the fix."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ _WHY_FIXED = {
 
 
 def check_tensors(log_probs: Tensor, fixed: Mapping[str, Tensor | None], mask: Tensor | None) -> None:
-    """Types, gradients and shapes: whatever torch would silently broadcast or differentiate is refused."""
-    given = {"log_probs": log_probs, **fixed, "mask": mask}
-    for name, tensor in given.items():
+    """Checks types, gradients and shapes: refuses what torch would silently broadcast or differentiate."""
+    tensors = {"log_probs": log_probs, **fixed, "mask": mask}
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name not in ("ref_log_probs", "mask")):
             raise TypeError(f"{name} is {short(tensor)}; pass a tensor")
     for name, why in _WHY_FIXED.items():
@@ -86,7 +86,7 @@ def check_tensors(log_probs: Tensor, fixed: Mapping[str, Tensor | None], mask: T
     shape = list(log_probs.shape)
     if len(shape) not in (1, 2) or not log_probs.numel():
         raise ValueError(f"log_probs has shape {shape}; wanted is [B, T], one a token, or [N], one a sequence")
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         allowed = [shape[:1], shape] if name == "advantages" else [shape]
         if tensor is not None and list(tensor.shape) not in allowed:
             wanted = " or ".join(map(str, allowed if len(shape) == 2 else [shape]))
