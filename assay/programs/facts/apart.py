@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.kind import SCORES, Kind
+from assay.programs.facts.kinds.kind import SCORES, Kind
 from assay.programs.facts.origin import is_network_call, network, same_network
-from assay.programs.facts.ratios import Difference
-from assay.programs.facts.samplers import drawn, is_touched, loaded
-from assay.programs.read.program import Program
-from assay.programs.value import UNKNOWN, Value
+from assay.programs.facts.ratio import Difference
+from assay.programs.facts.sampling.samplers import drawn, is_touched, loaded
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.read.script import Program
 
 
 def scored_apart(program: Program, one: Difference, loss: Value | None) -> tuple[str, Value] | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.kind import PASSES, Kind
-from assay.programs.facts.ratios import clamped_around_one
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.kinds.kind import PASSES, Kind
+from assay.programs.facts.ratio import clamped_around_one
+from assay.programs.graph import Value
+from assay.programs.read.script import Program
 
 LOWEST, HIGHEST = 0.0, 4.0  # a clamp that begins below and ends above these holds nothing back
 

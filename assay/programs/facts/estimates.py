@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.programs.facts.direction import is_advantage
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.penalties import Penalty, faces
-from assay.programs.facts.ratios import attached, differences
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kl.penalties import Penalty, faces
+from assay.programs.facts.loss.signs import is_advantage
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.facts.ratio import attached, differences
+from assay.programs.read.script import Program
 from assay.verdict import Place
 
 _LOGS = (Kind.LOG_SOFTMAX, Kind.LOGPROBS)

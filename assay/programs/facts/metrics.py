@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.direction import centred
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.loss.signs import centred
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.graph import Value, ancestors
+from assay.programs.read.script import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.value import Value, ancestors
 from assay.verdict import Place
 
 _SAME = ("leave", "cast", "detach", "clone")

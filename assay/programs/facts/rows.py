@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.read.things import Listing
-from assay.programs.value import UNKNOWN, Value
 
 BUILT = frozenset({"setitem", "tensor", "pad_sequence", "stack"})
 _DEEP = 12

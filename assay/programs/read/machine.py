@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from assay.programs.graph import UNKNOWN, Branch, Context, Graph, Loop, Value
 from assay.programs.read.state import Changes, Heap, State
 from assay.programs.read.things import Frame, Function, Library, Module, Pending
-from assay.programs.value import UNKNOWN, Branch, Context, Graph, Loop, Value
 from assay.verdict import Place
 
 LONGEST_TEXT = 90

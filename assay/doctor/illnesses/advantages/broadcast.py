@@ -31,10 +31,10 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.advantages import POLICY
-from assay.programs.facts.shapes import Shape, Shapes, enlarged
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.facts.advantages.advantages import POLICY
+from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
+from assay.programs.graph import Value, ancestors
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

@@ -44,9 +44,9 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
+from assay.programs.graph import Value
+from assay.programs.read.script import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 

@@ -34,8 +34,8 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch
-from assay.programs.facts.advantages import weighs_policy
-from assay.programs.facts.groups import (
+from assay.programs.facts.advantages.advantages import weighs_policy
+from assay.programs.facts.advantages.groups import (
     Expansion,
     Grouping,
     expansions,
@@ -45,7 +45,7 @@ from assay.programs.facts.groups import (
     same_size,
     shape_of,
 )
-from assay.programs.read.program import Program
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 

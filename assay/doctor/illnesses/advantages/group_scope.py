@@ -35,12 +35,12 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
-from assay.programs.facts.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
-from assay.programs.facts.pairing import feeds
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
+from assay.programs.facts.advantages.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
+from assay.programs.facts.rewards.pairing import feeds
+from assay.programs.graph import Value, ancestors
+from assay.programs.read.script import Program
 from assay.programs.read.things import Listing
-from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 

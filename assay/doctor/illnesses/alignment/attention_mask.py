@@ -36,8 +36,8 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.alignment.position_ids import position_faults
-from assay.programs.facts.padding import unmasked
-from assay.programs.read.program import Program
+from assay.programs.facts.masks.padding import unmasked
+from assay.programs.read.script import Program
 from assay.verdict import (
     Confidence,
     Fact,

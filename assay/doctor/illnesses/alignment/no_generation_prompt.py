@@ -24,11 +24,11 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_trainers import GENERATE
-from assay.programs.facts.chosen import behind, made_of
-from assay.programs.facts.prompts import prompts_of
-from assay.programs.read.program import Program
+from assay.programs.facts.sampling.prompts import prompts_of
+from assay.programs.facts.sampling.scoring import behind, made_of
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.read.script import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.value import UNKNOWN, Value
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 

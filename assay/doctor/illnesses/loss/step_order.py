@@ -32,9 +32,7 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.origin import same_network
-from assay.programs.facts.ownership import contains
-from assay.programs.facts.steps import (
+from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
     before,
     clears_of_unknown,
@@ -46,8 +44,10 @@ from assay.programs.facts.steps import (
     optimizer_of,
     optimizers,
 )
-from assay.programs.read.program import Program
-from assay.programs.value import Loop, Value
+from assay.programs.facts.optimizer.ownership import contains
+from assay.programs.facts.origin import same_network
+from assay.programs.graph import Loop, Value
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm

@@ -26,11 +26,11 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import changed
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
+from assay.programs.facts.optimizer.ownership import differentiated, is_network
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ownership import differentiated, is_network
-from assay.programs.facts.steps import optimizer_of, optimizers
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.graph import Value, ancestors
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")

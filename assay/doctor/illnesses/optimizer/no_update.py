@@ -38,8 +38,8 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.running import seen_in_run
 from assay.doctor.trend import STEPS
-from assay.programs.facts.updated import unmoved
-from assay.programs.read.program import Program
+from assay.programs.facts.optimizer.changed_weights import unmoved
+from assay.programs.read.script import Program
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,

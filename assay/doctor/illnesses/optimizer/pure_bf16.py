@@ -34,11 +34,11 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.programs.facts.optimizer.optimizers import optimizers
+from assay.programs.facts.optimizer.precision import is_mixed, weights_of
 from assay.programs.facts.origin import network
-from assay.programs.facts.precision import is_mixed, weights_of
-from assay.programs.facts.steps import optimizers
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.graph import Value
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW = 0.05  # of the numbers; an update in float32 changes nearly all

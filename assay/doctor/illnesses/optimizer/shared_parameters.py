@@ -28,11 +28,11 @@ from itertools import combinations
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
+from assay.programs.facts.optimizer.ownership import contains, is_network, owners
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ownership import contains, is_network, owners
-from assay.programs.facts.steps import Optimizer, optimizers
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.graph import Value
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

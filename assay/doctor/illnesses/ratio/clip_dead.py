@@ -39,10 +39,10 @@ from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.clips import dead_bounds, is_around_the_product, is_clip, reaches
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.ratios import RATIOS, differences, is_differentiated, same, surrogates, uses
-from assay.programs.facts.updates import are_several
-from assay.programs.read.program import Program
+from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.optimizer.epochs import are_several
+from assay.programs.facts.ratio import RATIOS, differences, is_differentiated, same, surrogates, uses
+from assay.programs.read.script import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 

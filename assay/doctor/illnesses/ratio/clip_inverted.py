@@ -40,9 +40,9 @@ from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
 from assay.programs.facts.clips import are_exchanged, is_around_the_product, is_clip
-from assay.programs.facts.direction import is_maximised, sides
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.loss.signs import is_maximised, sides
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.read.script import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.ratios import Difference, differences, is_differentiated, same, uses
-from assay.programs.read.program import Program
+from assay.programs.facts.ratio import Difference, differences, is_differentiated, same, uses
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

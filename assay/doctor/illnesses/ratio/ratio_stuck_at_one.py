@@ -38,11 +38,11 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ratios import Difference, attached, differences, same, uses
-from assay.programs.facts.updates import epochs_over, is_split, parts_of_rollout, turns
-from assay.programs.read.program import Program
-from assay.programs.value import Loop, Value
+from assay.programs.facts.ratio import Difference, attached, differences, same, uses
+from assay.programs.graph import Loop, Value
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit

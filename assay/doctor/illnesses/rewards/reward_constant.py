@@ -37,9 +37,9 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.advantages import policy_weights
-from assay.programs.facts.rewards import always_raises, by_chance, constant, never_equal
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.advantages import policy_weights
+from assay.programs.facts.rewards.flaws import always_raises, by_chance, constant, never_equal
+from assay.programs.read.script import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same

@@ -1,0 +1,1 @@
+"""What a value is: logits, log-probs, a ratio, a mask."""

@@ -1,0 +1,176 @@
+"""The KL terms of a loss: which estimator, which way round, against which network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assay.programs.facts.kinds.kind import PASSES, Kind
+from assay.programs.facts.loss.signs import is_advantage
+from assay.programs.facts.loss.terms import Term, TermKind
+from assay.programs.facts.ratio import Difference, attached, differences, is_differentiated, uses
+from assay.programs.graph import Value
+from assay.programs.read.script import Program
+
+_ALGEBRA = (
+    *PASSES,
+    "mul",
+    "div",
+    "mean",
+    "sum",
+    "nanmean",
+    "neg",
+    "add",
+    "sub",
+    "index",
+    "where",
+    "clamp",
+    "pow",
+    "exp",
+)
+_DEEPEST = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A summand of an estimate: sign * exp(left - right), or sign * (left - right)."""
+
+    sign: int
+    value: Value
+    difference: Difference
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """A KL term. `part` is the exponential of a k3, `linear` its other part or the whole of a k1."""
+
+    loss: Value
+    term: Term
+    core: Value
+    estimator: str
+    part: Part | None
+    linear: Part | None
+    has_gradient: bool | None
+
+    @property
+    def difference(self) -> Difference | None:
+        known = self.part or self.linear
+        return known.difference if known is not None else None
+
+
+def penalties(program: Program) -> list[Penalty]:
+    """Each KL term of each loss, those behind a detach too."""
+    found: list[Penalty] = []
+    for loss, terms in program.losses:
+        for term in terms:
+            if term.kind is TermKind.KL:
+                found.append(_penalty(program, loss, term, term.core, term.estimator))
+            elif term.kind is TermKind.DETACHED:
+                core = _inside(program, term.core)
+                if core is not None:
+                    estimator = program.terms.kl_estimator(core) or "k1"
+                    found.append(_penalty(program, loss, term, core, estimator))
+    return found
+
+
+def _penalty(program: Program, loss: Value, term: Term, core: Value, estimator: str) -> Penalty:
+    parts = parts_of(program, core) if estimator in ("k3", "k1", "") else []
+    exponentials = [one for one in parts if is_exponential(program, one.value)]
+    linear = [one for one in parts if not is_exponential(program, one.value)]
+    if estimator in ("k2", "abs") and core.input is not None:
+        linear = [Part(1, core.input, one) for one in differences(program, core.input)[:1]]
+    first = exponentials[0] if exponentials else None
+    return Penalty(
+        loss, term, core, estimator, first, linear[0] if linear else None, program.origins.gradient(term.core)
+    )
+
+
+def parts_of(program: Program, core: Value) -> list[Part]:
+    found: list[Part] = []
+    for sign, value in program.terms.additive(core):
+        known = differences(program, value)
+        if len(known) == 1:
+            found.append(Part(sign, value, known[0]))
+    return found
+
+
+def is_exponential(program: Program, value: Value) -> bool:
+    return value.op == "expm1" or program.kinds.is_a(value, Kind.RATIO, Kind.CLIPPED_RATIO)
+
+
+def _inside(program: Program, value: Value) -> Value | None:
+    """The KL estimate in something without a gradient, where arithmetic alone lies between."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting and len(seen) < _DEEPEST:
+        current = waiting.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if program.terms.kl_estimator(current):
+            return current
+        if program.kinds.is_a(current, Kind.LOG_RATIO) and current.op in ("sub", "neg", "mul"):
+            return current
+        is_data = current.op == "attribute" and current.name == "data"
+        if (current.op in _ALGEBRA or is_data) and current.op not in ("phi", "table", "listing", "element"):
+            waiting += [one for name, one in current.arguments.items() if name in ("input", "other")]
+    return None
+
+
+def faces(program: Program, difference: Difference) -> tuple[Value, Value] | None:
+    """(policy, reference) of a difference; None where it is not seen that one side is a reference."""
+    for ours, theirs in ((difference.left, difference.right), (difference.right, difference.left)):
+        if program.origins.is_reference(theirs) is True and program.origins.is_reference(ours) is not True:
+            backwards = program.origins.gradient(theirs) and program.origins.gradient(ours) is False
+            return None if backwards else (ours, theirs)  # the optimizer holds the wrong network: another illness
+    return None
+
+
+def against_old(program: Program, difference: Difference) -> bool:
+    """Whether a side of it is the denominator of the policy's own ratio: a KL to the policy that sampled."""
+    ends = {id(attached(difference.left)), id(attached(difference.right))}
+    for use in uses(program):
+        for one in differences(program, use.ratio):
+            right = attached(one.right)
+            is_old = program.origins.gradient(one.right) is False and right is not attached(one.left)
+            if id(right) in ends and is_old:
+                return True
+    return False
+
+
+def is_a_penalty(program: Program, penalty: Penalty) -> bool:
+    """Whether it is a distance to a reference: not a policy gradient with a baseline, not a KL to the sampler."""
+    if penalty.estimator == "full":
+        return True
+    if penalty.difference is None:
+        return False
+    if faces(program, penalty.difference) is not None:
+        return not any(is_advantage(program, factor) for factor in penalty.term.factors)
+    if penalty.estimator in ("k1", "abs", "k2"):
+        return False
+    ends = {program.origins.gradient(penalty.difference.left), program.origins.gradient(penalty.difference.right)}
+    return ends == {True, False} and not against_old(program, penalty.difference)
+
+
+def penalty_sign(program: Program, penalty: Penalty) -> int:
+    """The sign of the KL in the loss; 0 where the estimate itself is not understood."""
+    sign = penalty.term.sign
+    if penalty.estimator in ("k2", "abs", "full"):
+        return sign
+    if penalty.estimator == "k3" and penalty.part is not None:
+        return sign if penalty.part.sign > 0 else 0
+    if penalty.estimator == "k1" and penalty.linear is not None:
+        sides = faces(program, penalty.linear.difference)
+        if sides is None:
+            return 0
+        return sign * (1 if sides[0] is penalty.linear.difference.left else -1)
+    return 0
+
+
+def is_also_exponentiated(program: Program, difference: Difference) -> bool:
+    """Whether the loss has an exp or a square of the same log-probs too."""
+    ends = {id(attached(difference.left)), id(attached(difference.right))}
+    for value in program.of("exp", "expm1", "pow", "square"):
+        for one in differences(program, value):
+            if {id(attached(one.left)), id(attached(one.right))} == ends and is_differentiated(program, value):
+                return True
+    return False

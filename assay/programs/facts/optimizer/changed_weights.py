@@ -1,0 +1,232 @@
+"""Whether the weights that a loss is computed with are those that an optimizer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
+from assay.programs.facts.optimizer.ownership import (
+    contains,
+    differentiated,
+    direct_parts,
+    is_held,
+    is_network,
+    is_used,
+)
+from assay.programs.facts.origin import network, same_network
+from assay.programs.graph import Value, ancestors
+from assay.programs.read.script import Program
+from assay.verdict import Place
+
+_HEADS = ("lm_head", "embed_out", "score", "v_head", "value_head")
+_LATE = {
+    "get_peft_model": "the adapters are not in it",
+    "FSDP": "it replaces the parameters by its own",
+    "FullyShardedDataParallel": "it replaces the parameters by its own",
+}
+
+
+_OPAQUE = ("log_prob", "entropy", "rsample", "super", "unknown")
+_OBJECTS = ("call", "parameter", "attribute", "instance")  # a buffer may give back what it was given
+
+
+@dataclass(frozen=True)
+class Unmoved:
+    """`what`: "" where everything is as it should be."""
+
+    places: tuple[Place, ...]
+    what: str = ""
+    fix: str = ""
+
+
+def unmoved(program: Program) -> Iterator[Unmoved]:
+    every = [one for one in optimizers(program) if one.is_known]
+    cut = list(_cut(program, every))
+    yield from cut
+    if cut:
+        return
+    for optimizer in every:
+        if optimizer.networks is None or not optimizer.steps:
+            continue
+        found = _late(program, optimizer) or _other(program, optimizer) or _part(program, optimizer, every)
+        yield found or Unmoved((optimizer.value.place,))
+
+
+def _late(program: Program, optimizer: Optimizer) -> Unmoved | None:
+    """Wrapped after the optimizer was made, and used so."""
+    assert optimizer.networks is not None
+    for value in program.of("wrapped"):
+        if value.name not in _LATE or value.order < optimizer.value.order:
+            continue
+        inner = value.argument("0")
+        if inner is None or not any(same_network(inner, one) for one in optimizer.networks):
+            continue
+        if _is_used_in_loss(program, value):
+            what = f"{optimizer.value.shown} is made before `{value.place.text}`: {_LATE[value.name]}"
+            return Unmoved((optimizer.value.place, value.place), what)
+    return None
+
+
+def _is_used_in_loss(program: Program, model: Value) -> bool:
+    for loss, _ in program.losses:
+        for call in program.origins.forwards(loss):
+            current: Value | None = call.arguments.get("model")
+            while current is not None and current.op in ("wrapped", "cast", "phi"):
+                if current is model:
+                    return True
+                current = current.argument("0") or current.input
+    return False
+
+
+def _other(program: Program, optimizer: Optimizer) -> Unmoved | None:
+    """The optimizer holds a network that no loss is computed with."""
+    assert optimizer.networks is not None
+    losses = [differentiated(program, loss) for loss, _ in program.losses]
+    own = [network(one) for one in optimizer.networks]
+    if not losses or any(one is None for one in losses):
+        return None
+    used = [model for models in losses for model in models or ()]
+    if not all(is_network(one) for one in own) or not all(is_network(one) for one in used):
+        return None
+    within = [call.arguments["model"] for loss, _ in program.losses for call in _calls(loss)]
+    if any(contains(program, one, model) or contains(program, model, one) for one in own for model in [*used, *within]):
+        return None
+    what = (
+        f"{optimizer.value.shown} holds the parameters of {own[0].shown}, and the loss is computed with "
+        f"{used[0].shown}, another network: it never changes"
+    )
+    return Unmoved((optimizer.value.place, used[0].place), what)
+
+
+def _calls(loss: Value) -> list[Value]:
+    """All calls of networks behind a loss, those too whose output goes into another network."""
+    return [one for one in ancestors(loss) if one.op == "forward" and not one.context.no_grad]
+
+
+def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unmoved | None:
+    """The optimizer holds a layer, and no one the others, which nothing freezes."""
+    assert optimizer.networks is not None
+    heads = [one for one in optimizer.networks if one.op == "attribute" and one.name in _HEADS]
+    for loss, _ in program.losses if len(heads) == len(optimizer.networks) and len(every) == 1 else ():
+        for model in differentiated(program, loss) or ():
+            if model.op == "pretrained" and same_network(heads[0], model) and not _is_frozen(program, model):
+                what = (
+                    f"{optimizer.value.shown} holds the {heads[0].name} of {model.shown} alone: no other layer learns"
+                )
+                return Unmoved((optimizer.value.place, model.place), what)
+    for loss, _ in program.losses:
+        for model in differentiated(program, loss) or ():
+            inside = [one for one in optimizer.networks if _is_inside(program, one, model)]
+            if len(inside) < len(optimizer.networks) or is_held(program, model, every) or _is_frozen(program, model):
+                continue
+            if model.op != "instance":
+                rest: list[Value] = []
+            else:
+                parts = direct_parts(program, model)
+                rest = [
+                    one
+                    for one in parts
+                    if not is_held(program, one, every)
+                    and not any(contains(program, one, other) for other in inside)
+                    and is_used(program, loss, one)
+                ]
+                if not rest:
+                    continue
+            left = ", ".join(one.shown for one in rest[:3]) or "all else"
+            what = (
+                f"{optimizer.value.shown} holds one part of {model.shown}: {left} never changes, and nothing freezes it"
+            )
+            return Unmoved((optimizer.value.place, model.place), what)
+    return None
+
+
+def _is_inside(program: Program, part: Value, whole: Value) -> bool:
+    return not same_network(part, whole) and contains(program, whole, part)
+
+
+def _is_frozen(program: Program, model: Value) -> bool:
+    """Whether anything of the network is told to need no gradient, or is computed without one."""
+    for value in program.of("requires_grad_", "setattr", "cast"):
+        off = value.name == "requires_grad_" or (value.op == "setattr" and value.name == "requires_grad")
+        if off and value.input is not None:
+            target = value.input.input if value.input.op == "element" and value.input.input else value.input
+            target = target.input if target.op in ("parameters", "named_parameters") and target.input else target
+            if not is_network(network(target)) or contains(program, model, target) or contains(program, target, model):
+                return True
+    return False
+
+
+# no gradient at all
+
+
+def _cut(program: Program, every: list[Optimizer]) -> Iterator[Unmoved]:
+    for backward in program.of("backward"):
+        loss = backward.input
+        if loss is None or program.origins.gradient(loss) is not False:
+            continue
+        calls = [one for one in program.origins.forwards(loss) if one.op == "forward"]
+        ours = [one for one in calls if is_held(program, one.arguments["model"], every)]
+        if not ours or _is_opaque(program, loss):
+            continue
+        place = _where(program, loss)
+        if place is not None:
+            what = f"no gradient reaches the weights: `{place.text}` takes it away before `{backward.place.text}`"
+            yield Unmoved((place, backward.place), what, "Keep the loss attached to the forward pass.")
+            return
+        if all(one.context.no_grad for one in calls):
+            what = f"`{ours[0].place.text}` runs under no_grad: `{backward.place.text}` has nothing to differentiate"
+            yield Unmoved((ours[0].place, backward.place), what, "Compute the loss outside of no_grad.")
+            return
+        frozen = _freeze(program, ours[0].arguments["model"])
+        if frozen is not None:
+            what = f"`{frozen.place.text}` freezes the network that is trained: it gets no gradient"
+            yield Unmoved((frozen.place, backward.place), what, "Freeze the reference, not the policy.")
+            return
+
+
+def _is_opaque(program: Program, loss: Value) -> bool:
+    """Whether something is in a loss of which nothing is known: it may carry a gradient of its own."""
+    waiting, seen = [loss], {id(loss)}
+    while waiting:
+        current = waiting.pop()
+        asked = current.op == "method" and current.input is not None and current.input.op in _OBJECTS
+        if (asked or current.op in _OPAQUE) and program.kinds.of(current) is None:
+            return True
+        if current.op in ("detach", "leave", "tensor", "forward"):
+            continue
+        for one in current.arguments.values():
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
+    return False
+
+
+def _where(program: Program, loss: Value) -> Place | None:
+    """The operation behind which everything has a gradient: a detach, an item(), a new tensor."""
+    current: Value | None = loss
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if current.op in ("detach", "leave"):
+            return current.place
+        if current.op == "tensor":
+            return None if current.name.endswith(("as_tensor", "asarray", "from_numpy")) else current.place
+        inputs = [one for one in current.inputs if program.origins.forwards(one)]
+        if current.op in ("forward", "phi") or not inputs:
+            return None
+        current = inputs[0]
+    return None
+
+
+def _freeze(program: Program, model: Value) -> Value | None:
+    for value in program.of("requires_grad_", "setattr", "cast"):
+        off = value.setting("value") if value.op == "setattr" else value.setting("1", value.setting("requires_grad"))
+        if not value.name.startswith("requires_grad") or off is not False or value.input is None:
+            continue
+        target = value.input
+        if target.op == "element" and target.input is not None and target.input.op == "parameters":
+            target = target.input.input or target
+        if same_network(target, model):
+            return value
+    return None

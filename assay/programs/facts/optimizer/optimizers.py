@@ -1,0 +1,203 @@
+"""The optimizers of a script: what they hold, and in which order gradients are cleared, made, clipped and used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from assay.programs.facts.origin import network, same_network
+from assay.programs.graph import Loop, Value, ancestors
+from assay.programs.read.script import Program, once
+
+_SHELLS = ("wrapped", "prepared", "cast")
+_OPEN = ("parameter", "attribute", "index", "element", "call", "method")  # an object of which nothing is known
+
+
+@dataclass(frozen=True, eq=False)
+class Optimizer:
+    """One optimizer and what happens to its gradients, in the order of evaluation.
+
+    `networks`: whose parameters it holds; None where the text does not say.
+    """
+
+    value: Value
+    networks: tuple[Value, ...] | None
+    steps: tuple[Value, ...]
+    clears: tuple[Value, ...]
+    backwards: tuple[Value, ...]
+
+    @property
+    def is_known(self) -> bool:
+        return self.value.op == "optimizer"
+
+
+def optimizer_of(value: Value | None) -> Value | None:
+    """The optimizer behind a name; None where several may be meant. What is not known stands for itself."""
+    options: list[Value] = []
+    waiting = [value]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen or current.constant is None:
+            continue
+        seen.add(id(current))
+        if current.op == "optimizer" or current.op in _OPEN:
+            options.append(current)
+        elif current.op in _SHELLS:
+            waiting.append(current.input or current.argument("0"))
+        elif current.op == "phi":
+            waiting += current.inputs
+    return options[0] if len(options) == 1 else None
+
+
+def held(optimizer: Value) -> tuple[Value, ...] | None:
+    """The networks, or parts of them, whose parameters an optimizer was given; None where that is not all."""
+    given = optimizer.argument("parameters")
+    found: list[Value] = []
+    complete = given is not None
+    waiting = [given] if given is not None else []
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if current.op in ("parameters", "named_parameters") and current.input is not None:
+            found.append(current.input)
+        elif current.op in ("parameter", "attribute", "unknown", "method") or (
+            current.op == "call" and not current.name.startswith("builtins.")
+        ):
+            complete = complete and current.op == "attribute" and current.name == "requires_grad"
+        else:
+            waiting += [one for name, one in current.arguments.items() if name not in ("lr", "weight_decay")]
+    return tuple(found) if complete and found else None
+
+
+def is_scheduler(step: Value) -> bool:
+    current = step.input
+    while current is not None and current.op in (*_SHELLS, "phi"):
+        current = current.input or next((one for one in current.inputs if one.op != "phi"), None)
+    return current is not None and current.op == "scheduler"
+
+
+def stepped(step: Value) -> Value | None:
+    """The optimizer of a step, given to a scaler or not."""
+    inside = step.argument("1")
+    if inside is not None and inside.op == "optimizer":
+        return inside
+    return None if is_scheduler(step) else optimizer_of(step.input)
+
+
+@once
+def optimizers(program: Program) -> list[Optimizer]:
+    """Those of torch that the script makes, and objects that are stepped and cleared."""
+    steps = [(one, stepped(one)) for one in program.of("step")]
+    clears = list(_clears(program))
+    cleared = [of for _, of in clears if of is not None]
+    found: list[Value] = []
+    for value in [*program.of("optimizer"), *(of for _, of in steps if of is not None)]:
+        is_one = value.op == "optimizer" or any(value is of for of in cleared)
+        if is_one and not any(value is one for one in found):
+            found.append(value)
+    made: list[Optimizer] = []
+    for value in found:
+        networks = held(value) if value.op == "optimizer" else None
+        made.append(
+            Optimizer(
+                value,
+                networks,
+                tuple(step for step, of in steps if of is value),
+                tuple(clear for clear, of in clears if of is value or (of is not None and _is_of(of, networks))),
+                tuple(one for one in program.of("backward") if _reaches(program, one, networks)),
+            )
+        )
+    return made
+
+
+def _clears(program: Program) -> Iterator[tuple[Value, Value | None]]:
+    """(event, optimizer or network) for everything that sets gradients to zero; None: not known whose."""
+    for value in program.of("zero_grad"):
+        yield value, optimizer_of(value.input) or value.input
+    for value in program.of("setattr"):
+        if value.name == "grad":
+            yield value, None
+    for value in program.of("method"):
+        if value.name in ("zero", "zero_grads", "clear_grad", "reset_grad", "zero_gradients"):
+            yield value, None
+    for value in program.of("in_place", "method", "zero_"):
+        inner = value.input
+        if inner is None or value.name not in ("zero_", "fill_", "mul_"):
+            continue
+        if any(one.op == "attribute" and one.name == "grad" for one in list(ancestors(inner))[:4]):
+            yield value, None
+
+
+def clears_of_unknown(program: Program) -> list[Value]:
+    """Clears of which the text does not say whose gradients they clear: by hand, by an object of another class."""
+    return [value for value, of in _clears(program) if of is None or of.op in (*_OPEN, "phi", "instance", "library")]
+
+
+def _is_of(cleared: Value, networks: tuple[Value, ...] | None) -> bool:
+    """model.zero_grad(), where the optimizer holds that model."""
+    return networks is not None and any(same_network(cleared, one) or is_part(one, cleared) for one in networks)
+
+
+def is_part(part: Value, whole: Value) -> bool:
+    """Whether one network is reached through attributes of the other."""
+    current, seen = part, set[int]()
+    while current.op in ("attribute", "index", "element") and current.input is not None and id(current) not in seen:
+        seen.add(id(current))
+        current = current.input
+        if same_network(current, whole):
+            return True
+    return False
+
+
+def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | None) -> bool:
+    """Whether a backward makes gradients of these networks; where the text does not tell it may."""
+    if networks is None or backward.input is None:
+        return True
+    known = ("pretrained", "instance", "deepcopy", "module")
+    own = [network(one) for one in networks]
+    if not program.origins.networks(backward.input) or any(one.op not in known for one in own):
+        return True
+    calls = [one for one in ancestors(backward.input) if one.op in ("forward", "call") and not one.context.no_grad]
+    behind = [network(one.arguments["model"]) for one in calls if one.op == "forward"]
+    if any("callee" in one.arguments for one in calls) or any(one.op not in known for one in behind):
+        return True  # a network that came in as a parameter
+    return any(same_network(one, other) for one in own for other in behind) or not any(
+        same_network(one, other) for one in behind for other in program.origins.trained()
+    )
+
+
+# order
+
+
+def loop_of(step: Value, backwards: tuple[Value, ...]) -> Loop | None:
+    """The innermost loop that both makes gradients and uses them."""
+    for loop in reversed(step.context.loops):
+        if any(loop in one.context.loops for one in backwards):
+            return loop
+    return None
+
+
+def is_unconditional(event: Value, step: Value) -> bool:
+    """Whether the event happens whenever the step does: in the same loops, under no further condition."""
+    loops, branches = event.context.loops, event.context.branches
+    if event.context.in_handler and not step.context.in_handler:
+        return False
+    if step.context.loops[: len(loops)] != loops:
+        return False
+    sides = {(one.place, one.side) for one in step.context.branches}
+    return all((one.place, one.side) in sides for one in branches)
+
+
+def before(step: Value, events: list[Value], loop: Loop | None) -> list[Value]:
+    """What happened before a step, nearest first: in this turn, then in the turn before."""
+    if loop is None:
+        same = [one for one in events if one.context.calls[:1] == step.context.calls[:1]]
+        return sorted((one for one in same if one.order < step.order), key=lambda one: -one.order)
+    inside = [one for one in events if loop in one.context.loops]
+    earlier = sorted((one for one in inside if one.order < step.order), key=lambda one: -one.order)
+    later = sorted((one for one in inside if one.order > step.order), key=lambda one: -one.order)
+    return earlier + later
