@@ -6,13 +6,14 @@ run knows the numbers too (`Value.thing`).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.verdict import Place
+
+T = TypeVar("T")
 
 
 class _Unknown:
@@ -71,9 +72,9 @@ class Context:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One value. `arguments` are named as the operation's documentation names them: see operations.SIGNATURES.
+    """One value. `arguments` are named as the operation's documentation names them: see SIGNATURES.
 
-    In a loop a value may depend on itself: walk with a set of what was seen (`ancestors` does).
+    In a loop a value may depend on itself: assay.programs.walk goes through it once.
     """
 
     op: str
@@ -150,42 +151,113 @@ class Graph:
         return list(found[0]) if len(found) == 1 else sorted(chain(*found), key=lambda value: value.order)
 
 
-def ancestors(value: Value) -> Iterator[Value]:
-    """The value and all it was made of, nearest first."""
-    seen = {id(value)}
-    waiting = deque([value])
-    while waiting:
-        current = waiting.popleft()
-        yield current
-        for argument in current.arguments.values():
-            if id(argument) not in seen:
-                seen.add(id(argument))
-                waiting.append(argument)
+# names: however it is written, one operation has one name and its arguments have theirs. `F.softmax(x, -1)`,
+# `x.softmax(dim=-1)` and `torch.nn.functional.softmax(input=x, dim=-1)` are all softmax(input=x, dim=-1). numpy's
+# functions answer to the same names.
+
+# the names of the arguments --> the operations that have them, as torch names them
+_ARGUMENTS = {
+    "input": (
+        "exp expm1 log log1p sqrt square abs neg sigmoid tanh relu sign logsigmoid repeat tile expand view "
+        "reshape permute clone detach isfinite isnan logical_not"
+    ),
+    "input other": (
+        "add sub mul div floordiv mod matmul minimum maximum eq ne lt le gt ge expand_as logical_and logical_or"
+    ),
+    "input dim keepdim": "logsumexp mean sum median nanmean min max amin amax any all argmax argmin",
+    "input dim": "softmin cumsum cumprod unbind squeeze unsqueeze",
+    "input dim dtype": "softmax log_softmax",
+    "input dim index": "gather index_select",
+    "input dim index src": "scatter scatter_add",
+    "input repeats dim": "repeat_interleave",
+    "input index dim": "take_along_dim",
+    "parameters max_norm": "clip_grad_norm",
+    "input mask": "masked_select",
+    "input target weight size_average ignore_index reduce reduction label_smoothing": "cross_entropy",
+    "input dim descending": "argsort sort",
+    "sequences batch_first padding_value": "pad_sequence",
+    "input num_samples replacement": "multinomial",
+    "input mask value": "masked_fill",
+    "seed": "manual_seed",
+    "input nan": "nan_to_num",
+    "input p dim eps": "normalize",
+    "tensors dim": "cat stack",
+    "input dim0 dim1": "transpose",
+    "input target weight size_average ignore_index reduce reduction": "nll_loss",
+    "input target size_average reduce reduction": "mse_loss",
+    "n": "randperm",
+    "input dim unbiased keepdim": "std var",
+    "input num_classes": "one_hot",
+    "input p training": "dropout",
+    "input start_dim end_dim": "flatten",
+    "input target size_average reduce reduction log_target": "kl_div",
+    "data dtype device": "tensor",
+    "start end step": "arange",
+    "equation": "einsum",
+    "input min max": "clamp",
+    "condition input other": "where",
+    "input size dim": "split",
+    "input chunks dim": "chunk",
+    "input k dim": "topk",
+    "input dims": "flip",
+    "input shifts dims": "roll",
+    "size fill_value": "full",
+    "input exponent": "pow",
+    "input pad mode value": "pad",
+}
+SIGNATURES = {op: tuple(names.split()) for names, ops in _ARGUMENTS.items() for op in ops.split()}
+
+_SPELLINGS = {
+    "clamp": "clip clamp_min clamp_max", "div": "divide true_divide", "sub": "subtract", "mul": "multiply",
+    "neg": "negative", "abs": "absolute", "cat": "concat concatenate vstack hstack", "pow": "power float_power",
+    "gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "ne": "not_equal", "eq": "equal",
+    "tensor": "as_tensor from_numpy FloatTensor LongTensor asarray array", "view": "view_as", "reshape": "reshape_as",
+    "logical_and": "bitwise_and __and__", "logical_or": "bitwise_or", "logical_not": "bitwise_not", "minimum": "fmin",
+    "maximum": "fmax", "transpose": "swapaxes t", "clip_grad_norm": "clip_grad_norm_ clip_grad_value_",
+    "rsub": "rsub", "scatter": "scatter_", "softmax": "softmax_", "expand": "broadcast_to", "sum": "nansum",
+    "std": "nanstd", "take_along_dim": "take_along_axis", "log_softmax": "special.log_softmax",
+}  # fmt: skip
+ALIASES = {other: op for op, others in _SPELLINGS.items() for other in others.split()}
+_KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "self": "input", "dims": "dim",
+             "a_min": "min", "a_max": "max", "arr": "input", "indices": "index"}  # fmt: skip
+
+# methods and functions that give the same numbers in another form
+CASTS = frozenset(
+    "to float double half bfloat16 long int bool cuda cpu type astype contiguous requires_grad_ type_as npu xpu "
+    "to_device pin_memory".split()
+)
+LEAVES = frozenset({"item", "tolist", "numpy"})  # out of torch: nothing can be differentiated behind them
 
 
-def descendants(value: Value) -> Iterator[Value]:
-    """The value and all that was made of it, nearest first."""
-    seen = {id(value)}
-    waiting = deque([value])
-    while waiting:
-        current = waiting.popleft()
-        yield current
-        for user in current.users:
-            if id(user) not in seen:
-                seen.add(id(user))
-                waiting.append(user)
+def canonical(name: str) -> str | None:
+    """The operation behind the last part of a function's name or a method; None if it is not one of ours.
+
+    >>> canonical("clip"), canonical("mul_"), canonical("softmax"), canonical("frobnicate")
+    ('clamp', 'mul', 'softmax', None)
+    """
+    if name in CASTS:
+        return "cast"
+    if name in LEAVES:
+        return "leave"
+    if name in ALIASES:
+        return ALIASES[name]
+    if name in SIGNATURES:
+        return name
+    bare = name.removesuffix("_")
+    return canonical(bare) if bare != name and not name.startswith("_") else None
 
 
-def last_layer(forward: Value) -> str:
-    """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
-    model = forward.arguments.get("model")
-    if model is not None and model.op == "submodule":
-        model = model.arguments.get("layer", model)
-    if model is None or model.op != "module":
-        return forward.name
-    layer = model
-    while layer.name == "Sequential":
-        if not layer.arguments or (inner := list(layer.arguments.values())[-1]).op != "module":
-            return ""
-        layer = inner
-    return layer.name
+def bound(op: str, name: str, positional: Sequence[T], keywords: Mapping[str, T]) -> dict[str, T]:
+    """Arguments by the operation's own names. What has no name there is numbered: "1", "2" after the input."""
+    names = SIGNATURES.get(op, ("input",))
+    if name == "clamp_min":
+        names = ("input", "min")
+    elif name == "clamp_max":
+        names = ("input", "max")
+    arguments: dict[str, T] = {}
+    for number, value in enumerate(positional):
+        arguments[names[number] if number < len(names) else str(number)] = value
+    for keyword, value in keywords.items():
+        renamed = keyword if keyword in names else _KEYWORDS.get(keyword, keyword)
+        arguments[renamed] = value
+    return arguments

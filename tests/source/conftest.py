@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from assay.programs.graph import Value
-from assay.programs.read.script import Program, read_program
+from assay.programs.program import Program
+from assay.programs.read.script import read_program
 
 Read = Callable[..., Program]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 
 START = """
 import torch

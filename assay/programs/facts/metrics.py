@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import centred
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
+from assay.programs.walk import ancestors
 from assay.verdict import Place
 
 _SAME = ("leave", "cast", "detach", "clone")

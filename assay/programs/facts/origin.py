@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kinds import Kind, Kinds
-from assay.programs.graph import UNKNOWN, Graph, Value, ancestors
+from assay.programs.facts.kinds import Kind, Kinds
+from assay.programs.graph import UNKNOWN, Graph, Value
+from assay.programs.walk import ancestors
 
 # containers and choices: whether a gradient flows is decided by what is in them
 _HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kind import PASSES, Kind, around_one
+from assay.programs.facts.kinds import PASSES, SCORES, Kind, around_one
 from assay.programs.facts.loss.terms import Product, Term, TermKind
-from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.facts.origin import is_network_call, network, same_network
+from assay.programs.facts.sampling.samplers import drawn, is_touched, loaded
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program
 
 RATIOS = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.EXP_RATIO)
 _THROUGH = PASSES | {"exp", "expm1", "clamp", "sum", "mean", "nanmean", "index", "log"}
@@ -205,3 +207,150 @@ def is_differentiated(program: Program, value: Value) -> bool:
                 seen.add(id(user))
                 waiting.append(user)
     return False
+
+
+# The clamps of a clipped objective: which they are, what their bounds do, and whether a loss sees them
+
+
+LOWEST, HIGHEST = 0.0, 4.0  # a clamp that begins below and ends above these holds nothing back
+
+
+def is_clip(ratio: Value) -> Value | None:
+    """The clamp that made it, through casts and views."""
+    seen: set[int] = set()
+    current: Value | None = ratio
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if current.op == "clamp":
+            return current
+        current = current.input if current.op in PASSES and current.op != "phi" else None
+    return None
+
+
+def dead_bounds(clamp: Value) -> str:
+    """The bounds, if no ratio of a real run reaches them; else nothing."""
+    low, high = clamp.setting("min", None), clamp.setting("max", None)
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return ""
+    return f"{low:g} and {high:g}" if low <= LOWEST and high >= HIGHEST else ""
+
+
+def are_exchanged(program: Program, clamp: Value) -> bool:
+    """clamp(ratio, 1 + eps, 1 - eps)"""
+    low, high = clamp.argument("min"), clamp.argument("max")
+    if low is None or high is None or not program.kinds.is_a(clamp.input, Kind.RATIO):
+        return False
+    if isinstance(low.constant, int | float) and isinstance(high.constant, int | float):
+        return low.constant > high.constant
+    is_one = [any(one.constant == 1 for one in bound.inputs) for bound in (low, high)]
+    return all(is_one) and low.op == "add" and high.op == "sub"
+
+
+def is_around_the_product(program: Program, clamp: Value) -> bool:
+    """clamp(ratio * advantages, 1 - eps, 1 + eps)"""
+    inner = clamp.input
+    if inner is None or inner.op != "mul" or not clamped_around_one(clamp):
+        return False
+    for one, rest in ((inner.input, inner.argument("other")), (inner.argument("other"), inner.input)):
+        while one is not None and one.op == "neg":
+            one = one.input
+        if program.kinds.is_a(one, Kind.RATIO) and rest is not None:
+            return not program.kinds.is_a(rest, Kind.MASK, Kind.COUNT) and not isinstance(rest.constant, int | float)
+    return False
+
+
+def reaches(value: Value, target: Value | None) -> bool:
+    seen = {id(value)}
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if current is target:
+            return True
+        for user in current.users:
+            if id(user) not in seen:
+                seen.add(id(user))
+                waiting.append(user)
+    return False
+
+
+# How two sets of log-probs were scored: by which network, at which temperature, with which mask
+
+
+def scored_apart(program: Program, one: Difference, loss: Value | None) -> tuple[str, Value] | None:
+    """In what way new and old log-probs cannot be equal before the first update, and where old is made."""
+    left, right = program.origins.forwards(one.left), program.origins.forwards(one.right)
+    if not left or not right or any(call.op != "forward" for call in (*left, *right)):
+        return None
+    other = _frozen(program, right, loss)
+    if other is not None:
+        return f"{one.right.shown} are the log-probs of a network that neither samples nor is trained", other
+    if not all(same_network(left[0].arguments["model"], call.arguments["model"]) for call in (*left, *right)):
+        return None
+    hot, cold = temperature(program, one.left), temperature(program, one.right)
+    if hot is not None and cold is not None and hot != cold:
+        return f"{one.left.shown} is scored at temperature {hot:g}, {one.right.shown} at {cold:g}", right[0]
+    if len(left) == 1 and len(right) == 1 and {_is_blind(right[0]), _is_blind(left[0])} == {True, False}:
+        blind = one.right if _is_blind(right[0]) else one.left
+        return f"{blind.shown} is scored with a mask of ones, the other side with the mask of the padding", right[0]
+    return None
+
+
+def _frozen(program: Program, calls: list[Value], loss: Value | None) -> Value | None:
+    """The call, if the network behind it is not the trained one, gets no weights in a loop, and draws nothing."""
+    if loss is None or not program.origins.trained():
+        return None
+    drawers = [model for _, model in drawn(program, loss)]
+    if not drawers:
+        return None
+    for call in calls:
+        model = network(call.arguments["model"])
+        if any(same_network(model, one) for one in (*drawers, *program.origins.trained())):
+            return None
+        if model.context.loops or is_touched(program, model):
+            return None
+        if any(load.context.loops for load in loaded(program, model)):
+            return None
+    return calls[0]
+
+
+def temperature(program: Program, value: Value) -> float | None:
+    """What logits are divided by on the way to log-probs; None where the text does not say."""
+    product, waiting, seen = 1.0, [value], {id(value)}
+    while waiting:
+        current = waiting.pop()
+        if is_network_call(current, program.kinds):
+            continue
+        if current.op in ("phi", "parameter", "element") or (current.op == "mul" and _is_score(program, current.input)):
+            return None
+        if current.op == "div" and _is_score(program, current.input):
+            by = current.arguments["other"].constant
+            if by is UNKNOWN or not isinstance(by, int | float) or by == 0:
+                return None
+            product *= by
+        for one in _data(program, current):
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
+    return product
+
+
+def _data(program: Program, value: Value) -> list[Value]:
+    """What the numbers of a value are made of: not what picks, masks or shapes them."""
+    if value.op in ("listing", "stack", "cat"):
+        return [one for name, one in value.arguments.items() if name != "dim"]
+    if value.op in ("sub", "mul"):
+        return [one for one in value.inputs if not program.kinds.is_a(one, Kind.MASK, Kind.COUNT, Kind.LOGSUMEXP)]
+    names = ("input", "data", "logits", "probs")
+    return [one for name, one in value.arguments.items() if name in names]
+
+
+def _is_score(program: Program, value: Value | None) -> bool:
+    return program.kinds.is_a(value, *SCORES)
+
+
+def _is_blind(call: Value) -> bool | None:
+    """Whether the attention mask is all ones; None without a mask."""
+    mask = call.argument("given_attention_mask")
+    if mask is None:
+        return None
+    return mask.name.endswith("ones_like") or mask.name.endswith(".ones")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from assay.programs.graph import UNKNOWN, Value
-from assay.programs.operations import bound, canonical
+from assay.programs.graph import UNKNOWN, Value, bound, canonical
 from assay.programs.read import containers
 from assay.programs.read.engines import initialized
 from assay.programs.read.settings import READERS, parsed

@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from assay.programs.graph import Branch, Value
-from assay.programs.operations import canonical
+from assay.programs.graph import Branch, Value, canonical
 from assay.programs.read.definitions import NO_GRAD, Definitions
 from assay.programs.read.expressions import _BINARY, holds_modules
 from assay.programs.read.things import Class, Function, Instance, Library, Listing, Module, Table

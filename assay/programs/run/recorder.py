@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from assay.programs.graph import UNKNOWN, Context, Value
-from assay.programs.operations import bound, canonical
+from assay.programs.graph import UNKNOWN, Context, Value, bound, canonical
 from assay.programs.run.drawn import random_state
 from assay.programs.run.guard import attempt, sentence
 from assay.programs.run.places import Places

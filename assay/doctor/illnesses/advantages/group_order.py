@@ -45,7 +45,7 @@ from assay.programs.facts.advantages.groups import (
     same_size,
     shape_of,
 )
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 

@@ -38,9 +38,10 @@ from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.advantages.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
 from assay.programs.facts.advantages.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
 from assay.programs.facts.rewards.pairing import feeds
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 

@@ -37,7 +37,7 @@ from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings
 from assay.programs.facts.masks.counts import is_on_tokens
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 

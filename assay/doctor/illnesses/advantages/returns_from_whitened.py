@@ -36,9 +36,10 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.programs.facts.advantages.advantages import plain, scalings
-from assay.programs.facts.kinds.kinds import Kind
-from assay.programs.graph import Value, descendants
-from assay.programs.read.script import Program
+from assay.programs.facts.kinds import Kind
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 

@@ -38,7 +38,7 @@ from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch
 from assay.doctor.logprobs import row_spans
 from assay.programs.facts.rewards.pairing import mispairings, zips
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 

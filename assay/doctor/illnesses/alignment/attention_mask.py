@@ -37,7 +37,7 @@ from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import unmasked
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import (
     Confidence,
     Fact,

@@ -27,7 +27,7 @@ from assay.doctor.example_trainers import GENERATE
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import behind, made_of
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 

@@ -38,7 +38,7 @@ from assay.programs.facts.sampling.draws import draws
 from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy
 
 

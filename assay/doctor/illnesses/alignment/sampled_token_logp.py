@@ -31,12 +31,13 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
-from assay.programs.facts.kinds.kinds import PASSES, SCORES, Kind
+from assay.programs.facts.kinds import PASSES, SCORES, Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy
-from assay.programs.graph import Value, descendants
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.collections import table_of_values
-from assay.programs.read.script import Program
 from assay.programs.read.things import Table
+from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 

@@ -37,11 +37,10 @@ from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
-from assay.programs.facts.positions import Spans, constant, plus
-from assay.programs.facts.rows import BUILT
+from assay.programs.facts.positions import BUILT, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,

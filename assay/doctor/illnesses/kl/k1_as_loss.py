@@ -24,10 +24,10 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import faces, is_a_penalty, is_also_exponentiated, penalties
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

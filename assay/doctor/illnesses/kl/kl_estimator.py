@@ -36,10 +36,9 @@ from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl
-from assay.programs.facts.estimates import wrong_estimate, wrong_kl_div
 from assay.programs.facts.kl.in_reward import rewarded
-from assay.programs.facts.kl.penalties import penalties
-from assay.programs.read.script import Program
+from assay.programs.facts.kl.penalties import penalties, wrong_estimate, wrong_kl_div
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEGATIVE = -1e-5  # a mean of k3 below this is no rounding

@@ -38,7 +38,7 @@ from assay.doctor.recompute.loss import kl_is_placed
 from assay.programs.facts.kl.in_reward import rewarded
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
 from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 

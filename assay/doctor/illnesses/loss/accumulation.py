@@ -42,7 +42,7 @@ from assay.programs.facts.loss.accumulation import (
     share_of,
 )
 from assay.programs.graph import UNKNOWN
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 

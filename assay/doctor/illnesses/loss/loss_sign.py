@@ -35,10 +35,10 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_advantage, is_maximised, is_minimised, policy_sign
 from assay.programs.facts.loss.terms import Term, TermKind
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

@@ -41,7 +41,7 @@ from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.loss.accumulation import is_of_whole, parts, share_of, token_mean
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
 

@@ -47,7 +47,7 @@ from assay.programs.facts.optimizer.optimizers import (
 from assay.programs.facts.optimizer.ownership import contains
 from assay.programs.facts.origin import same_network
 from assay.programs.graph import Loop, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm

@@ -40,7 +40,7 @@ from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.trend import quarter_medians
 from assay.programs.facts.masks.lost_ends import cut_before_end, masks_without_ends
 from assay.programs.facts.masks.masks import definition, fillings
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

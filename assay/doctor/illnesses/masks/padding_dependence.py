@@ -36,7 +36,7 @@ from assay.doctor.running import seen_in_run
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 

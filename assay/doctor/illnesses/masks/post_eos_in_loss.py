@@ -35,8 +35,8 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.programs.facts.masks.counts import behind_tokens
 from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
-from assay.programs.graph import ancestors
-from assay.programs.read.script import Program
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 

@@ -37,8 +37,9 @@ from assay.doctor.rounding import gradients_off, loss_limit
 from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.masks.counts import behind_tokens, is_on_tokens, masked_losses
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 

@@ -35,7 +35,7 @@ from assay.doctor.evidence.curves import Numbers
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.programs.facts.metrics import mislabelled
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 

@@ -39,7 +39,7 @@ from assay.doctor.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.modes import dropout_of, mode_at
 from assay.programs.facts.sampling.samplers import is_trained
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 

@@ -25,10 +25,11 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
 from assay.programs.facts.origin import network
-from assay.programs.graph import Value, last_layer
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")

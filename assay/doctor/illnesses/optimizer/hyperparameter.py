@@ -45,7 +45,7 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last

@@ -39,7 +39,7 @@ from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.running import seen_in_run
 from assay.doctor.trend import STEPS
 from assay.programs.facts.optimizer.changed_weights import unmoved
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,

@@ -38,7 +38,7 @@ from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.optimizer.precision import is_mixed, weights_of
 from assay.programs.facts.origin import network
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW = 0.05  # of the numbers; an update in float32 changes nearly all

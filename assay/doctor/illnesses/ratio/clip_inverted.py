@@ -39,10 +39,10 @@ from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of
 from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
-from assay.programs.facts.clips import are_exchanged, is_around_the_product, is_clip
 from assay.programs.facts.loss.signs import is_maximised, sides
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.read.script import Program
+from assay.programs.facts.ratio import are_exchanged, is_around_the_product, is_clip
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 

@@ -36,7 +36,7 @@ from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
 from assay.programs.facts.ratio import Difference, differences, uses
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 

@@ -27,7 +27,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, same, uses
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

@@ -42,7 +42,7 @@ from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_o
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import Difference, attached, differences, same, uses
 from assay.programs.graph import Loop, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit

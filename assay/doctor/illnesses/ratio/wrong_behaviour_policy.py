@@ -26,14 +26,15 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_advantage
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.facts.sampling.samplers import drawn, is_touched, is_trained, loaded, source_of
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 

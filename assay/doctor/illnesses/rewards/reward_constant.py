@@ -39,7 +39,7 @@ from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import always_raises, by_chance, constant, never_equal
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same

@@ -39,8 +39,9 @@ from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
-from assay.programs.graph import Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

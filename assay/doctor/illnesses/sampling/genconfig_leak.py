@@ -28,8 +28,9 @@ from assay.doctor.example_trainers import GENERATE
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.origin import network
 from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 DEFAULT_TOP_K = 50  # of transformers

@@ -39,12 +39,12 @@ from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.kinds.kinds import SCORES, Kind
+from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import is_off, number_of
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 FEWEST = 16  # tokens

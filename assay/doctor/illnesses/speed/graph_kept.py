@@ -33,9 +33,10 @@ from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_
 from assay.programs.facts.origin import network
 from assay.programs.facts.ratio import is_differentiated
 from assay.programs.facts.sampling.samplers import is_trained
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 
 _FORM = frozenset(
     "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach "

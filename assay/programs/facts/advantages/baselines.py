@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from assay.programs.facts.advantages.advantages import plain
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.tokens import is_text
-from assay.programs.graph import UNKNOWN, Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import UNKNOWN, Loop, Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 
 _MOST = 400  # values behind one
 _REDUCED = frozenset("mean nanmean median sum min max amin amax std_mean var_mean".split())

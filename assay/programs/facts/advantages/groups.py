@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.advantages.advantages import plain
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.verdict import Place
 

@@ -7,10 +7,10 @@ reward functions, 1. None: the text does not say.
 from __future__ import annotations
 
 from assay.programs.facts.advantages.groups import shape_of
-from assay.programs.facts.kinds.kinds import SCORES, Kind
+from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.masks.counts import token_mask
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
 
 Shape = tuple[str, ...] | None

@@ -196,3 +196,18 @@ def is_one_hot(value: Value) -> bool:
     while value.op == "cast" and value.input is not None:
         value = value.input
     return value.op == "one_hot"
+
+
+def last_layer(forward: Value) -> str:
+    """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
+    model = forward.arguments.get("model")
+    if model is not None and model.op == "submodule":
+        model = model.arguments.get("layer", model)
+    if model is None or model.op != "module":
+        return forward.name
+    layer = model
+    while layer.name == "Sequential":
+        if not layer.arguments or (inner := list(layer.arguments.values())[-1]).op != "module":
+            return ""
+        layer = inner
+    return layer.name

@@ -23,10 +23,11 @@ from assay.programs.facts.kinds.kind import (
     is_one_hot,
     is_order,
     is_span_of_ones,
+    last_layer,
     takes_best,
 )
 from assay.programs.facts.kinds.uses import used_as
-from assay.programs.graph import UNKNOWN, Graph, Value, last_layer
+from assay.programs.graph import UNKNOWN, Graph, Value
 
 __all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kind import PASSES, Kind
+from assay.programs.facts.kinds import PASSES, Kind
 from assay.programs.facts.kl.penalties import faces
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import Difference, attached, differences, uses
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 _KEEPS = (*PASSES, "div", "index", "sum", "mean", "clamp")
 _MOST = 3000

@@ -11,7 +11,7 @@ from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import attached
 from assay.programs.facts.sampling.samplers import drawn, is_touched, is_trained, loaded, original, source_of
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Place
 
 

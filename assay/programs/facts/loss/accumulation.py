@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
-from assay.programs.graph import UNKNOWN, Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import UNKNOWN, Loop, Value
+from assay.programs.program import Program
 from assay.programs.read.things import Table
+from assay.programs.walk import ancestors
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
 _REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")

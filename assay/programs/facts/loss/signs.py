@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.kinds.kind import PASSES, Kind, is_blank
+from assay.programs.facts.kinds import PASSES, Kind, is_blank
 from assay.programs.facts.loss.terms import Product, Term, TermKind
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 _LEVELS = ("mean", "nanmean", "median", "sum")
 _SCATTERED = ("index_add", "scatter_add", "scatter_reduce", "scatter_mean", "bincount", "segment_reduce")

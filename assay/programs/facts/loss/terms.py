@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from assay.programs.facts.kinds.kind import is_blank
-from assay.programs.facts.kinds.kinds import PASSES, Kind, Kinds
+from assay.programs.facts.kinds import PASSES, Kind, Kinds, is_blank
 from assay.programs.facts.origin import Origins
 from assay.programs.graph import Value
 

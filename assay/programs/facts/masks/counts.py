@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.masks import Applied, Filled, Masked, fillings
-from assay.programs.graph import Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 
 _FORM = frozenset("cast unsqueeze squeeze view reshape expand clone detach leave index phi element tensor".split())
 _ELEMENTWISE = frozenset(

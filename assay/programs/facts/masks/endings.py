@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Loop, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 _SUFFIX = r"(_?(token|tok))?(_?(ids?|idx|index|value))?$"
 _END = re.compile(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
 
 _SAME = frozenset("cast clone detach leave tensor squeeze unsqueeze view reshape phi".split())

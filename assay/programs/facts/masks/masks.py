@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.masks.endings import Endings
 from assay.programs.facts.masks.example.evaluate import Worked
 from assay.programs.facts.masks.example.operations import Unclear
 from assay.programs.facts.masks.example.rows import COMPLETION, LENGTHS, PROMPT, ROWS
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 
 _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)
 _ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.advantages.groups import is_one_row
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.positions import given_ids
 from assay.programs.facts.sampling.draws import draws, weights_of
 from assay.programs.facts.sampling.scoring import behind, made_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 _ONES = ("ones", "ones_like", "new_ones")
 

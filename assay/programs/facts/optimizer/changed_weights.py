@@ -15,8 +15,9 @@ from assay.programs.facts.optimizer.ownership import (
     is_used,
 )
 from assay.programs.facts.origin import network, same_network
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Place
 
 _HEADS = ("lm_head", "embed_out", "score", "v_head", "value_head")

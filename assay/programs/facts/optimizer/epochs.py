@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from assay.programs.facts.ratio import Difference
-from assay.programs.graph import UNKNOWN, Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import UNKNOWN, Loop, Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 
 # what may give other data in each turn of a loop
 _OPAQUE = frozenset({"call", "method", "generate", "multinomial", "sample", "unknown", "exception", "super", "element"})

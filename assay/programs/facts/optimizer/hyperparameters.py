@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.clips import is_clip
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import optimizers
+from assay.programs.facts.ratio import is_clip
 from assay.programs.facts.sampling.samplers import drawn
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.verdict import Place
 
 ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", "Lion")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from assay.programs.facts.optimizer.ownership import contains
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.sampling.samplers import original
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 
 # the place of the probability and its default, by layer of torch.nn
 _LAYERS = {

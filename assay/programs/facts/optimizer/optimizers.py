@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.origin import network, same_network
-from assay.programs.graph import Loop, Value, ancestors
-from assay.programs.read.script import Program, once
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program, once
+from assay.programs.walk import ancestors
 
 _SHELLS = ("wrapped", "prepared", "cast")
 _OPEN = ("parameter", "attribute", "index", "element", "call", "method")  # an object of which nothing is known

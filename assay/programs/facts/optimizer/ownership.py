@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from assay.programs.facts.optimizer.optimizers import Optimizer
 from assay.programs.facts.origin import network, same_network
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Instance
+from assay.programs.walk import ancestors
 
 KNOWN = ("pretrained", "instance", "deepcopy", "module")
 _PLAIN = ("Dropout", "ReLU", "GELU", "Tanh", "SiLU", "Softmax", "LogSoftmax", "Identity", "Flatten", "Sigmoid", "ELU")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.kinds.kind import PASSES, Kind
+from assay.programs.facts.kinds import PASSES, Kind
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.sampling.samplers import original
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 LOW = {"bfloat16": "bfloat16", "bf16": "bfloat16", "half": "float16", "float16": "float16", "fp16": "float16"}
 FULL = frozenset({"float32", "float", "float64", "double", "fp32"})

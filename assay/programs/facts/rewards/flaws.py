@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.programs.facts.advantages.advantages import policy_weights
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.tokens import is_text
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 
 _CHANCE = frozenset(
     "random.random random.uniform random.gauss random.randint random.choice random.betavariate numpy.random.rand "

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.programs.facts.advantages.groups import Expansion, expansions, is_of_several
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import is_of_rows
 from assay.programs.facts.sampling.tokens import is_text
-from assay.programs.graph import Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
+from assay.programs.walk import ancestors
 
 _THROUGH = ("phi", "leave", "cast", "tensor", "clone", "progress", "enumerate", "detach")
 _UNORDERED = ("as_completed", "imap_unordered")

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from assay.programs.facts.kinds.kinds import SCORES, Kind
+from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.masks.endings import Endings
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 
 _CHOSEN = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.TOKEN_LOGITS)
 _CHOOSES = {

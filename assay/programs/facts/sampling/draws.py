@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from assay.programs.facts.kinds.kind import takes_best
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind, takes_best
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.sampling.scoring import DRAWS, Scoring, is_off, made_of, number_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 _HF = frozenset("max_new_tokens attention_mask input_ids pad_token_id generation_config do_sample max_length".split())
 _OF_SCORES = ("add", "sub", "mul", "div", "log", "neg", "cast", "softmax", "log_softmax", "method")

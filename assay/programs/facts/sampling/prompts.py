@@ -8,7 +8,7 @@ from assay.programs.facts.positions import given_ids
 from assay.programs.facts.sampling.draws import draws, weights_of
 from assay.programs.facts.sampling.scoring import data_of, lists_of, made_of
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 
 # puts values together or gives them another form
 _HOLDS = frozenset(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from assay.programs.facts.origin import network, same_network
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 
 _NETWORKS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared")
 

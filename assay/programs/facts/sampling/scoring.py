@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kind import is_number
-from assay.programs.facts.kinds.kinds import PASSES, SCORES, Kind
+from assay.programs.facts.kinds import PASSES, SCORES, Kind, is_number
 from assay.programs.facts.origin import is_network_call
-from assay.programs.graph import UNKNOWN, Value, ancestors
-from assay.programs.read.script import Program, once
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program, once
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 
 DRAWS = frozenset({"generate", "multinomial", "sample", "rsample", "argmax"})
 # of these only the input is data: the rest chooses, masks or counts

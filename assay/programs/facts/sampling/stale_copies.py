@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.kinds.kind import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.facts.sampling.samplers import drawn, is_touched, is_trained, loaded, original, source_of
-from assay.programs.graph import Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Place
 
 # what an engine does besides being fed with weights

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.programs.facts.kinds.kinds import Kind
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import Endings
 from assay.programs.facts.masks.example.new_tensors import Making, Steps
 from assay.programs.facts.masks.example.operations import (
@@ -32,9 +32,10 @@ from assay.programs.facts.masks.example.rows import (
     completions,
     prompts,
 )
-from assay.programs.graph import Loop, Value, ancestors
-from assay.programs.read.script import Program
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 
 _DEEPEST = 120
 _SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())

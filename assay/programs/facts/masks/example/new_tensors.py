@@ -9,7 +9,7 @@ import numpy as np
 from assay.programs.facts.masks.example.operations import OPERATIONS, Number, Unclear, expanded, joined, padded, shaped
 from assay.programs.facts.masks.example.rows import COMPLETION, PROMPT, ROWS, prompts
 from assay.programs.graph import Value
-from assay.programs.read.script import Program
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
 
 Steps = dict[int, int]  # turn of each loop, by the id of the Loop
