@@ -11,6 +11,7 @@ from assay.programs.facts.kinds import Kinds
 from assay.programs.facts.loss.terms import Term, TermKind, Terms
 from assay.programs.facts.origin import Origins
 from assay.programs.graph import Graph, Value
+from assay.programs.walk import walk
 from assay.verdict import Place
 
 Found = TypeVar("Found")
@@ -85,20 +86,15 @@ class Program:
     @cached_property
     def weights(self) -> frozenset[int]:
         """ids of all values that become a factor of a policy term: advantages and what they are made of."""
-        waiting: list[Value] = []
+        factors: list[Value] = []
         for _, terms in self.losses:
             for term in terms:
                 if term.kind in (TermKind.SURROGATE, TermKind.POLICY):
-                    waiting += term.factors
-                    waiting += [factor for side in self.terms.products(term.core) for factor in side.factors]
-        seen: set[int] = set()
-        while waiting:
-            value = waiting.pop()
-            if id(value) in seen or value.op in ("forward", "generate", "multinomial"):
-                continue
-            seen.add(id(value))
-            waiting += value.arguments.values()
-        return frozenset(seen)
+                    factors += term.factors
+                    factors += [factor for side in self.terms.products(term.core) for factor in side.factors]
+        ends = ("forward", "generate", "multinomial")
+        behind = walk(factors, until=lambda value: value.op in ends)
+        return frozenset(id(value) for value in behind if value.op not in ends)
 
 
 def once(find: Callable[[Program], list[Found]]) -> Callable[[Program], list[Found]]:

@@ -6,10 +6,10 @@ A value of a loop may be made of itself, so a walk must remember where it has be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import overload
 
-from assay.programs.graph import Value
+from assay.programs.graph import Loop, Value
 
 Through = Callable[[Value], Iterable[Value]]
 
@@ -55,11 +55,13 @@ def walk(
 
 
 @overload
-def peel(value: Value, operations: Collection[str]) -> Value: ...
+def peel(value: Value, operations: Collection[str], by: Sequence[str] = ("input",)) -> Value: ...
 @overload
-def peel(value: Value | None, operations: Collection[str]) -> Value | None: ...
-def peel(value: Value | None, operations: Collection[str]) -> Value | None:
-    """The value inside: its input, and the input of that, as long as one of `operations` is around it.
+def peel(value: Value | None, operations: Collection[str], by: Sequence[str] = ("input",)) -> Value | None: ...
+def peel(value: Value | None, operations: Collection[str], by: Sequence[str] = ("input",)) -> Value | None:
+    """The value inside: what one of `operations` was applied to, as long as one is around it.
+
+    `by`: the arguments that hold what is inside; the first that is there counts.
 
     >>> from assay.programs.graph import Context, Graph
     >>> from assay.verdict import Place
@@ -70,9 +72,12 @@ def peel(value: Value | None, operations: Collection[str]) -> Value | None:
     True
     """
     seen: set[int] = set()
-    while value is not None and value.op in operations and value.input is not None and id(value) not in seen:
+    while value is not None and value.op in operations and id(value) not in seen:
         seen.add(id(value))
-        value = value.input
+        inner = next((value.arguments[name] for name in by if name in value.arguments), None)
+        if inner is None:
+            break
+        value = inner
     return value
 
 
@@ -84,3 +89,8 @@ def ancestors(value: Value) -> Iterator[Value]:
 def descendants(value: Value) -> Iterator[Value]:
     """The value and all that was made of it, nearest first."""
     return walk(value, users)
+
+
+def loop_source(loop: Loop) -> Value | None:
+    """What a loop runs over, without `enumerate` and a progress bar around it."""
+    return peel(loop.source, ("progress", "enumerate"))

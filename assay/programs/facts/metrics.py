@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import centred
@@ -12,7 +13,7 @@ from assay.programs.facts.loss.terms import TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, peel, users, walk
 from assay.verdict import Place
 
 _SAME = ("leave", "cast", "detach", "clone")
@@ -90,11 +91,7 @@ def _words(label: str) -> list[str]:
 
 
 def _plain(value: Value) -> Value:
-    seen: set[int] = set()
-    while value.op in _SAME and value.input is not None and id(value) not in seen:
-        seen.add(id(value))
-        value = value.input
-    return value
+    return peel(value, _SAME)
 
 
 def _as_kl(program: Program, label: str, number: Value) -> str:
@@ -127,25 +124,17 @@ def _is_full_sum(number: Value) -> bool:
 
 def _is_divided(number: Value) -> bool:
     """Whether something divides it later, in place as well."""
-    waiting, seen = list(number.users), set[int]()
-    while waiting and len(seen) < 40:
-        user = waiting.pop()
-        if id(user) in seen:
-            continue
-        seen.add(id(user))
-        if user.op in ("div", "call", "method", "mul") and user.name.rpartition(".")[2] not in _SHOWS:
-            return True
-        if user.op in (*_SAME, "phi", "add", "index", "listing", "in_place", "setattr"):
-            waiting += user.users
-    return False
+    kept = (*_SAME, "phi", "add", "index", "listing", "in_place", "setattr")
+    return any(
+        user.op in ("div", "call", "method", "mul") and user.name.rpartition(".")[2] not in _SHOWS
+        for user in islice(walk(number.users, users, until=lambda one: one.op not in kept), 40)
+    )
 
 
 def _as_share(program: Program, label: str, number: Value) -> str:
     if not any(word in label.lower() for word in _SHARES) or not _is_full_sum(number) or _is_divided(number):
         return ""
-    counted = number.input
-    while counted is not None and counted.op in _SAME:
-        counted = counted.input
+    counted = peel(number.input, _SAME)
     parts = counted.inputs if counted is not None and counted.op == "mul" else [counted]
     if all(program.kinds.is_a(one, Kind.MASK) for one in parts if one is not None):
         return f"`{label}` is a count, `{number.place.text}`, and nothing divides it"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 from assay.programs.facts.kinds import Kind, Kinds
 from assay.programs.graph import UNKNOWN, Graph, Value
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 # containers and choices: whether a gradient flows is decided by what is in them
 _HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())
@@ -32,15 +29,6 @@ _PARTS = frozenset("module base_model model lm_head transformer score v_head val
 _SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
 
 
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """The two log-probs of a ratio: exp(left - right). `value` is the subtraction or the quotient."""
-
-    value: Value
-    left: Value
-    right: Value
-
-
 class Origins:
     def __init__(self, graph: Graph, kinds: Kinds) -> None:
         self.graph = graph
@@ -59,14 +47,8 @@ class Origins:
 
     def _solve(self, value: Value) -> None:
         """Answers for all that the value is made of, until nothing changes: in a loop that may be the value itself."""
-        found: dict[int, Value] = {}
-        waiting = [value]
-        while waiting:
-            current = waiting.pop()
-            if id(current) not in found and id(current) not in self._gradient:
-                found[id(current)] = current
-                waiting += self._behind(current)
-        ordered = sorted(found.values(), key=lambda one: one.order)
+        unknown = walk(value, lambda one: [part for part in self._behind(one) if id(part) not in self._gradient])
+        ordered = sorted(unknown, key=lambda one: one.order)
         for one in ordered:
             self._gradient[id(one)] = False
         changes = True
@@ -154,23 +136,14 @@ class Origins:
         return list(self._forwards[id(value)])
 
     def _find_forwards(self, value: Value) -> list[Value]:
-        found: list[Value] = []
-        seen = {id(value)}
-        waiting = deque([value])
-        while waiting:
-            current = waiting.popleft()
-            if is_network_call(current, self.kinds):
-                found.append(current)
-                continue
-            if current.op in ("generate", "multinomial", "sample"):
-                continue
-            for name, one in current.arguments.items():
-                if _is_selector(current, name):
-                    continue
-                if id(one) not in seen and not self.kinds.is_a(one, Kind.SAMPLED, Kind.MASK, Kind.COUNT):
-                    seen.add(id(one))
-                    waiting.append(one)
-        return found
+        def data(one: Value) -> list[Value]:
+            numbers = [part for name, part in one.arguments.items() if not _is_selector(one, name)]
+            return [part for part in numbers if not self.kinds.is_a(part, Kind.SAMPLED, Kind.MASK, Kind.COUNT)]
+
+        def is_end(one: Value) -> bool:
+            return one.op in ("generate", "multinomial", "sample") or is_network_call(one, self.kinds)
+
+        return [one for one in walk(value, data, until=is_end) if is_network_call(one, self.kinds)]
 
     def networks(self, value: Value) -> list[Value]:
         """The networks behind a value, each once."""
@@ -210,36 +183,6 @@ class Origins:
                 if backward.input is not None:
                     found += self.networks(backward.input)
         return found
-
-    # ratios
-
-    def ends(self, value: Value) -> Ends | None:
-        """The two sides of a ratio or of a difference of log-probs, through masks, sums, lengths and clamps."""
-        seen: set[int] = set()
-        current: Value | None = value
-        while current is not None and id(current) not in seen:
-            seen.add(id(current))
-            other = current.argument("other")
-            if current.op == "sub" and current.input is not None and other is not None:
-                sides = [self.kinds.of(current.input), self.kinds.of(other)]
-                if all(side is None or side.kind in (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS) for side in sides):
-                    if sides[0] is not None and sides[0].kind is Kind.NEGATIVE_LOGPROBS:
-                        return Ends(current, other, current.input)
-                    return Ends(current, current.input, other)
-            if current.op == "div" and current.input is not None and other is not None:
-                sides = [self.kinds.of(current.input), self.kinds.of(other)]
-                if all(side is not None and side.kind is Kind.TOKEN_PROBABILITIES for side in sides):
-                    return Ends(current, current.input, other)
-            if current.op == "neg":
-                inner = self.ends(current.input) if current.input is not None else None
-                return Ends(inner.value, inner.right, inner.left) if inner is not None else None
-            if current.op == "mul":
-                masked = self.kinds.is_a(current.input, Kind.MASK)
-                current = other if masked else current.input
-                continue
-            inputs = [one for one in current.inputs if self.kinds.is_a(one, Kind.LOG_RATIO, Kind.RATIO)]
-            current = inputs[0] if inputs else current.input
-        return None
 
 
 def _is_selector(value: Value, name: str) -> bool:
@@ -290,13 +233,7 @@ def is_network_call(value: Value, kinds: Kinds) -> bool:
     return False
 
 
-def _parameters(value: Value | None, depth: int = 6) -> list[Value]:
-    found: list[Value] = []
-    seen: set[int] = set()
-    layer = [value] if value is not None else []
-    for _ in range(depth):
-        found += [one for one in layer if one.op in ("parameters", "named_parameters")]
-        seen |= {id(one) for one in layer}
-        behind = [one for one in layer if one.op not in ("parameters", "named_parameters")]
-        layer = list({id(one): one for value in behind for one in value.inputs if id(one) not in seen}.values())
-    return found
+def _parameters(value: Value | None) -> list[Value]:
+    """Each `network.parameters()` behind what an optimizer is given."""
+    ops = ("parameters", "named_parameters")
+    return [one for one in walk(value, until=lambda one: one.op in ops) if one.op in ops] if value is not None else []

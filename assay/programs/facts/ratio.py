@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, around_one
@@ -11,6 +11,7 @@ from assay.programs.facts.origin import is_network_call, network, same_network
 from assay.programs.facts.sampling.samplers import drawn, is_touched, loaded
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
+from assay.programs.walk import peel, walk
 
 RATIOS = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.EXP_RATIO)
 _THROUGH = PASSES | {"exp", "expm1", "clamp", "sum", "mean", "nanmean", "index", "log"}
@@ -138,15 +139,7 @@ def _of_two(
 
 
 def _is_summed(value: Value) -> bool:
-    current, seen = same(value), set[int]()
-    while id(current) not in seen:
-        seen.add(id(current))
-        if current.op == "sum":
-            return True
-        if current.op not in (*_SAME, "index", "detach") or current.input is None:
-            return False
-        current = current.input
-    return False
+    return peel(value, (*_SAME, "index")).op == "sum"
 
 
 def _without_exp(value: Value) -> Value:
@@ -156,13 +149,7 @@ def _without_exp(value: Value) -> Value:
 
 def same(value: Value) -> Value:
     """The value itself, without casts, views and copies; a detach is kept."""
-    seen: set[int] = set()
-    while id(value) not in seen and value.op in _SAME and value.op not in ("detach", "leave", "masked_fill"):
-        seen.add(id(value))
-        if value.input is None:
-            break
-        value = value.input
-    return value
+    return peel(value, _SAME - {"detach", "leave", "masked_fill"})
 
 
 def attached(value: Value) -> Value:
@@ -193,20 +180,11 @@ def clamped_around_one(clamp: Value) -> bool:
     return clamp.argument("min") is not None and clamp.argument("max") is not None and around_one(clamp)
 
 
-def is_differentiated(program: Program, value: Value) -> bool:
-    """Whether what is made of it reaches a loss that is differentiated."""
+def is_differentiated(program: Program, value: Value, cuts: Collection[str] = ("detach", "leave")) -> bool:
+    """Whether what is made of it reaches a loss that is differentiated, and not by way of `cuts` alone."""
     losses = {id(loss) for loss, _ in program.losses}
-    seen = {id(value)}
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in losses:
-            return True
-        for user in current.users:
-            if id(user) not in seen and user.op not in ("detach", "leave"):
-                seen.add(id(user))
-                waiting.append(user)
-    return False
+    reached = walk(value, lambda one: [user for user in one.users if user.op not in cuts])
+    return any(id(one) in losses for one in reached)
 
 
 # The clamps of a clipped objective: which they are, what their bounds do, and whether a loss sees them
@@ -215,16 +193,10 @@ def is_differentiated(program: Program, value: Value) -> bool:
 LOWEST, HIGHEST = 0.0, 4.0  # a clamp that begins below and ends above these holds nothing back
 
 
-def is_clip(ratio: Value) -> Value | None:
+def clamp_of(ratio: Value) -> Value | None:
     """The clamp that made it, through casts and views."""
-    seen: set[int] = set()
-    current: Value | None = ratio
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if current.op == "clamp":
-            return current
-        current = current.input if current.op in PASSES and current.op != "phi" else None
-    return None
+    inner = peel(ratio, PASSES)
+    return inner if inner.op == "clamp" else None
 
 
 def dead_bounds(clamp: Value) -> str:
@@ -252,24 +224,8 @@ def is_around_the_product(program: Program, clamp: Value) -> bool:
     if inner is None or inner.op != "mul" or not clamped_around_one(clamp):
         return False
     for one, rest in ((inner.input, inner.argument("other")), (inner.argument("other"), inner.input)):
-        while one is not None and one.op == "neg":
-            one = one.input
-        if program.kinds.is_a(one, Kind.RATIO) and rest is not None:
+        if program.kinds.is_a(peel(one, ("neg",)), Kind.RATIO) and rest is not None:
             return not program.kinds.is_a(rest, Kind.MASK, Kind.COUNT) and not isinstance(rest.constant, int | float)
-    return False
-
-
-def reaches(value: Value, target: Value | None) -> bool:
-    seen = {id(value)}
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if current is target:
-            return True
-        for user in current.users:
-            if id(user) not in seen:
-                seen.add(id(user))
-                waiting.append(user)
     return False
 
 
@@ -315,11 +271,8 @@ def _frozen(program: Program, calls: list[Value], loss: Value | None) -> Value |
 
 def temperature(program: Program, value: Value) -> float | None:
     """What logits are divided by on the way to log-probs; None where the text does not say."""
-    product, waiting, seen = 1.0, [value], {id(value)}
-    while waiting:
-        current = waiting.pop()
-        if is_network_call(current, program.kinds):
-            continue
+    product = 1.0
+    for current in walk(value, lambda one: _data(program, one)):
         if current.op in ("phi", "parameter", "element") or (current.op == "mul" and _is_score(program, current.input)):
             return None
         if current.op == "div" and _is_score(program, current.input):
@@ -327,15 +280,13 @@ def temperature(program: Program, value: Value) -> float | None:
             if by is UNKNOWN or not isinstance(by, int | float) or by == 0:
                 return None
             product *= by
-        for one in _data(program, current):
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
     return product
 
 
 def _data(program: Program, value: Value) -> list[Value]:
-    """What the numbers of a value are made of: not what picks, masks or shapes them."""
+    """What the numbers of a value are made of, back to a network: not what picks, masks or shapes them."""
+    if is_network_call(value, program.kinds):
+        return []
     if value.op in ("listing", "stack", "cat"):
         return [one for name, one in value.arguments.items() if name != "dim"]
     if value.op in ("sub", "mul"):

@@ -37,7 +37,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.collections import table_of_values
 from assay.programs.read.things import Table
-from assay.programs.walk import descendants
+from assay.programs.walk import descendants, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
@@ -153,18 +153,12 @@ def _is_in_ratio(program: Program, value: Value) -> bool:
 
 def _holds(side: Value, part: Value) -> bool:
     """Whether the numbers of one value stand in the other: through lists, tensors and slices, not through a network."""
-    seen = {id(side)}
-    waiting = [side]
-    while waiting:
-        current = waiting.pop()
-        if current is part:
-            return True
-        for name, one in current.arguments.items():
-            is_inside = current.op in PASSES or (current.op in ("index", "attribute", "leave") and name == "input")
-            if is_inside and id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
-    return False
+
+    def inside(one: Value) -> list[Value]:
+        picks = one.op in ("index", "attribute", "leave")
+        return [given for name, given in one.arguments.items() if one.op in PASSES or (picks and name == "input")]
+
+    return part in walk(side, inside)
 
 
 def _first_entries(program: Program) -> Iterator[Verdict]:

@@ -28,6 +28,7 @@ from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
 from assay.programs.facts.origin import network
+from assay.programs.facts.ratio import is_differentiated
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
@@ -105,20 +106,8 @@ def _ends_in_product(call: Value) -> bool:
 
 def _is_in_loss(program: Program, value: Value) -> bool:
     """Whether a gradient flows through it into a loss: what only draws tokens may be computed in any precision."""
-    if value.context.no_grad:
-        return False
-    losses = {id(loss) for loss, _ in program.losses}
-    seen = {id(value)}
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in losses:
-            return True
-        for user in current.users:
-            if id(user) not in seen and user.op not in ("detach", "leave", "multinomial", "sample", "append"):
-                seen.add(id(user))
-                waiting.append(user)
-    return False
+    cuts = ("detach", "leave", "multinomial", "sample", "append")
+    return not value.context.no_grad and is_differentiated(program, value, cuts)
 
 
 ILLNESS = Illness(

@@ -42,17 +42,17 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.epochs import are_several
 from assay.programs.facts.ratio import (
     RATIOS,
+    clamp_of,
     dead_bounds,
     differences,
     is_around_the_product,
-    is_clip,
     is_differentiated,
-    reaches,
     same,
     surrogates,
     uses,
 )
 from assay.programs.program import Program
+from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -116,10 +116,10 @@ def check_source(program: Program) -> Iterator[Verdict]:
     """Both sides of the minimum unclipped, bounds that nothing reaches, or a clamp that no loss sees."""
     clipped = set()
     for core, products in surrogates(program):
-        bounds = [clamp for one in products if (clamp := is_clip(one.ratio)) is not None]
+        bounds = [clamp for one in products if (clamp := clamp_of(one.ratio)) is not None]
         logs = [clamp for clamp in bounds if program.kinds.is_a(clamp.input, Kind.LOG_RATIO)]
         wide = [clamp for clamp in bounds if dead_bounds(clamp) and not logs]  # a clamp of logarithms is no clip
-        around = any(is_around_the_product(program, one) and reaches(one, core) for one in program.of("clamp"))
+        around = any(is_around_the_product(program, one) and core in descendants(one) for one in program.of("clamp"))
         if not bounds and not around and same(products[0].ratio) is same(products[1].ratio):
             yield finding(
                 f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
@@ -141,7 +141,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     plain = {id(same(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate}
     for clamp in program.of("clamp"):
         inner = clamp.input
-        if inner is None or not program.kinds.is_a(inner, *RATIOS) or not is_clip(clamp) or id(same(inner)) in clipped:
+        if inner is None or not program.kinds.is_a(inner, *RATIOS) or not clamp_of(clamp) or id(same(inner)) in clipped:
             continue
         use = plain.get(id(same(inner)))
         if use is None or is_differentiated(program, clamp):

@@ -41,7 +41,7 @@ from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
 from assay.programs.facts.loss.signs import is_maximised, sides
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.facts.ratio import are_exchanged, is_around_the_product, is_clip
+from assay.programs.facts.ratio import are_exchanged, clamp_of, is_around_the_product
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
@@ -179,7 +179,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue  # the sign of the loss: another illness
             told.add(term.core.place)
             wanted = "minimum" if both[0][1].sign > 0 else "maximum"
-            if not any(is_clip(one.ratio) for _, one in both):
+            if not any(clamp_of(one.ratio) for _, one in both):
                 continue
             if term.core.op == wanted:
                 yield healthy("the clipped objective is the smaller of both", places=(term.core.place,))

@@ -10,7 +10,7 @@ from assay.programs.facts.loss.terms import TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, users, walk
 
 _FORM = frozenset(
     "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach "
@@ -291,21 +291,14 @@ def is_guarded(program: Program, scaling: Scaling) -> bool:
             return True
     if _is_tested_before(program, scaling):
         return True
-    waiting = list(scaling.value.users)
-    seen: set[int] = set()
-    while waiting and len(seen) < 30:
-        user = waiting.pop(0)
-        if id(user) in seen:
-            continue
-        seen.add(id(user))
+    kept = _FORM | {"mul", "phi", "in_place"}
+    for user in islice(walk(scaling.value.users, users, until=lambda one: one.op not in kept), 30):
         if user.op in ("nan_to_num", "isnan", "isfinite"):
             return True
         if user.op in ("where", "masked_fill", "setitem"):
             condition = user.argument("condition") or user.argument("mask") or user.argument("0")
             if condition is not None and any(one is scaling.spread for one in islice(ancestors(condition), 60)):
                 return True
-        if user.op in _FORM or user.op in ("mul", "phi", "in_place"):
-            waiting += user.users
     return False
 
 
@@ -351,20 +344,9 @@ def policy_weights(program: Program) -> Iterator[Value]:
 
 
 def is_centred_before(value: Value) -> bool:
-    """Whether something was subtracted on the way to a value: a baseline, a value, a mean of the others."""
-    return any(one.op in ("sub", "sub_", "rsub") for one in _made_of(value))
+    """Whether something was subtracted on the way to a value: a baseline, a value, a mean of the others.
 
-
-def _made_of(value: Value) -> Iterator[Value]:
-    """What a number was computed from; how a reward was made inside of its function is its own business."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting and len(seen) < 200:
-        current = waiting.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        if current.op in ("tensor", "listing"):  # rewards of a function, one a row
-            continue
-        waiting += current.arguments.values()
+    How a reward was made inside of its function is its own business.
+    """
+    made_of = walk(value, until=lambda one: one.op in ("tensor", "listing"))  # rewards of a function, one a row
+    return any(one.op in ("sub", "sub_", "rsub") for one in islice(made_of, 200))

@@ -11,7 +11,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _MOST = 400  # values behind one
 _REDUCED = frozenset("mean nanmean median sum min max amin amax std_mean var_mean".split())
@@ -41,22 +41,17 @@ def has_baseline(program: Program, value: Value) -> bool:
 
 def _behind(program: Program, value: Value) -> Iterator[Value]:
     """What a number was computed from, as far back as the tokens that were drawn and their log-probs."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting and len(seen) < _MOST:
-        current = waiting.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        if current.op in (*_DRAWN, "slice") or is_text(current) or program.kinds.is_a(current, *_ENDS):
-            continue
-        waiting += [one for name, one in current.arguments.items() if not _is_key(current, name)]
+
+    def is_end(one: Value) -> bool:
+        return one.op in (*_DRAWN, "slice") or is_text(one) or program.kinds.is_a(one, *_ENDS)
+
+    return islice(walk(value, _numbers, until=is_end), _MOST)
 
 
-def _is_key(value: Value, name: str) -> bool:
-    """Which element is read or written says nothing of its number."""
-    return value.op in ("index", "setitem") and name not in ("input", "value")
+def _numbers(value: Value) -> list[Value]:
+    """What a value was made of; which element is read or written says nothing of its number."""
+    picks = value.op in ("index", "setitem")
+    return [one for name, one in value.arguments.items() if not picks or name in ("input", "value")]
 
 
 def _is_penalty(program: Program, difference: Value) -> bool:
@@ -96,7 +91,7 @@ def raw_rewards(program: Program, weights: list[Value]) -> list[Value]:
     for factor in weights:
         if has_baseline(program, factor):
             return []
-        rewards = list(_rewards_behind(program, factor))
+        rewards = _rewards_behind(program, factor)
         if not rewards or any(_is_compared(one) for one in rewards):
             return []
         if all(_is_judgement(program, one) for one in rewards):
@@ -111,33 +106,34 @@ def _is_compared(row: Value) -> bool:
     return any(one.op in ("mean", "nanmean", "std", "var") for one in islice(ancestors(row), 60))
 
 
-def _rewards_behind(program: Program, factor: Value) -> Iterator[Value]:
+def _rewards_behind(program: Program, factor: Value) -> list[Value]:
     """The numbers of single rows that a factor is made of; nothing where it is made of something unknown as well."""
     found: list[Value] = []
-    seen: set[int] = set()
-    waiting = [factor]
-    while waiting:
-        current = waiting.pop(0)
-        if id(current) in seen or current.constant is not UNKNOWN or program.kinds.is_a(current, Kind.LOG_RATIO):
+
+    def is_left_out(one: Value) -> bool:
+        return one.constant is not UNKNOWN or program.kinds.is_a(one, Kind.LOG_RATIO) or _is_blank(one)
+
+    def is_filled(one: Value) -> bool:
+        return one.op == "setitem" and _is_made_in_loop(one, _start(one))
+
+    def behind(one: Value) -> list[Value]:
+        if is_left_out(one) or isinstance(one.thing, Listing):
+            return []
+        return [one.arguments["input"]] if is_filled(one) else _numbers(one)
+
+    for count, one in enumerate(walk(factor, behind)):
+        if is_left_out(one):
             continue
-        seen.add(id(current))
-        thing = current.thing
-        if _is_blank(current):
-            continue
-        if len(seen) > _MOST or current.op not in _ARITHMETIC:
-            return
-        if isinstance(thing, Listing):
-            rows = [one for one in thing.elements if _is_made_in_loop(one, current)]
-            if len(rows) != len(thing.elements) or not rows:
-                return
+        if count > _MOST or one.op not in _ARITHMETIC:
+            return []
+        if isinstance(one.thing, Listing):
+            rows = [row for row in one.thing.elements if _is_made_in_loop(row, one)]
+            if len(rows) != len(one.thing.elements) or not rows:
+                return []
             found += rows
-            continue
-        if current.op == "setitem" and _is_made_in_loop(current, _start(current)):
-            found.append(current.arguments["value"])
-            waiting.append(current.arguments["input"])
-            continue
-        waiting += [one for name, one in current.arguments.items() if not _is_key(current, name)]
-    yield from found
+        elif is_filled(one):
+            found.append(one.arguments["value"])
+    return found
 
 
 def _start(filled: Value) -> Value:

@@ -10,6 +10,7 @@ from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import peel
 from assay.verdict import Place
 
 
@@ -118,11 +119,7 @@ def is_of_several(expansion: Expansion) -> bool:
         return True
     if _encoding(inner) is not None and _is_one_prompt(inner):
         return False
-    while inner.op in ("cast", "tensor", "clone", "detach"):
-        following = inner.input or inner.argument("data")
-        if following is None:
-            break
-        inner = following
+    inner = peel(inner, ("cast", "tensor", "clone", "detach"), by=("input", "data"))
     if inner.op == "unsqueeze" and inner.setting("dim") == 0:
         return False
     if inner.op == "element" and expansion.value.op in ("repeat", "tile"):

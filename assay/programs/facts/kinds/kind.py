@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from assay.programs.graph import Value
+from assay.programs.walk import peel, walk
 
 
 class Kind(StrEnum):
@@ -124,40 +125,32 @@ _SHAPED = frozenset(
 )  # between logits and their softmax
 
 
-def is_normalised(value: Value, depth: int = 6) -> bool:
+def is_normalised(value: Value) -> bool:
     """Whether a softmax is taken of it, after slices and divisions."""
-    seen: set[int] = set()
-    layer = [value]
-    for _ in range(depth + 1):
-        following: dict[int, Value] = {}
-        for one in layer:
-            for user in one.users:
-                if user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy"):
-                    return True
-                if user.op == "categorical" and user.argument("logits") is one:
-                    return True
-                passes = user.op in _SHAPED or (user.op == "setitem" and user.input is one)
-                if passes and id(user) not in seen:
-                    following[id(user)] = user
-        seen |= following.keys()
-        layer = list(following.values())
-    return False
+
+    def shaped(one: Value) -> list[Value]:
+        return [user for user in one.users if user.op in _SHAPED or (user.op == "setitem" and user.input is one)]
+
+    return any(
+        user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy")
+        or (user.op == "categorical" and user.argument("logits") is one)
+        for one in walk(value, shaped)
+        for user in one.users
+    )
 
 
 def is_blank(value: Value | None) -> bool:
     """Whether a tensor is new and holds nothing but what was put into it: torch.zeros(n), in a loop too."""
-    seen: set[int] = set()
-    waiting = [value] if value is not None else []
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if current.op in ("phi", "cast") or current.op == "setitem":
-            waiting += [one for name, one in current.arguments.items() if current.op == "phi" or name == "input"]
-        elif current.op != "full" and current.name.rpartition(".")[2] not in _BLANK:
-            return False
-    return bool(seen)
+
+    def before(one: Value) -> list[Value]:
+        if one.op == "phi":
+            return one.inputs
+        return [one.input] if one.op in ("cast", "setitem") and one.input is not None else []
+
+    return value is not None and all(
+        one.op in ("phi", "cast", "setitem", "full") or one.name.rpartition(".")[2] in _BLANK
+        for one in walk(value, before)
+    )
 
 
 def is_number(value: Value | None) -> bool:
@@ -193,9 +186,7 @@ def is_order(value: Value | None) -> bool:
 
 def is_one_hot(value: Value) -> bool:
     """A one-hot code in another precision."""
-    while value.op == "cast" and value.input is not None:
-        value = value.input
-    return value.op == "one_hot"
+    return peel(value, ("cast",)).op == "one_hot"
 
 
 def last_layer(forward: Value) -> str:

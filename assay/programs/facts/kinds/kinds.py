@@ -28,6 +28,7 @@ from assay.programs.facts.kinds.kind import (
 )
 from assay.programs.facts.kinds.uses import used_as
 from assay.programs.graph import UNKNOWN, Graph, Value
+from assay.programs.walk import walk
 
 __all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known"]
 
@@ -62,14 +63,8 @@ class Kinds:
 
     def _answer_before(self, value: Value) -> None:
         """Answers all that the value is made of, in the order in which it was made: no question goes deep."""
-        seen: dict[int, Value] = {}
-        waiting = [value]
-        while waiting:
-            current = waiting.pop()
-            if id(current) not in seen and id(current) not in self._known:
-                seen[id(current)] = current
-                waiting += current.arguments.values()
-        for one in sorted(seen.values(), key=lambda one: one.order):
+        unknown = walk(value, lambda one: [part for part in one.arguments.values() if id(part) not in self._known])
+        for one in sorted(unknown, key=lambda one: one.order):
             self._answer(one)
 
     def _answer(self, value: Value) -> Known | None:

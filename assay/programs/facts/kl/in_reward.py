@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind
 from assay.programs.facts.kl.penalties import faces
@@ -11,6 +12,7 @@ from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import Difference, attached, differences, uses
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 
 _KEEPS = (*PASSES, "div", "index", "sum", "mean", "clamp")
 _MOST = 3000
@@ -128,14 +130,7 @@ def _is_negative(value: Value) -> bool:
 
 
 def _flows_into(value: Value, targets: set[int]) -> bool:
-    seen = {id(value)}
-    waiting = [value]
-    while waiting and len(seen) < _MOST:
-        current = waiting.pop()
-        if id(current) in targets:
-            return True
-        for user in current.users:
-            if id(user) not in seen and user.op not in ("exp", "eq", "ge", "gt", "lt", "le"):
-                seen.add(id(user))
-                waiting.append(user)
-    return False
+    def summed(one: Value) -> list[Value]:
+        return [user for user in one.users if user.op not in ("exp", "eq", "ge", "gt", "lt", "le")]
+
+    return any(id(one) in targets for one in islice(walk(value, summed), _MOST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind
 from assay.programs.facts.loss.signs import is_advantage
@@ -11,24 +12,15 @@ from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.ratio import Difference, attached, differences, is_differentiated, uses
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 from assay.verdict import Place
 
-_ALGEBRA = (
-    *PASSES,
-    "mul",
-    "div",
-    "mean",
-    "sum",
-    "nanmean",
-    "neg",
-    "add",
-    "sub",
-    "index",
-    "where",
-    "clamp",
-    "pow",
-    "exp",
-)
+_ALGEBRA = (PASSES | frozenset("mul div mean sum nanmean neg add sub index where clamp pow exp".split())) - {
+    "phi",
+    "table",
+    "listing",
+    "element",
+}
 _DEEPEST = 60
 
 
@@ -101,20 +93,16 @@ def is_exponential(program: Program, value: Value) -> bool:
 
 def _inside(program: Program, value: Value) -> Value | None:
     """The KL estimate in something without a gradient, where arithmetic alone lies between."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting and len(seen) < _DEEPEST:
-        current = waiting.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if program.terms.kl_estimator(current):
-            return current
-        if program.kinds.is_a(current, Kind.LOG_RATIO) and current.op in ("sub", "neg", "mul"):
-            return current
-        is_data = current.op == "attribute" and current.name == "data"
-        if (current.op in _ALGEBRA or is_data) and current.op not in ("phi", "table", "listing", "element"):
-            waiting += [one for name, one in current.arguments.items() if name in ("input", "other")]
+
+    def operands(one: Value) -> list[Value]:
+        if one.op not in _ALGEBRA and not (one.op == "attribute" and one.name == "data"):
+            return []
+        return [part for name, part in one.arguments.items() if name in ("input", "other")]
+
+    for one in islice(walk(value, operands), _DEEPEST):
+        is_difference = program.kinds.is_a(one, Kind.LOG_RATIO) and one.op in ("sub", "neg", "mul")
+        if program.terms.kl_estimator(one) or is_difference:
+            return one
     return None
 
 

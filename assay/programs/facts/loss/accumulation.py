@@ -11,7 +11,7 @@ from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Table
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, peel
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
 _REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")
@@ -129,9 +129,7 @@ def _every(step: Value, backward: Value) -> Value | None:
 
 
 def _turns(loop: Loop) -> Value | None:
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate", "reversed") and source.input is not None:
-        source = source.input
+    source = _listed(loop)
     if source is None:
         return None
     if source.op == "range" and "step" not in source.arguments:
@@ -171,9 +169,7 @@ def share_of(program: Program, loss: Value) -> Share | None:
 
 def _factors(value: Value) -> list[Value]:
     """The factors of a product, in front of a clamp as well."""
-    current = value
-    while current.op in ("clamp", "cast", "leave", "maximum") and current.input is not None:
-        current = current.input
+    current = peel(value, ("clamp", "cast", "leave", "maximum"))
     if current.op == "mul" and current.input is not None and (other := current.argument("other")) is not None:
         return [*_factors(current.input), *_factors(other)]
     return [current]
@@ -210,10 +206,7 @@ def _is_quotient(value: Value, source: Value | None) -> bool:
 
 
 def _listed(loop: Loop) -> Value | None:
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate", "reversed") and source.input is not None:
-        source = source.input
-    return source
+    return peel(loop.source, ("progress", "enumerate", "reversed"))
 
 
 def _is_setting(value: Value) -> bool:

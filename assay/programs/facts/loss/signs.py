@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from assay.programs.facts.kinds import PASSES, Kind, is_blank
 from assay.programs.facts.loss.terms import Product, Term, TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import peel, walk
 
 _LEVELS = ("mean", "nanmean", "median", "sum")
 _SCATTERED = ("index_add", "scatter_add", "scatter_reduce", "scatter_mean", "bincount", "segment_reduce")
+_VIEWS = (PASSES | {"index"}) - {"phi", "listing", "table", "element"}
 _MOST = 400  # values behind one
 
 
@@ -64,18 +68,8 @@ def turned(factor: Value) -> int:
 
 def centred(factor: Value) -> bool:
     """Whether the value is something minus its own mean, or the other way round: an advantage."""
-    seen: set[int] = set()
-    waiting = [factor]
-    while waiting and len(seen) < _MOST:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if current.op == "sub" and _centre(current, set()) is not None:
-            return True
-        if current.op not in ("forward", "generate", "multinomial"):
-            waiting += current.arguments.values()
-    return False
+    behind = walk(factor, until=lambda one: one.op in ("forward", "generate", "multinomial"))
+    return any(one.op == "sub" and _centre(one, set()) is not None for one in islice(behind, _MOST))
 
 
 def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
@@ -132,15 +126,7 @@ def _wholes(value: Value) -> list[Value]:
 
 
 def _plain(value: Value) -> Value:
-    seen: set[int] = set()
-    while id(value) not in seen:
-        seen.add(id(value))
-        following = value.input or value.argument("data")
-        is_view = value.op in (*PASSES, "index") and value.op not in ("phi", "listing", "table", "element")
-        if not is_view or following is None:
-            break
-        value = following
-    return value
+    return peel(value, _VIEWS, by=("input", "data"))
 
 
 def is_advantage(program: Program, value: Value) -> bool:

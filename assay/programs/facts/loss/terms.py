@@ -8,6 +8,7 @@ from enum import StrEnum
 from assay.programs.facts.kinds import PASSES, Kind, Kinds, is_blank
 from assay.programs.facts.origin import Origins
 from assay.programs.graph import Value
+from assay.programs.walk import peel, walk
 
 MOST_TERMS = 64
 _REDUCTIONS = ("mean", "sum", "nanmean")
@@ -148,17 +149,8 @@ class Terms:
     def _holds(self, value: Value) -> bool:
         """Whether it is made of log-probs or ratios, where nothing is known of gradients."""
         kinds = (Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
-        seen: set[int] = set()
-        waiting = [value]
-        while waiting:
-            current = waiting.pop()
-            if id(current) in seen or current.op in ("detach", "leave"):
-                continue
-            seen.add(id(current))
-            if self.kinds.is_a(current, *kinds):
-                return True
-            waiting += current.arguments.values()
-        return False
+        attached = walk(value, until=lambda one: one.op in ("detach", "leave"))
+        return any(one.op not in ("detach", "leave") and self.kinds.is_a(one, *kinds) for one in attached)
 
     def _is_whole(self, value: Value) -> bool:
         """A difference that is one thing: new - ref, logits - logsumexp."""
@@ -218,7 +210,7 @@ class Terms:
             known = self.kinds.of(current)
             ratios = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
             if known is not None and known.kind in ratios and current.op not in PASSES:
-                return Product(sign, current, tuple(factors), _clamped(current))
+                return Product(sign, current, tuple(factors), peel(current, PASSES).op == "clamp")
             other = current.argument("other")
             if current.op == "neg":
                 sign, current = -sign, current.input
@@ -250,7 +242,7 @@ class Terms:
             return "k2"
         if value.op in ("add", "sub"):
             parts = self.additive(value)
-            ratios = [part for _, part in parts if self.kinds.is_a(part, Kind.RATIO) or _is_expm1(part)]
+            ratios = [part for _, part in parts if self.kinds.is_a(part, Kind.RATIO) or part.op == "expm1"]
             logs = [part for _, part in parts if self.kinds.is_a(part, Kind.LOG_RATIO)]
             if ratios and logs and len(parts) <= 4:
                 return "k3"
@@ -289,18 +281,3 @@ def _sign_of(factor: Value, depth: int = 12) -> int:
     if factor.op in _VIEWS and inner is not None:
         return _sign_of(inner, depth - 1)
     return 1
-
-
-def _clamped(ratio: Value) -> bool:
-    seen: set[int] = set()
-    current: Value | None = ratio
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if current.op == "clamp":
-            return True
-        current = current.input if current.op in PASSES else None
-    return False
-
-
-def _is_expm1(value: Value) -> bool:
-    return value.op == "expm1"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.masks import Applied, Filled, Masked, fillings
@@ -74,13 +76,8 @@ def is_guarded(program: Program, division: Value, count: Count) -> bool:
     return False
 
 
-def _near(value: Value) -> list[Value]:
-    found: list[Value] = []
-    for one in ancestors(value):
-        found.append(one)
-        if len(found) >= 40:
-            break
-    return found
+def _near(value: Value) -> Iterator[Value]:
+    return islice(ancestors(value), 40)
 
 
 def token_mask(program: Program, value: Value) -> Filled | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
+from assay.programs.walk import loop_source, peel
 
 _SUFFIX = r"(_?(token|tok))?(_?(ids?|idx|index|value))?$"
 _END = re.compile(
@@ -126,15 +127,11 @@ def _named(value: Value, pattern: re.Pattern[str]) -> bool:
 
 def is_of_rows(loop: Loop) -> bool:
     """`for i, (p, c) in enumerate(zip(prompts, completions))`, `for row in rows`; not `for step in range(100)`."""
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
+    source = loop_source(loop)
     if source is None:
         return False
     if source.op == "range":
         stop = source.argument("stop")
         counted = stop is not None and stop.constant is UNKNOWN and stop.op in ("len", "method", "index")
         return counted and "step" not in source.arguments
-    while source.op == "phi" and "0" in source.arguments and source.arguments["0"] is not source:
-        source = source.arguments["0"]
-    return source.op in ("zip", "listing", "leave", "element", "list_repeat")
+    return peel(source, ("phi",), by=("0",)).op in ("zip", "listing", "leave", "element", "list_repeat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.masks import fillings
@@ -10,6 +11,7 @@ from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import peel, users, walk
 
 _SAME = frozenset("cast clone detach leave tensor squeeze unsqueeze view reshape phi".split())
 
@@ -29,9 +31,7 @@ def _stops_at_end(program: Program, cut: Value) -> bool:
     if not program.kinds.is_a(cut, Kind.SAMPLED):
         return False
     keys = [one for name, one in cut.arguments.items() if name != "input" and one.op == "slice"]
-    stop = keys[-1].argument("stop") if keys else None
-    while stop is not None and stop.op in ("cast", "leave"):
-        stop = stop.input
+    stop = peel(keys[-1].argument("stop"), ("cast", "leave")) if keys else None
     if stop is None or stop.op != "method" or stop.name != "index":
         return False
     end = stop.argument("1")
@@ -41,18 +41,11 @@ def _stops_at_end(program: Program, cut: Value) -> bool:
 def _is_ended_again(program: Program, cut: Value) -> bool:
     """row[:n] + [end]."""
     which = fillings(program).endings.which
-    waiting = list(cut.users)
-    seen: set[int] = set()
-    while waiting and len(seen) < 60:
-        user = waiting.pop()
-        if id(user) in seen:
-            continue
-        seen.add(id(user))
+    held = (*_SAME, "add", "listing", "append")
+    for user in islice(walk(cut.users, users, until=lambda one: one.op not in held), 60):
         parts = [*user.inputs, *(one for part in user.inputs for one in _elements(part))]
         if user.op in ("add", "listing", "append", "cat") and any(which(one) == "end" for one in parts):
             return True
-        if user.op in (*_SAME, "add", "listing", "append"):
-            waiting += user.users
     return False
 
 

@@ -18,7 +18,7 @@ from assay.programs.facts.masks.example.operations import Unclear
 from assay.programs.facts.masks.example.rows import COMPLETION, LENGTHS, PROMPT, ROWS
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)
 _ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())
@@ -91,16 +91,9 @@ def losses(program: Program) -> Iterator[Masked]:
 
 def _masked(program: Program, loss: Value) -> Masked:
     found = Masked(loss)
-    seen = {id(loss)}
-    waiting = [loss]
-    while waiting and len(seen) < _MOST:
-        value = waiting.pop()
-        masks, rest = _parts(program, value)
-        found.masks += masks
-        for one in rest:
-            if id(one) not in seen and program.terms.is_policy(one):
-                seen.add(id(one))
-                waiting.append(one)
+    way = walk(loss, lambda one: [part for part in _parts(program, one)[1] if program.terms.is_policy(part)])
+    for value in islice(way, _MOST):
+        found.masks += _parts(program, value)[0]
         found.selects |= value.op in _SELECTS or (value.op == "index" and _is_select(program, value))
     return found
 

@@ -17,7 +17,7 @@ from assay.programs.facts.optimizer.ownership import (
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 from assay.verdict import Place
 
 _HEADS = ("lm_head", "embed_out", "score", "v_head", "value_head")
@@ -70,14 +70,12 @@ def _late(program: Program, optimizer: Optimizer) -> Unmoved | None:
 
 
 def _is_used_in_loss(program: Program, model: Value) -> bool:
-    for loss, _ in program.losses:
-        for call in program.origins.forwards(loss):
-            current: Value | None = call.arguments.get("model")
-            while current is not None and current.op in ("wrapped", "cast", "phi"):
-                if current is model:
-                    return True
-                current = current.argument("0") or current.input
-    return False
+    def inside(one: Value) -> list[Value]:
+        inner = one.argument("0") or one.input if one.op in ("wrapped", "cast", "phi") else None
+        return [inner] if inner is not None else []
+
+    called = [call.arguments.get("model") for loss, _ in program.losses for call in program.origins.forwards(loss)]
+    return any(model in walk(one, inside) for one in called if one is not None)
 
 
 def _other(program: Program, optimizer: Optimizer) -> Unmoved | None:
@@ -188,19 +186,12 @@ def _cut(program: Program, every: list[Optimizer]) -> Iterator[Unmoved]:
 
 def _is_opaque(program: Program, loss: Value) -> bool:
     """Whether something is in a loss of which nothing is known: it may carry a gradient of its own."""
-    waiting, seen = [loss], {id(loss)}
-    while waiting:
-        current = waiting.pop()
-        asked = current.op == "method" and current.input is not None and current.input.op in _OBJECTS
-        if (asked or current.op in _OPAQUE) and program.kinds.of(current) is None:
-            return True
-        if current.op in ("detach", "leave", "tensor", "forward"):
-            continue
-        for one in current.arguments.values():
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
-    return False
+
+    def is_open(one: Value) -> bool:
+        asked = one.op == "method" and one.input is not None and one.input.op in _OBJECTS
+        return (asked or one.op in _OPAQUE) and program.kinds.of(one) is None
+
+    return any(is_open(one) for one in walk(loss, until=lambda one: one.op in ("detach", "leave", "tensor", "forward")))
 
 
 def _where(program: Program, loss: Value) -> Place | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.programs.facts.ratio import Difference
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, loop_source, peel, walk
 
 # what may give other data in each turn of a loop
 _OPAQUE = frozenset({"call", "method", "generate", "multinomial", "sample", "unknown", "exception", "super", "element"})
@@ -14,17 +14,12 @@ _HARMLESS = ("permutation", "shuffle", "randperm", "size", "dim", "numel", "rand
 
 def turns(loop: Loop) -> int | None:
     """How often a loop over a range runs; None where the text does not say."""
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
-    return Loop(loop.place, source).turns
+    return Loop(loop.place, loop_source(loop)).turns
 
 
 def is_counted(loop: Loop) -> bool:
     """`for _ in range(epochs)`: a loop that only counts."""
-    source = loop.source
-    while source is not None and source.op == "progress" and source.input is not None:
-        source = source.input
+    source = peel(loop.source, ("progress",))
     return source is not None and source.op == "range" and "step" not in source.arguments
 
 
@@ -42,9 +37,7 @@ def epochs_over(program: Program, call: Value) -> Loop | None:
 
 def is_split(loop: Loop) -> bool:
     """Whether a loop runs over mini-batches: `range(0, n, size)`, the pieces of a chunk() or a split()."""
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
+    source = loop_source(loop)
     if source is None:
         return False
     return source.op in ("chunk", "split") or (source.op == "range" and "step" in source.arguments)
@@ -70,23 +63,18 @@ def _is_scheduler(step: Value) -> bool:
 
 def is_same_data(call: Value, loop: Loop) -> bool:
     """Whether what a network is given in a loop is made before it; picking rows of it does not count as making."""
-    waiting = [one for name, one in call.arguments.items() if name not in ("model", "output", "callee")]
-    if not waiting:
-        return False
-    seen = {id(one) for one in waiting}
-    while waiting:
-        value = waiting.pop()
-        if value.op == "phi" and value.name == "turn" and value.place == loop.place:
-            return False
-        if loop not in value.context.loops:
-            continue
-        if value.op in _OPAQUE and not _is_pick(value, loop) and not value.name.endswith(_HARMLESS):
-            return False
-        for one in value.arguments.values():
-            if id(one) not in seen and one.constant is UNKNOWN:
-                seen.add(id(one))
-                waiting.append(one)
-    return True
+    given = [one for name, one in call.arguments.items() if name not in ("model", "output", "callee")]
+
+    def made_in_loop(one: Value) -> list[Value]:
+        return [part for part in one.inputs if part.constant is UNKNOWN] if loop in one.context.loops else []
+
+    def is_new(one: Value) -> bool:
+        if one.op == "phi" and one.name == "turn" and one.place == loop.place:
+            return True
+        makes = loop in one.context.loops and one.op in _OPAQUE and not _is_pick(one, loop)
+        return makes and not one.name.endswith(_HARMLESS)
+
+    return bool(given) and not any(is_new(one) for one in walk(given, made_in_loop))
 
 
 def _is_pick(value: Value, loop: Loop) -> bool:

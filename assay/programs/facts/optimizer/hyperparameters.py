@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import optimizers
-from assay.programs.facts.ratio import is_clip
+from assay.programs.facts.ratio import clamp_of
 from assay.programs.facts.sampling.samplers import drawn
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -127,7 +127,7 @@ def _of_clip(program: Program, term: Term) -> Iterator[Setting]:
     if term.kind is not TermKind.SURROGATE:
         return
     for side in program.terms.products(term.core):
-        clamp = is_clip(side.ratio)
+        clamp = clamp_of(side.ratio)
         low = _number(clamp.argument("min")) if clamp is not None else None
         high = _number(clamp.argument("max")) if clamp is not None else None
         if clamp is None or low is None or high is None or not 0 < low < 1 < high:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program, once
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _SHELLS = ("wrapped", "prepared", "cast")
 _OPEN = ("parameter", "attribute", "index", "element", "call", "method")  # an object of which nothing is known
@@ -34,44 +34,37 @@ class Optimizer:
 
 def optimizer_of(value: Value | None) -> Value | None:
     """The optimizer behind a name; None where several may be meant. What is not known stands for itself."""
-    options: list[Value] = []
-    waiting = [value]
-    seen: set[int] = set()
-    while waiting:
-        current = waiting.pop(0)
-        if current is None or id(current) in seen or current.constant is None:
-            continue
-        seen.add(id(current))
-        if current.op == "optimizer" or current.op in _OPEN:
-            options.append(current)
-        elif current.op in _SHELLS:
-            waiting.append(current.input or current.argument("0"))
-        elif current.op == "phi":
-            waiting += current.inputs
+
+    def inside(one: Value) -> list[Value]:
+        held = one.input or one.argument("0") if one.op in _SHELLS else None
+        return [held] if held is not None else one.inputs if one.op == "phi" else []
+
+    options = [
+        one
+        for one in (walk(value, inside) if value is not None else ())
+        if one.constant is not None and (one.op == "optimizer" or one.op in _OPEN)
+    ]
     return options[0] if len(options) == 1 else None
 
 
 def held(optimizer: Value) -> tuple[Value, ...] | None:
     """The networks, or parts of them, whose parameters an optimizer was given; None where that is not all."""
     given = optimizer.argument("parameters")
-    found: list[Value] = []
-    complete = given is not None
-    waiting = [given] if given is not None else []
-    seen: set[int] = set()
-    while waiting:
-        current = waiting.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if current.op in ("parameters", "named_parameters") and current.input is not None:
-            found.append(current.input)
-        elif current.op in ("parameter", "attribute", "unknown", "method") or (
-            current.op == "call" and not current.name.startswith("builtins.")
-        ):
-            complete = complete and current.op == "attribute" and current.name == "requires_grad"
-        else:
-            waiting += [one for name, one in current.arguments.items() if name not in ("lr", "weight_decay")]
-    return tuple(found) if complete and found else None
+
+    def is_network(one: Value) -> bool:
+        return one.op in ("parameters", "named_parameters") and one.input is not None
+
+    def is_open(one: Value) -> bool:
+        called = one.op == "call" and not one.name.startswith("builtins.")
+        return called or one.op in ("parameter", "attribute", "unknown", "method")
+
+    def inside(one: Value) -> list[Value]:
+        return [part for name, part in one.arguments.items() if name not in ("lr", "weight_decay")]
+
+    way = list(walk(given, inside, until=lambda one: is_network(one) or is_open(one))) if given is not None else []
+    if any(is_open(one) and not (one.op == "attribute" and one.name == "requires_grad") for one in way):
+        return None
+    return tuple(one.input for one in way if is_network(one) and one.input is not None) or None
 
 
 def is_scheduler(step: Value) -> bool:

@@ -7,6 +7,7 @@ from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.sampling.samplers import original
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 
 LOW = {"bfloat16": "bfloat16", "bf16": "bfloat16", "half": "float16", "float16": "float16", "fp16": "float16"}
 FULL = frozenset({"float32", "float", "float64", "double", "fp32"})
@@ -88,16 +89,12 @@ def rounded(program: Program, value: Value | None) -> Value | None:
 
 def is_upcast(program: Program, value: Value | None) -> bool:
     """Whether a cast to float32 stands between a network and these scores."""
-    seen: set[int] = set()
-    while value is not None and id(value) not in seen:
-        seen.add(id(value))
-        if cast_to(value) == "float32":
-            return True
-        if value.op in (*PASSES, *_THROUGH) and value.op != "phi":
-            value = value.input or next(iter(value.inputs), None)
-        else:
-            return False
-    return False
+
+    def scores(one: Value) -> list[Value]:
+        is_kept = one.op in (*PASSES, *_THROUGH) and one.op != "phi"
+        return ([one.input] if one.input is not None else one.inputs[:1]) if is_kept else []
+
+    return value is not None and any(cast_to(one) == "float32" for one in walk(value, scores))
 
 
 def is_mixed(program: Program, of_weights: bool = True) -> bool:

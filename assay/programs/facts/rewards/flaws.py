@@ -13,7 +13,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _CHANCE = frozenset(
     "random.random random.uniform random.gauss random.randint random.choice random.betavariate numpy.random.rand "
@@ -38,22 +38,16 @@ class Flaw:
 
 def numbers(program: Program) -> list[Value]:
     """What the weights of the policy's gradient are computed from by arithmetic alone."""
-    found: list[Value] = []
-    seen: set[int] = set()
-    waiting = list(policy_weights(program))
-    while waiting and len(seen) < _MOST:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        found.append(value)
-        if value.op not in _SUMS or program.kinds.is_a(value, Kind.LOGPROBS, Kind.MASK, Kind.RATIO, Kind.LOG_RATIO):
-            continue
-        if value.op == "mul" and any(_is_faint(one) for one in value.inputs):
-            continue
-        skipped = ("dim", "keepdim", "key") if value.op != "index" else tuple("01234")
-        waiting += [one for name, one in value.arguments.items() if name not in skipped]
-    return found
+
+    def is_end(one: Value) -> bool:
+        is_known = program.kinds.is_a(one, Kind.LOGPROBS, Kind.MASK, Kind.RATIO, Kind.LOG_RATIO)
+        return one.op not in _SUMS or is_known or (one.op == "mul" and any(_is_faint(part) for part in one.inputs))
+
+    def terms(one: Value) -> list[Value]:
+        skipped = ("dim", "keepdim", "key") if one.op != "index" else tuple("01234")
+        return [part for name, part in one.arguments.items() if name not in skipped]
+
+    return list(islice(walk(policy_weights(program), terms, until=is_end), _MOST))
 
 
 def _is_faint(value: Value) -> bool:

@@ -13,7 +13,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, loop_source
 
 _THROUGH = ("phi", "leave", "cast", "tensor", "clone", "progress", "enumerate", "detach")
 _UNORDERED = ("as_completed", "imap_unordered")
@@ -40,9 +40,7 @@ def mispairings(program: Program) -> Iterator[Mispairing]:
     loops = scored_loops(program)
     spread = list(expansions(program))
     for loop in loops:
-        source = loop.source
-        while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-            source = source.input
+        source = loop_source(loop)
         if source is None:
             continue
         if source.op == "zip":
@@ -63,9 +61,7 @@ def zips(program: Program) -> list[Value]:
 
 
 def _zip_of(loop: Loop) -> Value | None:
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
+    source = loop_source(loop)
     return source if source is not None and source.op == "zip" else None
 
 
@@ -200,9 +196,7 @@ def feeds(sides: list[Value], value: Value) -> bool:
 
 
 def _runs_over(loop: Loop, value: Value) -> bool:
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
+    source = loop_source(loop)
     return source is value or (source is not None and source.op == "zip" and value in source.arguments.values())
 
 
@@ -227,9 +221,7 @@ def _looked_up(program: Program, loops: list[Loop], spread: list[Expansion]) -> 
 
 
 def _is_over_rows(program: Program, loop: Loop) -> bool:
-    source = loop.source
-    while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-        source = source.input
+    source = loop_source(loop)
     texts = source is not None and source.op in ("batch_decode", "index") and _is_of_rows(program, source)
     return texts or is_of_rows(loop)
 
@@ -253,9 +245,7 @@ def _collected(program: Program) -> Iterator[Mispairing]:
         if given is None or isinstance(given.thing, Listing) or id(given) not in program.weights:
             continue
         for loop in appended.context.loops:
-            source = loop.source
-            while source is not None and source.op in ("progress", "enumerate") and source.input is not None:
-                source = source.input
+            source = loop_source(loop)
             if source is None or not source.name.endswith(_UNORDERED):
                 continue
             futures = source.argument("0") or source.argument("1") or source.input

@@ -10,7 +10,7 @@ from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.masks.endings import Endings
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _CHOSEN = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.TOKEN_LOGITS)
 _CHOOSES = {
@@ -33,22 +33,16 @@ class Ban:
 
 def bans(program: Program, loss: Value) -> Iterator[Ban]:
     for chosen in ancestors(loss):
-        if chosen.op not in _CHOOSES or not program.kinds.is_a(chosen, *_CHOSEN):
-            continue
-        seen: set[int] = set()
-        waiting = [chosen.input] if chosen.input is not None else []
-        while waiting and len(seen) < 80:
-            value = waiting.pop()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            token = _banned(program, value)
-            if token is not None:
-                yield Ban(value, token, chosen)
-            if value.op == "forward":
-                waiting += [one for one in (value.argument("output"),) if one is not None]
-            elif value.op in _THROUGH:
-                waiting += [one for name, one in value.arguments.items() if name in _FOLLOWED]
+        if chosen.op in _CHOOSES and chosen.input is not None and program.kinds.is_a(chosen, *_CHOSEN):
+            for value in islice(walk(chosen.input, _logits_behind), 80):
+                token = _banned(program, value)
+                if token is not None:
+                    yield Ban(value, token, chosen)
+
+
+def _logits_behind(value: Value) -> list[Value]:
+    followed = ("output",) if value.op == "forward" else _FOLLOWED if value.op in _THROUGH else ()
+    return [one for name, one in value.arguments.items() if name in followed]
 
 
 _THROUGH = frozenset(

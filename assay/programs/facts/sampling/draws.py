@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from assay.programs.facts.kinds import Kind, takes_best
 from assay.programs.facts.loss.terms import TermKind
@@ -11,6 +12,7 @@ from assay.programs.facts.sampling.scoring import DRAWS, Scoring, is_off, made_o
 from assay.programs.facts.sampling.tokens import encoding_behind
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 
 _HF = frozenset("max_new_tokens attention_mask input_ids pad_token_id generation_config do_sample max_length".split())
 _OF_SCORES = ("add", "sub", "mul", "div", "log", "neg", "cast", "softmax", "log_softmax", "method")
@@ -131,17 +133,12 @@ def is_greedy(draw: Value) -> bool:
 
 def _has_noise(draw: Value) -> bool:
     """Whether noise was added to what the greatest is taken of: Gumbel's trick draws by it."""
-    waiting, seen = [draw], 0
-    while waiting and seen < 60:
-        one = waiting.pop(0)
-        seen += 1
-        if one.op == "call" and any(word in one.name.lower() for word in _NOISE):
-            return True
-        if one.op == "log" and one.input is not None and one.input.op == "neg":
-            return True
-        if one is draw or one.op in _OF_SCORES:
-            waiting += one.arguments.values()
-    return False
+    scores = walk(draw, until=lambda one: one is not draw and one.op not in _OF_SCORES)
+    return any(
+        (one.op == "call" and any(word in one.name.lower() for word in _NOISE))
+        or (one.op == "log" and one.input is not None and one.input.op == "neg")
+        for one in islice(scores, 60)
+    )
 
 
 def weights_of(draw: Value) -> Value | None:

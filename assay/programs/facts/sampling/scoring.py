@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from assay.programs.facts.origin import is_network_call
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program, once
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, peel, walk
 
 DRAWS = frozenset({"generate", "multinomial", "sample", "rsample", "argmax"})
 # of these only the input is data: the rest chooses, masks or counts
@@ -142,28 +141,12 @@ def lists_of(value: Value) -> list[Value]:
 
 def behind(value: Value) -> Iterator[Value]:
     """The value and all it was made of, the lists it was joined from among them."""
-    seen = {id(value)}
-    waiting = deque([value])
-    while waiting:
-        current = waiting.popleft()
-        yield current
-        for one in (*current.arguments.values(), *lists_of(current)):
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
+    return walk(value, lambda one: (*one.arguments.values(), *lists_of(one)))
 
 
 def made_of(value: Value) -> Iterator[Value]:
     """The value and the numbers it is made of, back to where tokens are drawn."""
-    seen = {id(value)}
-    waiting = deque([value])
-    while waiting:
-        current = waiting.popleft()
-        yield current
-        for one in data_of(current):
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
+    return walk(value, data_of)
 
 
 @dataclass(frozen=True)
@@ -245,10 +228,7 @@ def scale_of(program: Program, value: Value | None) -> Scale | None:
 
 def _is_sum(factor: Value) -> bool:
     """probs / probs.sum().clamp(min=1e-9)"""
-    current: Value | None = factor
-    while current is not None and current.op in ("clamp", "add", "maximum", "unsqueeze", "where"):
-        current = current.input
-    return current is not None and current.op == "sum"
+    return peel(factor, ("clamp", "add", "maximum", "unsqueeze", "where")).op == "sum"
 
 
 def _first(value: Value) -> Value | None:

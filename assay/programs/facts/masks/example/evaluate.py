@@ -35,7 +35,7 @@ from assay.programs.facts.masks.example.rows import (
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, peel
 
 _DEEPEST = 120
 _SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())
@@ -116,9 +116,7 @@ class Worked(Making):
         return self.of(options[self.choice], steps)
 
     def _is_growing(self, value: Value) -> bool:
-        last = value.arguments["1"]
-        while last.op == "phi" and "0" in last.arguments and last is not value:
-            last = last.arguments["0"]
+        last = peel(value.arguments["1"], ("phi",), by=("0",))
         return last.op == "cat" and self.program.kinds.is_a(last, Kind.SAMPLED)
 
     def _listing(self, value: Value, steps: Steps) -> Number:
