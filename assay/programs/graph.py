@@ -69,6 +69,10 @@ class Context:
     handled: bool = False  # inside a `try` whose handler swallows what is raised
     in_handler: bool = False  # inside an `except`
 
+    def is_under(self, branch: Branch) -> bool:
+        """Whether it stands on that side of the same `if`; a loop or a call may have read the `if` twice."""
+        return any((one.place, one.side) == (branch.place, branch.side) for one in self.branches)
+
 
 @dataclass(eq=False, slots=True)
 class Value:
@@ -108,6 +112,11 @@ class Value:
     @property
     def inputs(self) -> list[Value]:
         return list(self.arguments.values())
+
+    @property
+    def keys(self) -> list[Value]:
+        """What stands between the brackets of x[...] or x[...] = y."""
+        return [one for name, one in self.arguments.items() if name not in ("input", "value")]
 
     @property
     def shown(self) -> str:

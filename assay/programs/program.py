@@ -8,7 +8,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from assay.programs.facts.kinds import Kinds
-from assay.programs.facts.loss.terms import Term, TermKind, Terms
+from assay.programs.facts.loss.terms import Term, Terms
 from assay.programs.facts.origin import Origins
 from assay.programs.graph import Graph, Value
 from assay.programs.walk import walk
@@ -86,12 +86,8 @@ class Program:
     @cached_property
     def weights(self) -> frozenset[int]:
         """ids of all values that become a factor of a policy term: advantages and what they are made of."""
-        factors: list[Value] = []
-        for _, terms in self.losses:
-            for term in terms:
-                if term.kind in (TermKind.SURROGATE, TermKind.POLICY):
-                    factors += term.factors
-                    factors += [factor for side in self.terms.products(term.core) for factor in side.factors]
+        policy = [term for _, terms in self.losses for term in terms if term.is_policy]
+        factors = [factor for term in policy for factor in self.terms.factors(term)]
         ends = ("forward", "generate", "multinomial")
         behind = walk(factors, until=lambda value: value.op in ends)
         return frozenset(id(value) for value in behind if value.op not in ends)

@@ -54,6 +54,15 @@ def walk(
                     waiting.append(following)
 
 
+def follow(value: Value, onward: Callable[[Value], Value | None]) -> Value:
+    """The last value of a way with one step at a time: `onward` gives the next one, None at the end."""
+    seen: set[int] = set()
+    while id(value) not in seen:
+        seen.add(id(value))
+        value = onward(value) or value
+    return value
+
+
 @overload
 def peel(value: Value, operations: Collection[str], by: Sequence[str] = ("input",)) -> Value: ...
 @overload
@@ -74,10 +83,7 @@ def peel(value: Value | None, operations: Collection[str], by: Sequence[str] = (
     seen: set[int] = set()
     while value is not None and value.op in operations and id(value) not in seen:
         seen.add(id(value))
-        inner = next((value.arguments[name] for name in by if name in value.arguments), None)
-        if inner is None:
-            break
-        value = inner
+        value = next((value.arguments[name] for name in by if name in value.arguments), value)
     return value
 
 

@@ -9,7 +9,6 @@ from itertools import islice
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import centred
-from assay.programs.facts.loss.terms import TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
@@ -163,16 +162,8 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
 
 def _is_weight(program: Program, value: Value) -> bool:
     """Whether a value is what log-probs or ratios are multiplied by in a loss, and has its mean taken away."""
-    factors = [factor for _, terms in program.losses for term in terms for factor in term.factors]
-    sides = [
-        factor
-        for _, terms in program.losses
-        for term in terms
-        if term.kind is TermKind.SURROGATE
-        for product in program.terms.products(term.core)
-        for factor in product.factors
-    ]
-    return any(_plain(one) is value for one in (*factors, *sides)) and centred(value)
+    factors = [factor for _, terms in program.losses for term in terms for factor in program.terms.factors(term)]
+    return any(_plain(one) is value for one in factors) and centred(value)
 
 
 def _as_total(program: Program, label: str, value: Value, losses: set[int]) -> str:

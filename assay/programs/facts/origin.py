@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from assay.programs.facts.kinds import Kind, Kinds
 from assay.programs.graph import UNKNOWN, Graph, Value
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, follow, walk
 
 # containers and choices: whether a gradient flows is decided by what is in them
 _HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())
@@ -24,7 +26,7 @@ _SELECTORS = {
     "masked_fill": ("mask",),
     "element": ("key",),
 }
-_NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
+NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
 _SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
 
@@ -92,22 +94,16 @@ class Origins:
     def _find_frozen(self) -> list[Value]:
         """Networks whose parameters are told to need no gradient."""
         found: list[Value] = []
-        for value in self.graph.of("requires_grad_", "cast", "setattr"):
-            if value.op == "setattr":
-                off = value.name == "requires_grad" and value.setting("value") is False
-            else:
-                off = (
-                    value.name == "requires_grad_" and value.setting("1", value.setting("requires_grad", True)) is False
-                )
+        for value, on in gradient_switches(self.graph):
             target = value.input
-            if not off or target is None:
+            parameters = None if target is None else parameters_of(target)
+            if on is not False or target is None:
                 continue
-            if target.op == "element" and target.input is not None and target.input.op == "parameters":
-                if value.context.branches != target.input.context.branches:
-                    continue  # some of its parameters only
-                target = target.input.input
-            if target is not None and not self._is_thawed(network(target), value):
-                found.append(network(target))
+            if parameters is not None and value.context.branches != parameters.context.branches:
+                continue  # some of its parameters only
+            model = network(target if parameters is None or parameters.input is None else parameters.input)
+            if not self._is_thawed(model, value):
+                found.append(model)
         return found
 
     def _is_thawed(self, model: Value, frozen: Value) -> bool:
@@ -115,17 +111,13 @@ class Origins:
         for value in self.graph.of("wrapped"):
             if value.name in ("get_peft_model", "PeftModel") and network(value) is model:
                 return True
-        for value in self.graph.of("requires_grad_", "setattr", "cast"):
-            if value.order < frozen.order or not value.name.startswith("requires_grad") or value.input is None:
-                continue
-            on = (
-                value.setting("value")
-                if value.op == "setattr"
-                else value.setting("1", value.setting("requires_grad", True))
-            )
-            if on is not False and any(one is model for one in ancestors(value.input)):
-                return True
-        return False
+        return any(
+            on is not False
+            and value.order >= frozen.order
+            and value.input is not None
+            and model in ancestors(value.input)
+            for value, on in gradient_switches(self.graph)
+        )
 
     # networks
 
@@ -194,27 +186,33 @@ def _is_selector(value: Value, name: str) -> bool:
 
 def network(value: Value) -> Value:
     """The network itself, without wrappers, casts and what a loop may have left of it."""
-    seen: set[int] = set()
-    while id(value) not in seen:
-        seen.add(id(value))
-        if value.op in _SHELLS:
-            inner = value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
-            if inner is None:
-                return value
-            value = inner
-        elif (
-            value.op == "attribute"
-            and value.name in _PARTS
-            and value.input is not None
-            and value.input.op in (*_SHELLS, *_NETWORKS)
-        ):
-            value = value.input
-        elif value.op == "phi" and value.arguments.get("0") is not None:
-            known = [one for one in value.inputs if one.constant is UNKNOWN]
-            value = known[0] if known else value
-        else:
-            return value
-    return value
+    return follow(value, _inside_its_shell)
+
+
+def _inside_its_shell(value: Value) -> Value | None:
+    if value.op in _SHELLS:
+        return value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
+    if value.op == "phi" and "0" in value.arguments:
+        return next((one for one in value.inputs if one.constant is UNKNOWN), None)
+    whole = value.input if value.op == "attribute" and value.name in _PARTS else None
+    return whole if whole is not None and (whole.op in _SHELLS or whole.op in NETWORKS) else None
+
+
+def gradient_switches(graph: Graph) -> Iterator[tuple[Value, object]]:
+    """(statement, whether it is on) of each requires_grad_(...) and .requires_grad = ..."""
+    for value in graph.of("requires_grad_", "cast", "setattr"):
+        if value.name.startswith("requires_grad"):
+            is_set = value.op == "setattr"
+            yield (
+                value,
+                value.setting("value" if is_set else "1", UNKNOWN if is_set else value.setting("requires_grad", True)),
+            )
+
+
+def parameters_of(value: Value) -> Value | None:
+    """`network.parameters()`, where the value is one of them in a loop."""
+    whole = value.input if value.op == "element" else None
+    return whole if whole is not None and whole.op == "parameters" else None
 
 
 def same_network(one: Value, other: Value) -> bool:

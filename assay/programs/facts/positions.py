@@ -115,7 +115,7 @@ class Spans:
         return span
 
     def _of_index(self, value: Value, inner: Value, depth: int) -> Span | None:
-        keys = [key for name, key in value.arguments.items() if name != "input"]
+        keys = value.keys
         if value.name == "unpacked" or (is_network_call(inner, self.program.kinds) and len(keys) == 1):
             return self.of(inner, depth - 1) if self._is_scores(value) and value.setting("0") == 0 else None
         if isinstance(value.name, str) and value.name in ("logits", "sequences"):

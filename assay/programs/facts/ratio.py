@@ -11,7 +11,7 @@ from assay.programs.facts.origin import is_network_call, network, same_network
 from assay.programs.facts.sampling.samplers import drawn, is_touched, loaded
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
-from assay.programs.walk import peel, walk
+from assay.programs.walk import follow, peel, walk
 
 RATIOS = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.EXP_RATIO)
 _THROUGH = PASSES | {"exp", "expm1", "clamp", "sum", "mean", "nanmean", "index", "log"}
@@ -154,15 +154,13 @@ def same(value: Value) -> Value:
 
 def attached(value: Value) -> Value:
     """The value that was detached, copied, or stored in rows that are read again."""
-    value, seen = same(value), set[int]()
-    while id(value) not in seen:
-        seen.add(id(value))
-        stored = read_back(value)
-        if stored is not None:
-            value = same(stored)
-        elif value.op in ("detach", "leave", "clone") and value.input is not None:
-            value = same(value.input)
-    return value
+
+    def before(one: Value) -> Value | None:
+        is_copy = one.op in ("detach", "leave", "clone")
+        inner = read_back(one) or (one.input if is_copy else None)
+        return same(inner) if inner is not None else None
+
+    return follow(same(value), before)
 
 
 def read_back(value: Value) -> Value | None:

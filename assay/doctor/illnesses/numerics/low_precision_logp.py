@@ -26,7 +26,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import last_layer
-from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
+from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounded
 from assay.programs.facts.origin import network
 from assay.programs.facts.ratio import is_differentiated
 from assay.programs.graph import Value
@@ -78,7 +78,7 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
     if any(call.context.autocast for call in calls):
         return None
     for call in calls:
-        kept = weights_of(program, call.arguments["model"])
+        kept = precision_of_weights(program, call.arguments["model"])
         if kept is None or kept[0] not in ("bfloat16", "float16"):
             return None
         inside = value.place_of("input" if value.input is not None else "logits")

@@ -35,7 +35,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.programs.facts.optimizer.optimizers import optimizers
-from assay.programs.facts.optimizer.precision import is_mixed, weights_of
+from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -82,7 +82,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         rate = optimizer.value.setting("lr", 1e-3)
         for model in optimizer.networks:
-            kept = weights_of(program, model)
+            kept = precision_of_weights(program, model)
             if kept is None:
                 continue
             limit = SMALL_RATE.get(kept[0])

@@ -31,7 +31,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.loss.signs import is_advantage
+from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.epochs import epochs_over
 from assay.programs.facts.ratio import clamped_around_one, differences, same, surrogates
@@ -188,7 +188,7 @@ def _unclipped(program: Program) -> Iterator[Verdict]:
         for term in terms:
             if term.kind is not TermKind.KL or term.estimator != "k1":
                 continue
-            if not any(is_advantage(program, factor) for factor in term.factors):
+            if not any(is_centred_factor(program, factor) for factor in term.factors):
                 continue
             for one in differences(program, term.core):
                 calls = program.origins.forwards(one.left)

@@ -27,7 +27,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.loss.signs import is_advantage
+from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import differences, uses
@@ -63,7 +63,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _is_policy(program: Program, term: Term) -> bool:
     if term.kind is TermKind.SURROGATE:
         return True
-    return term.kind is TermKind.POLICY and any(is_advantage(program, factor) for factor in term.factors)
+    return term.kind is TermKind.POLICY and any(is_centred_factor(program, factor) for factor in term.factors)
 
 
 def _stays_another(program: Program, loss: Value, drawing: Value, model: Value) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from assay.programs.facts.loss.terms import TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, users, walk
+from assay.programs.walk import ancestors, follow, users, walk
 
 _FORM = frozenset(
     "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach "
@@ -48,22 +47,17 @@ class Centring:
 
 def plain(value: Value) -> Value:
     """The numbers behind a change of form, precision or place."""
-    seen: set[int] = set()
-    while id(value) not in seen:
-        seen.add(id(value))
-        changes = value.op in _FORM or (value.op == "method" and value.name in _METHODS)
-        changes = changes or (value.op == "attribute" and value.name in ("T", "data"))
-        inner = value.input or value.argument("data") or value.argument("tensors")
-        if value.op == "mul" and inner is not None:
-            other = value.argument("other")
-            inner = inner if other is not None and isinstance(other.constant, int | float) else None
-            changes = inner is not None
-        if value.op == "phi" and len(value.arguments) == 1:
-            inner, changes = next(iter(value.arguments.values())), True
-        if not changes or inner is None:
-            return value
-        value = inner
-    return value
+    return follow(value, _before_its_form)
+
+
+def _before_its_form(value: Value) -> Value | None:
+    if value.op == "phi":
+        return value.inputs[0] if len(value.arguments) == 1 else None
+    is_form = value.op in _FORM or (value.op == "method" and value.name in _METHODS)
+    is_scaled = value.op == "mul" and isinstance(value.setting("other", None), int | float)
+    if is_form or is_scaled or (value.op == "attribute" and value.name in ("T", "data")):
+        return value.input or value.argument("data") or value.argument("tensors")
+    return None
 
 
 def uncentred(value: Value) -> tuple[Value, Value | None]:
@@ -272,15 +266,12 @@ def is_advantage(program: Program, value: Value) -> bool:
     """It weighs the policy's gradient; or, where no loss is in sight, it is called so and no network made it."""
     if weighs_policy(program, value):
         return True
-    if any(terms for _, terms in program.losses if any(one.kind in POLICY for one in terms)):
+    if any(terms for _, terms in program.losses if any(term.is_policy for term in terms)):
         return False
     if program.kinds.of(plain(value)) is not None or program.origins.forwards(value):
         return False
     called = [*value.names, *value.context.functions[-1:], *(name for user in value.users for name in user.names)]
     return any(word in name.lower() for name in called for word in _NAMES)
-
-
-POLICY = (TermKind.SURROGATE, TermKind.POLICY)
 
 
 def is_guarded(program: Program, scaling: Scaling) -> bool:
@@ -324,23 +315,15 @@ _TESTS = ("eq", "ne", "lt", "le", "gt", "ge", "not", "assert", "all", "any", "ca
 def policy_weights(program: Program) -> Iterator[Value]:
     """The factors of policy terms that are neither masks nor numbers, without the change of their form."""
     seen: set[int] = set()
-    for _, terms in program.losses:
-        for term in terms:
-            if term.kind not in POLICY:
-                continue
-            factors = [
-                *term.factors,
-                *(factor for side in program.terms.products(term.core) for factor in side.factors),
-            ]
-            for factor in factors:
-                value = plain(factor)
-                while value.op == "neg" and value.input is not None:
-                    value = plain(value.input)
-                known = program.kinds.of(value)
-                if id(value) in seen or known is not None or isinstance(value.constant, int | float):
-                    continue
-                seen.add(id(value))
-                yield value
+    policy = [term for _, terms in program.losses for term in terms if term.is_policy]
+    for factor in [factor for term in policy for factor in program.terms.factors(term)]:
+        value = follow(
+            plain(factor), lambda one: plain(one.input) if one.op == "neg" and one.input is not None else None
+        )
+        known = program.kinds.of(value)
+        if id(value) not in seen and known is None and not isinstance(value.constant, int | float):
+            seen.add(id(value))
+            yield value
 
 
 def is_centred_before(value: Value) -> bool:

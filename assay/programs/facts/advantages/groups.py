@@ -79,9 +79,7 @@ def groupings(program: Program) -> Iterator[Grouping]:
             if shaped.op == "attribute" and shaped.name not in ("T", "mT"):
                 break
             shaped = shaped.input
-        if shaped is None or not (
-            shaped.op in ("view", "reshape") or (shaped.op == "method" and shaped.name == "unflatten")
-        ):
+        if shaped is None or not is_shaped(shaped):
             continue
         sizes = shape_of(shaped)
         dim = mean.setting("dim")

@@ -167,7 +167,7 @@ class Shapes:
         if value.name == "logits":
             return ("B", "T", "V")
         inner = self.of(value.input, depth - 1)
-        keys = [key for name, key in value.arguments.items() if name != "input"]
+        keys = value.keys
         if keys and keys[0].constant is Ellipsis and inner is not None:
             rest = keys[1:]
             if len(rest) == 1 and rest[0].constant is None:

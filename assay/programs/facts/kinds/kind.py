@@ -164,7 +164,7 @@ def is_number(value: Value | None) -> bool:
 
 def is_span_of_ones(change: Value) -> bool:
     """mask[i, start:end] = 1, in a new tensor: of tokens, for rewards are set one by one."""
-    keys = [one for name, one in change.arguments.items() if name not in ("input", "value")]
+    keys = change.keys
     spans = [one for one in keys if one.op == "slice" and one.arguments]
     return bool(spans) and change.setting("value") in (1, True) and is_blank(change.input)
 

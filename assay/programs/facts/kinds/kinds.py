@@ -226,7 +226,7 @@ class Kinds:
         if inner is None:
             is_output = value.name == "logits" and value.input is not None and value.input.op in ("forward", "call")
             return Known(Kind.LOGITS, value, "a model's output called logits by its library") if is_output else None
-        keys = [key for name, key in value.arguments.items() if name != "input"]
+        keys = value.keys
         by_tensor = [
             key for key in keys if key.op != "slice" and not isinstance(key.constant, int) and key.constant is UNKNOWN
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind
-from assay.programs.facts.loss.signs import is_advantage
+from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.ratio import Difference, attached, differences, is_differentiated, uses
 from assay.programs.graph import Value
@@ -134,7 +134,7 @@ def is_a_penalty(program: Program, penalty: Penalty) -> bool:
     if penalty.difference is None:
         return False
     if faces(program, penalty.difference) is not None:
-        return not any(is_advantage(program, factor) for factor in penalty.term.factors)
+        return not any(is_centred_factor(program, factor) for factor in penalty.term.factors)
     if penalty.estimator in ("k1", "abs", "k2"):
         return False
     ends = {program.origins.gradient(penalty.difference.left), program.origins.gradient(penalty.difference.right)}
@@ -210,7 +210,7 @@ def wrong_kl_div(program: Program) -> Iterator[tuple[Place, str]]:
         for term in terms:
             if term.kind is not TermKind.POLICY or not program.kinds.is_a(term.core, Kind.RATIO):
                 continue
-            if any(is_advantage(program, factor) for factor in term.factors):
+            if any(is_centred_factor(program, factor) for factor in term.factors):
                 continue
             known = [faces(program, one) for one in differences(program, term.core)]
             if known and all(one is not None for one in known):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
@@ -62,7 +61,7 @@ def parts(program: Program) -> Iterator[Part]:
 
 
 def _is_policy(program: Program, loss: Value) -> bool:
-    return any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in program.terms.of(loss))
+    return any(term.is_policy for term in program.terms.of(loss))
 
 
 def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines: list[Value]) -> Part | None:
@@ -118,9 +117,8 @@ def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:
 
 def _every(step: Value, backward: Value) -> Value | None:
     """n of `if (i + 1) % n == 0: optimizer.step()`."""
-    shared = {(one.place, one.side) for one in backward.context.branches}
     for branch in step.context.branches:
-        if (branch.place, branch.side) in shared:
+        if backward.context.is_under(branch):
             continue
         for value in list(ancestors(branch.condition))[:12]:
             if value.op == "mod" and value.argument("other") is not None:
@@ -158,7 +156,7 @@ def share_of(program: Program, loss: Value) -> Share | None:
             scales.append(other if ours else current.input)
             current = current.input if ours else other
         elif current.op in ("add", "sub") and current.input is not None and other is not None:
-            ours = any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in program.terms.of(current.input))
+            ours = _is_policy(program, current.input)
             current = current.input if ours else other
         elif current.op in _SAME:
             current = current.input
@@ -283,7 +281,7 @@ def token_mean(program: Program, share: Share, part: Part) -> Value | None:
     if inner is not None and inner.op == "masked_select":
         return inner
     if inner is not None and inner.op == "index":
-        keys = [key for name, key in inner.arguments.items() if name != "input"]
+        keys = inner.keys
         if len(keys) == 1 and program.kinds.is_a(keys[0], Kind.MASK):
             return inner
     return None

@@ -129,7 +129,7 @@ def _plain(value: Value) -> Value:
     return peel(value, _VIEWS, by=("input", "data"))
 
 
-def is_advantage(program: Program, value: Value) -> bool:
+def is_centred_factor(program: Program, value: Value) -> bool:
     """Whether a factor of a policy term is more than a mask, a number or a setting."""
     if program.kinds.is_a(value, Kind.MASK, Kind.COUNT) or isinstance(value.constant, int | float):
         return False

@@ -40,6 +40,10 @@ class Term:
     estimator: str = ""  # of a KL: k1 k2 k3 abs full
     joined: Value | None = None  # the sum or difference in which it meets the other terms
 
+    @property
+    def is_policy(self) -> bool:
+        return self.kind in (TermKind.SURROGATE, TermKind.POLICY)
+
 
 @dataclass(frozen=True)
 class _Path:
@@ -199,6 +203,10 @@ class Terms:
             found = [product for side in sides if side is not None and (product := self._side(side)) is not None]
             self._products[id(extreme)] = found if len(found) == 2 else []
         return self._products[id(extreme)]
+
+    def factors(self, term: Term) -> list[Value]:
+        """All that a term is multiplied by, on the sides of a surrogate too."""
+        return [*term.factors, *(factor for side in self.products(term.core) for factor in side.factors)]
 
     def _side(self, value: Value) -> Product | None:
         sign = 1

@@ -168,7 +168,7 @@ def is_on_tokens(program: Program, value: Value, depth: int = 10) -> bool:
     if depth == 0:
         return False
     if value.op == "setitem":
-        keys = [one for name, one in value.arguments.items() if name not in ("input", "value")]
+        keys = value.keys
         by_column = len(keys) == 2 and keys[0].op == "slice" and not keys[0].arguments and keys[1].op != "slice"
         return (by_column and bool(value.context.loops)) or is_on_tokens(program, value.arguments["input"], depth - 1)
     if value.op == "mul" and any(is_token_mask(program, one) for one in value.inputs):

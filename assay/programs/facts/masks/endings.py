@@ -81,11 +81,12 @@ class Endings:
         return list(found.values())
 
     @cached_property
-    def by_id(self) -> dict[int, Loop]:
-        return {id(loop): loop for loop in self.loops}
+    def _row_loops(self) -> set[int]:
+        return {id(loop) for loop in self.loops if not self.is_drawing(loop) and is_of_rows(loop)}
 
     def is_row_loop(self, key: int) -> bool:
-        return key in self.by_id and not self.is_drawing(self.by_id[key]) and is_of_rows(self.by_id[key])
+        """Whether the loop with this id goes through rows."""
+        return key in self._row_loops
 
     @cached_property
     def _drawing(self) -> set[int]:

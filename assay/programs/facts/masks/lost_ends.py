@@ -30,7 +30,7 @@ def cut_before_end(program: Program) -> Iterator[Value]:
 def _stops_at_end(program: Program, cut: Value) -> bool:
     if not program.kinds.is_a(cut, Kind.SAMPLED):
         return False
-    keys = [one for name, one in cut.arguments.items() if name != "input" and one.op == "slice"]
+    keys = [one for one in cut.keys if one.op == "slice"]
     stop = peel(keys[-1].argument("stop"), ("cast", "leave")) if keys else None
     if stop is None or stop.op != "method" or stop.name != "index":
         return False
@@ -56,7 +56,7 @@ def _elements(value: Value) -> list[Value]:
 def masks_without_ends(program: Program) -> Iterator[tuple[Value, Value]]:
     """x[mask & (tokens != end)]: (the mask, the comparison), of tokens that are picked from the policy's."""
     for picked in program.of("index", "masked_select"):
-        keys = [one for name, one in picked.arguments.items() if name != "input"]
+        keys = picked.keys
         if picked.input is None or len(keys) != 1 or not program.kinds.is_a(keys[0], Kind.MASK):
             continue
         leaf = _without_end(program, keys[0])
@@ -82,6 +82,4 @@ def _without_end(program: Program, mask: Value, depth: int = 8) -> Value | None:
 
 def _is_shifted(tokens: Value) -> bool:
     """ids[:, :-1]: the token before each, not the token itself."""
-    return tokens.op == "index" and any(
-        one.op == "slice" and "stop" in one.arguments for name, one in tokens.arguments.items() if name != "input"
-    )
+    return tokens.op == "index" and any(one.op == "slice" and "stop" in one.arguments for one in tokens.keys)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.masks.endings import Endings
 from assay.programs.facts.masks.example.evaluate import Worked
 from assay.programs.facts.masks.example.operations import Unclear
@@ -85,7 +84,7 @@ class Filled:
 
 def losses(program: Program) -> Iterator[Masked]:
     for loss, terms in program.losses:
-        if any(term.kind in (TermKind.SURROGATE, TermKind.POLICY) for term in terms):
+        if any(term.is_policy for term in terms):
             yield _masked(program, loss)
 
 
@@ -124,7 +123,7 @@ def _parts(program: Program, value: Value) -> tuple[list[Applied], list[Value]]:
 
 def _is_select(program: Program, value: Value) -> bool:
     """x[mask]: tokens are picked."""
-    keys = [key for name, key in value.arguments.items() if name != "input"]
+    keys = value.keys
     return any(program.kinds.is_a(key, Kind.MASK) for key in keys)
 
 

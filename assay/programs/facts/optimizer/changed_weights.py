@@ -14,7 +14,7 @@ from assay.programs.facts.optimizer.ownership import (
     is_network,
     is_used,
 )
-from assay.programs.facts.origin import network, same_network
+from assay.programs.facts.origin import gradient_switches, network, parameters_of, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, walk
@@ -146,9 +146,8 @@ def _is_inside(program: Program, part: Value, whole: Value) -> bool:
 
 def _is_frozen(program: Program, model: Value) -> bool:
     """Whether anything of the network is told to need no gradient, or is computed without one."""
-    for value in program.of("requires_grad_", "setattr", "cast"):
-        off = value.name == "requires_grad_" or (value.op == "setattr" and value.name == "requires_grad")
-        if off and value.input is not None:
+    for value, _ in gradient_switches(program.graph):
+        if value.input is not None:
             target = value.input.input if value.input.op == "element" and value.input.input else value.input
             target = target.input if target.op in ("parameters", "named_parameters") and target.input else target
             if not is_network(network(target)) or contains(program, model, target) or contains(program, target, model):
@@ -212,13 +211,10 @@ def _where(program: Program, loss: Value) -> Place | None:
 
 
 def _freeze(program: Program, model: Value) -> Value | None:
-    for value in program.of("requires_grad_", "setattr", "cast"):
-        off = value.setting("value") if value.op == "setattr" else value.setting("1", value.setting("requires_grad"))
-        if not value.name.startswith("requires_grad") or off is not False or value.input is None:
-            continue
-        target = value.input
-        if target.op == "element" and target.input is not None and target.input.op == "parameters":
-            target = target.input.input or target
-        if same_network(target, model):
-            return value
+    for value, on in gradient_switches(program.graph):
+        if on is False and value.input is not None:
+            parameters = parameters_of(value.input)
+            target = value.input if parameters is None or parameters.input is None else parameters.input
+            if same_network(target, model):
+                return value
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from assay.programs.facts.optimizer.optimizers import is_scheduler
 from assay.programs.facts.ratio import Difference
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
@@ -28,7 +29,7 @@ def epochs_over(program: Program, call: Value) -> Loop | None:
     for loop in call.context.loops:
         if not is_counted(loop) or turns(loop) in (0, 1):
             continue
-        if not any(loop in step.context.loops for step in program.of("step") if not _is_scheduler(step)):
+        if not any(loop in step.context.loops for step in program.of("step") if not is_scheduler(step)):
             continue
         if is_same_data(call, loop):
             return loop
@@ -46,7 +47,7 @@ def is_split(loop: Loop) -> bool:
 def parts_of_rollout(program: Program, call: Value) -> Loop | None:
     """The loop over mini-batches of tokens that were drawn before it, with an update in each turn."""
     for loop in call.context.loops:
-        steps = [one for one in program.of("step") if loop in one.context.loops and not _is_scheduler(one)]
+        steps = [one for one in program.of("step") if loop in one.context.loops and not is_scheduler(one)]
         unconditional = [one for one in steps if one.context.branches == call.context.branches]
         if not is_split(loop) or not unconditional:
             continue
@@ -55,10 +56,6 @@ def parts_of_rollout(program: Program, call: Value) -> Loop | None:
         if drawn and not any(loop in one.context.loops for one in drawn):
             return loop
     return None
-
-
-def _is_scheduler(step: Value) -> bool:
-    return step.input is not None and step.input.op == "scheduler"
 
 
 def is_same_data(call: Value, loop: Loop) -> bool:

@@ -56,7 +56,7 @@ def _all(program: Program) -> Iterator[Setting]:
     yield from _of_optimizers(program)
     yield from _of_configs(program)
     for loss, terms in program.losses:
-        if not any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in terms):
+        if not any(term.is_policy for term in terms):
             continue
         for term in terms:
             yield from _of_term(term)

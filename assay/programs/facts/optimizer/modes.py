@@ -44,8 +44,7 @@ def mode_at(program: Program, model: Value, call: Value) -> tuple[bool | None, V
             last = value if last is None or value.order > last.order else last
     if last is None:
         return _default(program, model)
-    sides = {(one.place, one.side) for one in call.context.branches}
-    if any((one.place, one.side) not in sides for one in last.context.branches):
+    if not all(call.context.is_under(one) for one in last.context.branches):
         return None, last
     given = last.setting("1", last.setting("mode", True)) if last.op == "train" else False
     return (given if isinstance(given, bool) else None), last

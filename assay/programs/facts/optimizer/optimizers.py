@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.origin import network, same_network
+from assay.programs.facts.origin import NETWORKS, network, same_network
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program, once
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, follow, walk
 
 _SHELLS = ("wrapped", "prepared", "cast")
 _OPEN = ("parameter", "attribute", "index", "element", "call", "method")  # an object of which nothing is known
@@ -68,10 +68,11 @@ def held(optimizer: Value) -> tuple[Value, ...] | None:
 
 
 def is_scheduler(step: Value) -> bool:
-    current = step.input
-    while current is not None and current.op in (*_SHELLS, "phi"):
-        current = current.input or next((one for one in current.inputs if one.op != "phi"), None)
-    return current is not None and current.op == "scheduler"
+    def inside(one: Value) -> Value | None:
+        is_shell = one.op in (*_SHELLS, "phi")
+        return one.input or next((part for part in one.inputs if part.op != "phi"), None) if is_shell else None
+
+    return step.input is not None and follow(step.input, inside).op == "scheduler"
 
 
 def stepped(step: Value) -> Value | None:
@@ -151,13 +152,12 @@ def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | No
     """Whether a backward makes gradients of these networks; where the text does not tell it may."""
     if networks is None or backward.input is None:
         return True
-    known = ("pretrained", "instance", "deepcopy", "module")
     own = [network(one) for one in networks]
-    if not program.origins.networks(backward.input) or any(one.op not in known for one in own):
+    if not program.origins.networks(backward.input) or any(one.op not in NETWORKS for one in own):
         return True
     calls = [one for one in ancestors(backward.input) if one.op in ("forward", "call") and not one.context.no_grad]
     behind = [network(one.arguments["model"]) for one in calls if one.op == "forward"]
-    if any("callee" in one.arguments for one in calls) or any(one.op not in known for one in behind):
+    if any("callee" in one.arguments for one in calls) or any(one.op not in NETWORKS for one in behind):
         return True  # a network that came in as a parameter
     return any(same_network(one, other) for one in own for other in behind) or not any(
         same_network(one, other) for one in behind for other in program.origins.trained()
@@ -177,13 +177,12 @@ def loop_of(step: Value, backwards: tuple[Value, ...]) -> Loop | None:
 
 def is_unconditional(event: Value, step: Value) -> bool:
     """Whether the event happens whenever the step does: in the same loops, under no further condition."""
-    loops, branches = event.context.loops, event.context.branches
+    loops = event.context.loops
     if event.context.in_handler and not step.context.in_handler:
         return False
     if step.context.loops[: len(loops)] != loops:
         return False
-    sides = {(one.place, one.side) for one in step.context.branches}
-    return all((one.place, one.side) in sides for one in branches)
+    return all(step.context.is_under(one) for one in event.context.branches)
 
 
 def before(step: Value, events: list[Value], loop: Loop | None) -> list[Value]:

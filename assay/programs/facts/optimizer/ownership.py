@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from assay.programs.facts.optimizer.optimizers import Optimizer
-from assay.programs.facts.origin import network, same_network
+from assay.programs.facts.origin import NETWORKS, network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Instance
 from assay.programs.walk import ancestors
 
-KNOWN = ("pretrained", "instance", "deepcopy", "module")
 _PLAIN = ("Dropout", "ReLU", "GELU", "Tanh", "SiLU", "Softmax", "LogSoftmax", "Identity", "Flatten", "Sigmoid", "ELU")
 
 
@@ -26,7 +25,7 @@ class Owner:
 def is_network(value: Value) -> bool:
     if value.op == "instance":
         return isinstance(value.thing, Instance) and value.thing.of.is_module
-    return value.op in KNOWN
+    return value.op in NETWORKS
 
 
 def has_parameters(value: Value) -> bool:

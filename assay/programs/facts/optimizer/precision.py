@@ -43,7 +43,7 @@ def cast_to(value: Value) -> str:
     return ""
 
 
-def weights_of(program: Program, model: Value) -> tuple[str, Value] | None:
+def precision_of_weights(program: Program, model: Value) -> tuple[str, Value] | None:
     """The precision in which a network's weights are kept, and what says so; None where the text does not tell."""
     said: tuple[str, Value] | None = None
     base = network(model)

@@ -125,7 +125,7 @@ def reordered(value: Value, depth: int = 8) -> Value | None:
     if cut is not None and cut.setting("step") == -1:
         return value
     if value.op == "index":
-        keys = [one for name, one in value.arguments.items() if name != "input"]
+        keys = value.keys
         if len(keys) == 1 and keys[0].op == "slice" and keys[0].setting("step") == -1:
             return value
         return None

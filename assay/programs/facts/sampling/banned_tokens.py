@@ -57,7 +57,7 @@ def _banned(program: Program, value: Value) -> Value | None:
     if value.op == "setitem" and _is_minus_infinity(value.argument("value")):
         if not program.kinds.is_a(value.input, *SCORES):
             return None
-        keys = [one for name, one in value.arguments.items() if name not in ("input", "value")]
+        keys = value.keys
         return keys[-1] if len(keys) > 1 and keys[-1].op != "slice" else None
     if value.op == "method" and value.name in ("index_fill", "index_fill_"):
         given = [value.arguments[name] for name in ("1", "2", "3") if name in value.arguments]
@@ -65,7 +65,7 @@ def _banned(program: Program, value: Value) -> Value | None:
     if value.op == "masked_fill" and _is_minus_infinity(value.argument("value")):
         for one in islice(ancestors(value.arguments["mask"]), 20):
             if one.op == "setitem" and one.setting("value") is True:
-                keys = [key for name, key in one.arguments.items() if name not in ("input", "value")]
+                keys = one.keys
                 return keys[-1] if len(keys) == 1 else None
     return None
 

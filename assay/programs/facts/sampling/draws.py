@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from assay.programs.facts.kinds import Kind, takes_best
-from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.sampling.scoring import DRAWS, Scoring, is_off, made_of, number_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind
@@ -177,9 +176,9 @@ def trained_draws(program: Program, found: list[Scoring] | None = None, same_pas
                 pairs.append(Trained(by_id[id(value)], scoring, is_linked=True))
     if pairs or not trained:
         return pairs
-    kinds = {term.kind for _, terms in program.losses for term in terms}
+    has_policy = any(term.is_policy for _, terms in program.losses for term in terms)
     places = {(one.place.file, one.place.line) for one in known if not is_greedy(one)}
-    if kinds & {TermKind.SURROGATE, TermKind.POLICY} and len(places) == 1:
+    if has_policy and len(places) == 1:
         draw = next(one for one in known if not is_greedy(one))
         in_use = [one for one in trained if not _is_same_pass(program, draw, one)]
         return [Trained(draw, one, is_linked=False) for one in in_use]

@@ -110,7 +110,7 @@ def _pieces(value: Value) -> list[Value]:
 
 def _begins_later(value: Value) -> bool:
     """ids[:, len(prompt):]: what was drawn, without what it was drawn after."""
-    keys = [key for name, key in value.arguments.items() if name != "input"]
+    keys = value.keys
     last = keys[-1] if value.op == "index" and keys else None
     start = last.argument("start") if last is not None and last.op == "slice" else None
     return start is not None and (start.constant is UNKNOWN or start.op in ("len", "neg", "index", "method"))

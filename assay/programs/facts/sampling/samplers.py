@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.origin import network, same_network
+from assay.programs.facts.origin import NETWORKS, network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, follow
 
-_NETWORKS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared")
+_NETWORKS = NETWORKS | {"wrapped", "prepared"}
 
 
 def original(model: Value) -> Value:
     """The network that was copied, however often."""
-    current, seen = network(model), set[int]()
-    while current.op == "deepcopy" and current.input is not None and id(current) not in seen:
-        seen.add(id(current))
-        current = network(current.input)
-    return current
+    return follow(
+        network(model), lambda one: network(one.input) if one.op == "deepcopy" and one.input is not None else None
+    )
 
 
 def is_trained(program: Program, model: Value) -> bool:

@@ -88,7 +88,7 @@ def _parts(program: Program, value: Value) -> tuple[Value, Value, Value] | None:
 
 
 def _last_key(value: Value) -> Value | None:
-    keys = [key for name, key in value.arguments.items() if name != "input"]
+    keys = value.keys
     return keys[-1] if keys and keys[-1].op != "slice" and keys[-1].constant is UNKNOWN else None
 
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.facts.sampling.samplers import drawn, is_touched, is_trained, loaded, original, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, follow
 from assay.verdict import Place
 
 # what an engine does besides being fed with weights
@@ -30,7 +29,7 @@ class Sampler:
 def samplers(program: Program) -> Iterator[Sampler]:
     told: set[Place] = set()
     for loss, terms in program.losses:
-        is_policy = any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in terms)
+        is_policy = any(term.is_policy for term in terms)
         if not is_policy or not program.origins.trained():
             continue
         for drawing, model in drawn(program, loss):
@@ -85,10 +84,9 @@ def _is_repeated(load: Value, drawing: Value) -> bool:
 
 def _is_once(load: Value, drawing: Value) -> bool:
     """`if step == 0`: in one turn alone."""
-    shared = {(one.place, one.side) for one in drawing.context.branches}
     for branch in load.context.branches:
         test = branch.condition
-        if (branch.place, branch.side) in shared or test.op != "eq" or not branch.side:
+        if drawing.context.is_under(branch) or test.op != "eq" or not branch.side:
             continue
         sides = [one for one in test.inputs if one.op == "element"]
         counted = [one for one in sides if any(loop.source is one.input for loop in drawing.context.loops)]
@@ -108,9 +106,8 @@ def _steps_in(program: Program, drawing: Value) -> bool:
 
 def _lag(load: Value, drawing: Value) -> int:
     """n of `if step % n == 0`."""
-    shared = {(one.place, one.side) for one in drawing.context.branches}
     for branch in load.context.branches:
-        if (branch.place, branch.side) in shared:
+        if drawing.context.is_under(branch):
             continue
         if branch.condition.op == "phi":  # `or`
             return 1
@@ -159,10 +156,10 @@ def _of_engines(program: Program, loss: Value, told: set[Place]) -> Iterator[Sam
 
 
 def _engine(value: Value) -> Value | None:
-    seen: set[int] = set()
-    while value.op == "phi" and id(value) not in seen:
-        seen.add(id(value))
-        value = next((one for one in value.inputs if one.op != "constant"), value)
+    value = follow(
+        value,
+        lambda one: next((part for part in one.inputs if part.op != "constant"), None) if one.op == "phi" else None,
+    )
     is_engine = value.op == "call" and value.name.startswith("vllm") and value.name.endswith(".LLM")
     return value if is_engine else None
 

@@ -371,7 +371,7 @@ class Worked(Making):
 
     def _setitem(self, value: Value, steps: Steps) -> Number:
         array = np.array(self.of(value.arguments["input"], steps))
-        keys = tuple(self._key(key, steps) for name, key in value.arguments.items() if name not in ("input", "value"))
+        keys = tuple(self._key(key, steps) for key in value.keys)
         given = value.arguments["value"]
         try:
             array[keys] = self.of(given, steps)
