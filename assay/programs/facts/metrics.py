@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.loss.signs import centred
+from assay.programs.facts.loss.signs import is_centred
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
@@ -32,28 +32,28 @@ class Metric:
     what: str = ""
 
 
-def mislabelled(program: Program) -> Iterator[Metric]:
+def check_labels(program: Program) -> Iterator[Metric]:
     losses = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
     healthy: dict[Place, str] = {}
-    told: set[Place] = set()
-    for label, value in labelled(program):
+    reported: set[Place] = set()
+    for label, value in labels(program):
         number = _plain(value)
-        if number.place in told or number.constant == 0:
+        if number.place in reported or number.constant == 0:
             continue
         found = _as_kl(program, label, number) or _as_share(program, label, number)
         found = found or _as_mean(label, number) or _as_reward(program, label, number)
         found = found or _as_total(program, label, value, losses)
         if found:
-            told.add(number.place)
+            reported.add(number.place)
             yield Metric(label, (number.place,), found)
         elif any(word in label.lower() for word in ("kl", *_SHARES)):
             healthy[number.place] = label
     for place, label in healthy.items():
-        if place not in told:
+        if place not in reported:
             yield Metric(label, (place,))
 
 
-def labelled(program: Program) -> Iterator[tuple[str, Value]]:
+def labels(program: Program) -> Iterator[tuple[str, Value]]:
     """(label, value) of texts with numbers in them, of tables with names, and of variables that are shown."""
     for value in program.of("string"):
         pieces = value.name.split("{}")
@@ -163,7 +163,7 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
 def _is_weight(program: Program, value: Value) -> bool:
     """Whether a value is what log-probs or ratios are multiplied by in a loss, and has its mean taken away."""
     factors = [factor for _, terms in program.losses for term in terms for factor in program.terms.factors(term)]
-    return any(_plain(one) is value for one in factors) and centred(value)
+    return any(_plain(one) is value for one in factors) and is_centred(value)
 
 
 def _as_total(program: Program, label: str, value: Value, losses: set[int]) -> str:

@@ -92,7 +92,7 @@ class Origins:
         return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
 
     def _find_frozen(self) -> list[Value]:
-        """Networks whose parameters are told to need no gradient."""
+        """Networks whose parameters are set to need no gradient."""
         found: list[Value] = []
         for value, on in gradient_switches(self.graph):
             target = value.input
@@ -147,7 +147,7 @@ class Origins:
         return found
 
     def is_reference(self, value: Value) -> bool | None:
-        """Whether log-probs come from another network than those that are trained. None: cannot be told."""
+        """Whether log-probs come from another network than those that are trained. None: the text does not say."""
         calls = self.forwards(value)
         if not calls:
             return None

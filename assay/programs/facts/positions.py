@@ -55,7 +55,7 @@ class Spans:
     def of(self, value: Value, depth: int = _DEEP) -> Span:
         """The span of a tensor; itself whole where nothing is known of how it was cut."""
         inner = value.input
-        if value.op == "phi" and depth and (start := filled(value)) is not None:
+        if value.op == "phi" and depth and (start := filled_tensor(value)) is not None:
             return self.of(start, depth - 1)
         if value.op in ("setitem", "masked_fill", "where") and depth and inner is not None and is_ignored(value):
             return self.of(inner, depth - 1)
@@ -207,7 +207,7 @@ class Spans:
         if measured is not None:
             span = self.of(measured, depth - 1)
             return plus(span.end, span.start, -1)
-        return {same(value): 1}
+        return {expression_key(value): 1}
 
     def _measured(self, value: Value) -> Value | None:
         """The tensor whose second dimension a value is: x.size(1), x.shape[1], B, T = x.shape."""
@@ -306,7 +306,7 @@ def is_ignored(change: Value) -> bool:
     return written < 0 or any(_is_of_negative(key) for key in keys)
 
 
-def filled(phi: Value) -> Value | None:
+def filled_tensor(phi: Value) -> Value | None:
     """What a loop fills, row by row; None where it does something else to it."""
     first, last = phi.argument("0"), phi.argument("1")
     for _ in range(_LONGEST):
@@ -336,7 +336,7 @@ def _writes(value: Value) -> set[Hashable]:
         written = current.arguments["value"]
         keys = [key for name, key in current.arguments.items() if name.isdigit()]
         if len(keys) == 2 and keys[1].op == "slice" and written.constant is UNKNOWN:
-            found.add((*(same(key) for key in keys), same(written)))
+            found.add((*(expression_key(key) for key in keys), expression_key(written)))
         current = current.input
     return found
 
@@ -387,8 +387,12 @@ def _of_repeat(row: Value) -> Layout:
     return ("elements",) * times.constant if isinstance(times.constant, int) and times.constant < 9 else (id(row),)
 
 
-def same(value: Value, depth: int = 5) -> Hashable:
+def expression_key(value: Value, depth: int = 5) -> Hashable:
     """The same expression on the same values is the same number."""
     if depth == 0 or not value.arguments or value.op in ("phi", "call", "element", "config"):
         return id(value) if value.constant is UNKNOWN else ("constant", repr(value.constant))
-    return value.op, value.name, tuple((name, same(one, depth - 1)) for name, one in sorted(value.arguments.items()))
+    return (
+        value.op,
+        value.name,
+        tuple((name, expression_key(one, depth - 1)) for name, one in sorted(value.arguments.items())),
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, around_one
 from assay.programs.facts.loss.terms import Product, Term, TermKind
 from assay.programs.facts.origin import is_network_call, network, same_network
-from assay.programs.facts.sampling.samplers import drawn, is_touched, loaded
+from assay.programs.facts.sampling.samplers import draws_behind, is_touched, loads_into
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.walk import follow, peel, walk
@@ -143,24 +143,24 @@ def _is_summed(value: Value) -> bool:
 
 
 def _without_exp(value: Value) -> Value:
-    current = same(value)
+    current = without_views(value)
     return current.input if current.op == "exp" and current.input is not None else value
 
 
-def same(value: Value) -> Value:
+def without_views(value: Value) -> Value:
     """The value itself, without casts, views and copies; a detach is kept."""
     return peel(value, _SAME - {"detach", "leave", "masked_fill"})
 
 
-def attached(value: Value) -> Value:
+def before_detach(value: Value) -> Value:
     """The value that was detached, copied, or stored in rows that are read again."""
 
     def before(one: Value) -> Value | None:
         is_copy = one.op in ("detach", "leave", "clone")
         inner = read_back(one) or (one.input if is_copy else None)
-        return same(inner) if inner is not None else None
+        return without_views(inner) if inner is not None else None
 
-    return follow(same(value), before)
+    return follow(without_views(value), before)
 
 
 def read_back(value: Value) -> Value | None:
@@ -205,7 +205,7 @@ def dead_bounds(clamp: Value) -> str:
     return f"{low:g} and {high:g}" if low <= LOWEST and high >= HIGHEST else ""
 
 
-def are_exchanged(program: Program, clamp: Value) -> bool:
+def has_exchanged_bounds(program: Program, clamp: Value) -> bool:
     """clamp(ratio, 1 + eps, 1 - eps)"""
     low, high = clamp.argument("min"), clamp.argument("max")
     if low is None or high is None or not program.kinds.is_a(clamp.input, Kind.RATIO):
@@ -253,7 +253,7 @@ def _frozen(program: Program, calls: list[Value], loss: Value | None) -> Value |
     """The call, if the network behind it is not the trained one, gets no weights in a loop, and draws nothing."""
     if loss is None or not program.origins.trained():
         return None
-    drawers = [model for _, model in drawn(program, loss)]
+    drawers = [model for _, model in draws_behind(program, loss)]
     if not drawers:
         return None
     for call in calls:
@@ -262,7 +262,7 @@ def _frozen(program: Program, calls: list[Value], loss: Value | None) -> Value |
             return None
         if model.context.loops or is_touched(program, model):
             return None
-        if any(load.context.loops for load in loaded(program, model)):
+        if any(load.context.loops for load in loads_into(program, model)):
             return None
     return calls[0]
 

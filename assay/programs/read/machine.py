@@ -186,7 +186,7 @@ class Machine:
         return not ends
 
     def join(self, node: ast.AST, ends: Sequence[tuple[Changes[str], Changes[tuple[int, str]]]]) -> None:
-        """What holds after one of several ways was gone, each told by what it changes."""
+        """What holds after one of several branches; each is given by what it changes."""
         self._meet(node, self.frame.variables, [variables for variables, _ in ends])
         self._meet(node, self.heap, [heap for _, heap in ends])
 

@@ -165,7 +165,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         told.add(one.cause.place.line)
         yield finding(
-            f"`{one.cause.place.text}`: {one.told}, so that rewards belong to other rows",
+            f"`{one.cause.place.text}`: {one.reason}, so that rewards belong to other rows",
             confidence=Confidence.LIKELY,
             places=(one.cause.place, one.value.place),
             why=(f"line {one.value.place.line}: rewards are made here, one for each of `{one.value.place.text}`",),

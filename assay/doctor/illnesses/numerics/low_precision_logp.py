@@ -26,7 +26,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import last_layer
-from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounded
+from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network
 from assay.programs.facts.ratio import is_differentiated
 from assay.programs.graph import Value
@@ -46,7 +46,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if value.op == "log_softmax" and dtype_of(value.argument("dtype")) == "float32":
             continue
-        low = rounded(program, scores)
+        low = rounding_cast(program, scores)
         verdict: Verdict | None = None
         if low is not None:
             verdict = finding(

@@ -47,9 +47,9 @@ from assay.programs.facts.ratio import (
     differences,
     is_around_the_product,
     is_differentiated,
-    same,
     surrogates,
     uses,
+    without_views,
 )
 from assay.programs.program import Program
 from assay.programs.walk import descendants
@@ -120,7 +120,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         logs = [clamp for clamp in bounds if program.kinds.is_a(clamp.input, Kind.LOG_RATIO)]
         wide = [clamp for clamp in bounds if dead_bounds(clamp) and not logs]  # a clamp of logarithms is no clip
         around = any(is_around_the_product(program, one) and core in descendants(one) for one in program.of("clamp"))
-        if not bounds and not around and same(products[0].ratio) is same(products[1].ratio):
+        if not bounds and not around and without_views(products[0].ratio) is without_views(products[1].ratio):
             yield finding(
                 f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
                 confidence=Confidence.LIKELY,
@@ -136,14 +136,21 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 fix="Clamp the ratio to [1 - eps, 1 + eps] with an eps of 0.1 to 0.3.",
             )
         elif bounds:
-            clipped.add(id(same(products[0].ratio)))
+            clipped.add(id(without_views(products[0].ratio)))
             yield healthy("the clipped side reaches the minimum", places=(core.place,))
-    plain = {id(same(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate}
+    plain = {
+        id(without_views(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate
+    }
     for clamp in program.of("clamp"):
         inner = clamp.input
-        if inner is None or not program.kinds.is_a(inner, *RATIOS) or not clamp_of(clamp) or id(same(inner)) in clipped:
+        if (
+            inner is None
+            or not program.kinds.is_a(inner, *RATIOS)
+            or not clamp_of(clamp)
+            or id(without_views(inner)) in clipped
+        ):
             continue
-        use = plain.get(id(same(inner)))
+        use = plain.get(id(without_views(inner)))
         if use is None or is_differentiated(program, clamp):
             continue
         if any(are_several(program, one) for one in differences(program, use.ratio)):

@@ -41,7 +41,7 @@ from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
 from assay.programs.facts.loss.signs import is_maximised, sides
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.facts.ratio import are_exchanged, clamp_of, is_around_the_product
+from assay.programs.facts.ratio import clamp_of, has_exchanged_bounds, is_around_the_product
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
@@ -151,7 +151,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for clamp in program.of("clamp"):
         if clamp.place in told:
             continue
-        if are_exchanged(program, clamp):
+        if has_exchanged_bounds(program, clamp):
             told.add(clamp.place)
             yield finding(
                 f"the lower bound of `{clamp.place.text}` is above its upper one: everything is clamped to the upper",

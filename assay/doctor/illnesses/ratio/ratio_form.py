@@ -34,7 +34,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.epochs import epochs_over
-from assay.programs.facts.ratio import clamped_around_one, differences, same, surrogates
+from assay.programs.facts.ratio import clamped_around_one, differences, surrogates, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
@@ -127,11 +127,11 @@ def _is_difference(value: Value) -> bool:
 
 
 def _without_mask(program: Program, value: Value) -> Value:
-    current = same(value)
+    current = without_views(value)
     while current.op == "mul":
         for one, rest in ((current.input, current.argument("other")), (current.argument("other"), current.input)):
             if program.kinds.is_a(one, Kind.MASK) and rest is not None:
-                current = same(rest)
+                current = without_views(rest)
                 break
         else:
             break

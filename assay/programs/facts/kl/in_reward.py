@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind
-from assay.programs.facts.kl.penalties import faces
+from assay.programs.facts.kl.penalties import policy_and_reference
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.origin import same_network
-from assay.programs.facts.ratio import Difference, attached, differences, uses
+from assay.programs.facts.ratio import Difference, before_detach, differences, uses
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.walk import walk
@@ -19,7 +19,7 @@ _MOST = 3000
 
 
 @dataclass(frozen=True, eq=False)
-class Rewarded:
+class RewardPenalty:
     """A difference of log-probs in the reward. `sign` is that of policy - reference there; right is -1."""
 
     difference: Difference
@@ -30,7 +30,7 @@ class Rewarded:
     is_itself: bool = False  # both sides are the trained network's
 
 
-def rewarded(program: Program) -> list[Rewarded]:
+def reward_penalties(program: Program) -> list[RewardPenalty]:
     targets = {id(factor) for use in uses(program) if use.loss is not None for factor in use.factors}
     actors = [
         model for use in uses(program) for one in differences(program, use.ratio) for model in _models(program, one)
@@ -40,7 +40,7 @@ def rewarded(program: Program) -> list[Rewarded]:
             if term.kind is TermKind.POLICY and program.kinds.is_a(term.core, Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS):
                 targets |= {id(factor) for factor in term.factors}
                 actors += program.origins.networks(term.core)
-    found: list[Rewarded] = []
+    found: list[RewardPenalty] = []
     for value in program.of("sub"):
         if not targets or not program.kinds.is_a(value, Kind.LOG_RATIO) or program.origins.gradient(value) is not False:
             continue
@@ -48,14 +48,14 @@ def rewarded(program: Program) -> list[Rewarded]:
         sign = _sign_in_reward(value, targets) if known else 0
         if not sign:
             continue
-        sides = faces(program, known[0])
+        sides = policy_and_reference(program, known[0])
         if sides is not None:
             exchanged = sides[0] is not known[0].left
             if _is_by(program, sides[0], actors):
                 turned = -sign if exchanged else sign
-                found.append(Rewarded(known[0], *sides, turned, exchanged))
+                found.append(RewardPenalty(known[0], *sides, turned, exchanged))
         elif _is_itself(program, known[0], actors):
-            found.append(Rewarded(known[0], known[0].left, known[0].right, sign, False, is_itself=True))
+            found.append(RewardPenalty(known[0], known[0].left, known[0].right, sign, False, is_itself=True))
     return found
 
 
@@ -71,7 +71,7 @@ def _is_itself(program: Program, one: Difference, actors: list[Value]) -> bool:
     """Two passes of the trained network over the same tokens, one after the other with no update between them."""
     left, right = (program.origins.forwards(side) for side in (one.left, one.right))
     calls = [*left, *right]
-    if len(left) != 1 or len(right) != 1 or left[0] is right[0] or attached(one.left) is attached(one.right):
+    if len(left) != 1 or len(right) != 1 or left[0] is right[0] or before_detach(one.left) is before_detach(one.right):
         return False
     if any(call.op != "forward" or call.context.adapter_off for call in calls) or left[0].place != right[0].place:
         return False

@@ -9,7 +9,7 @@ from itertools import islice
 from assay.programs.facts.kinds import PASSES, Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
-from assay.programs.facts.ratio import Difference, attached, differences, is_differentiated, uses
+from assay.programs.facts.ratio import Difference, before_detach, differences, is_differentiated, uses
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import walk
@@ -106,7 +106,7 @@ def _inside(program: Program, value: Value) -> Value | None:
     return None
 
 
-def faces(program: Program, difference: Difference) -> tuple[Value, Value] | None:
+def policy_and_reference(program: Program, difference: Difference) -> tuple[Value, Value] | None:
     """(policy, reference) of a difference; None where it is not seen that one side is a reference."""
     for ours, theirs in ((difference.left, difference.right), (difference.right, difference.left)):
         if program.origins.is_reference(theirs) is True and program.origins.is_reference(ours) is not True:
@@ -115,13 +115,13 @@ def faces(program: Program, difference: Difference) -> tuple[Value, Value] | Non
     return None
 
 
-def against_old(program: Program, difference: Difference) -> bool:
+def is_against_old(program: Program, difference: Difference) -> bool:
     """Whether a side of it is the denominator of the policy's own ratio: a KL to the policy that sampled."""
-    ends = {id(attached(difference.left)), id(attached(difference.right))}
+    ends = {id(before_detach(difference.left)), id(before_detach(difference.right))}
     for use in uses(program):
         for one in differences(program, use.ratio):
-            right = attached(one.right)
-            is_old = program.origins.gradient(one.right) is False and right is not attached(one.left)
+            right = before_detach(one.right)
+            is_old = program.origins.gradient(one.right) is False and right is not before_detach(one.left)
             if id(right) in ends and is_old:
                 return True
     return False
@@ -133,12 +133,12 @@ def is_a_penalty(program: Program, penalty: Penalty) -> bool:
         return True
     if penalty.difference is None:
         return False
-    if faces(program, penalty.difference) is not None:
+    if policy_and_reference(program, penalty.difference) is not None:
         return not any(is_centred_factor(program, factor) for factor in penalty.term.factors)
     if penalty.estimator in ("k1", "abs", "k2"):
         return False
     ends = {program.origins.gradient(penalty.difference.left), program.origins.gradient(penalty.difference.right)}
-    return ends == {True, False} and not against_old(program, penalty.difference)
+    return ends == {True, False} and not is_against_old(program, penalty.difference)
 
 
 def penalty_sign(program: Program, penalty: Penalty) -> int:
@@ -149,7 +149,7 @@ def penalty_sign(program: Program, penalty: Penalty) -> int:
     if penalty.estimator == "k3" and penalty.part is not None:
         return sign if penalty.part.sign > 0 else 0
     if penalty.estimator == "k1" and penalty.linear is not None:
-        sides = faces(program, penalty.linear.difference)
+        sides = policy_and_reference(program, penalty.linear.difference)
         if sides is None:
             return 0
         return sign * (1 if sides[0] is penalty.linear.difference.left else -1)
@@ -158,10 +158,12 @@ def penalty_sign(program: Program, penalty: Penalty) -> int:
 
 def is_also_exponentiated(program: Program, difference: Difference) -> bool:
     """Whether the loss has an exp or a square of the same log-probs too."""
-    ends = {id(attached(difference.left)), id(attached(difference.right))}
+    ends = {id(before_detach(difference.left)), id(before_detach(difference.right))}
     for value in program.of("exp", "expm1", "pow", "square"):
         for one in differences(program, value):
-            if {id(attached(one.left)), id(attached(one.right))} == ends and is_differentiated(program, value):
+            if {id(before_detach(one.left)), id(before_detach(one.right))} == ends and is_differentiated(
+                program, value
+            ):
                 return True
     return False
 
@@ -178,7 +180,7 @@ def wrong_estimate(program: Program, penalty: Penalty) -> str:
     part, linear = penalty.part, penalty.linear
     if part is None or linear is None:
         return ""
-    sides = [(attached(one.difference.left), attached(one.difference.right)) for one in (part, linear)]
+    sides = [(before_detach(one.difference.left), before_detach(one.difference.right)) for one in (part, linear)]
     if sides[0] == sides[1]:
         relative = linear.sign
     elif sides[0] == sides[1][::-1]:
@@ -189,7 +191,7 @@ def wrong_estimate(program: Program, penalty: Penalty) -> str:
         return "is not k3: exp(d) and d must be of one d, and d is subtracted"
     if part.sign < 0 and penalty.term.sign > 0:
         return "is k3 with its sign turned: it is never positive, and a penalty must not be negative"
-    known = faces(program, part.difference)
+    known = policy_and_reference(program, part.difference)
     if known is not None and known[0] is part.difference.left and program.origins.gradient(known[0]) is not False:
         return "has the exponent new - ref: with samples of new it must be ref - new"
     return ""
@@ -212,6 +214,6 @@ def wrong_kl_div(program: Program) -> Iterator[tuple[Place, str]]:
                 continue
             if any(is_centred_factor(program, factor) for factor in term.factors):
                 continue
-            known = [faces(program, one) for one in differences(program, term.core)]
+            known = [policy_and_reference(program, one) for one in differences(program, term.core)]
             if known and all(one is not None for one in known):
                 yield term.core.place, "is all there is of the KL: k3 is exp(d) - d - 1"

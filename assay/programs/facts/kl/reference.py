@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from assay.programs.facts.kl.in_reward import rewarded
-from assay.programs.facts.kl.penalties import Penalty, against_old, faces, penalties
+from assay.programs.facts.kl.in_reward import reward_penalties
+from assay.programs.facts.kl.penalties import Penalty, is_against_old, penalties, policy_and_reference
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ratio import attached
-from assay.programs.facts.sampling.samplers import drawn, is_touched, is_trained, loaded, original, source_of
+from assay.programs.facts.ratio import before_detach
+from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, original, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Confidence, Place
@@ -25,27 +25,27 @@ class Doubt:
 
 def doubts(program: Program) -> Iterator[Doubt | Place]:
     """What is wrong with the reference of each KL in a loss; the place of the network where nothing is."""
-    told: set[Place] = set()
+    reported: set[Place] = set()
     if not program.origins.trained():
         return
-    for one in rewarded(program):
+    for one in reward_penalties(program):
         if one.is_itself:
             what = f"`{one.difference.value.place.text}` is a KL of the trained network to itself: it is 0"
             yield Doubt(what, (one.difference.value.place,), program.kinds.why(one.difference.value))
     for penalty in penalties(program):
-        if penalty.difference is None or penalty.core.place in told:
+        if penalty.difference is None or penalty.core.place in reported:
             continue
-        told.add(penalty.core.place)
-        sides = faces(program, penalty.difference)
+        reported.add(penalty.core.place)
+        sides = policy_and_reference(program, penalty.difference)
         if sides is None:
             itself = _itself(program, penalty)
             if itself is not None:
                 yield itself
             continue
         for model in program.origins.networks(sides[1]):
-            if model.place in told:
+            if model.place in reported:
                 continue
-            told.add(model.place)
+            reported.add(model.place)
             yield _of_network(program, penalty, sides[1], model) or model.place
 
 
@@ -59,13 +59,13 @@ def _itself(program: Program, penalty: Penalty) -> Doubt | None:
             continue
         if program.origins.is_reference(theirs) is not False or program.origins.is_reference(ours) is not False:
             continue
-        if attached(ours) is attached(theirs):
+        if before_detach(ours) is before_detach(theirs):
             what = f"the KL of {ours.shown} is measured to its own detached copy: it is always 0"
             return Doubt(what, (difference.value.place,), program.kinds.why(difference.value))
         calls = program.origins.forwards(theirs)
         if program.origins.gradient(theirs) is not False or not all(call.op == "forward" for call in calls):
             continue
-        if against_old(program, difference) or not _are_current(program, ours, calls):
+        if is_against_old(program, difference) or not _are_current(program, ours, calls):
             continue
         names = ", ".join(dict.fromkeys(one.shown for one in program.origins.networks(theirs)))
         what = f"the reference log-probs {theirs.shown} are computed by the trained network itself ({names})"
@@ -90,7 +90,7 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
     first = original(model)
     is_own = not any(same_network(first, one) for one in program.origins.trained())
     is_random = is_own and _is_random(first) and bool(policies) and all(_is_random(one) for one in policies)
-    is_filled = bool(loaded(program, model)) or is_touched(program, model) or _is_loaded_from(program, model)
+    is_filled = bool(loads_into(program, model)) or is_touched(program, model) or _is_loaded_from(program, model)
     if is_random and not is_filled:
         what = "the reference is built anew with random weights, and the policy's are never loaded into it"
         return Doubt(what, (model.place, core))
@@ -129,10 +129,10 @@ def _is_loaded_from(program: Program, model: Value) -> bool:
 
 def _follows(program: Program, loss: Value, model: Value) -> Value | None:
     """A load of the trained weights into the reference as often as tokens are drawn, under no condition."""
-    drawings = [drawing for drawing, _ in drawn(program, loss)]
-    if any(same_network(one, model) for _, one in drawn(program, loss)):
+    drawings = [drawing for drawing, _ in draws_behind(program, loss)]
+    if any(same_network(one, model) for _, one in draws_behind(program, loss)):
         return None
-    for load in loaded(program, model):
+    for load in loads_into(program, model):
         source = source_of(load)
         if source is None or not is_trained(program, network(source)) or not load.context.loops:
             continue

@@ -42,21 +42,21 @@ class Share:
 
 
 def parts(program: Program) -> Iterator[Part]:
-    told: set[int] = set()
+    reported: set[int] = set()
     engines = [one for one in program.of("call") if one.name.rpartition(".")[2] == "Accelerator"]
     for backward in program.of("backward"):
         if (part := _of_deepspeed(program, backward)) is not None and _is_policy(
             program, part.backward.arguments["input"]
         ):
-            told.add(id(backward))
+            reported.add(id(backward))
             yield part
     for optimizer in optimizers(program):
         for backward in optimizer.backwards:
-            if id(backward) in told or backward.input is None or not _is_policy(program, backward.input):
+            if id(backward) in reported or backward.input is None or not _is_policy(program, backward.input):
                 continue
             part = _of_engine(program, optimizer, backward, engines) or _of_backward(optimizer, backward)
             if part is not None:
-                told.add(id(backward))
+                reported.add(id(backward))
                 yield part
 
 
@@ -77,7 +77,7 @@ def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines:
 
 
 def _of_deepspeed(program: Program, backward: Value) -> Part | None:
-    """deepspeed's engine.backward(loss): it divides by the steps of its configuration unless it is told not to."""
+    """deepspeed's engine.backward(loss): it divides by the steps of its configuration unless scale_wrt_gas=False."""
     engine, loops = backward.argument("engine"), backward.context.loops
     if engine is None or engine.op != "wrapped" or engine.name != "deepspeed.initialize" or not loops:
         return None

@@ -56,17 +56,17 @@ def advantage_sign(factors: tuple[Value, ...]) -> int:
     """-1 if one of the factors is baseline - reward, else 1."""
     sign = 1
     for factor in factors:
-        sign *= turned(factor)
+        sign *= centre_sign(factor)
     return sign
 
 
-def turned(factor: Value) -> int:
+def centre_sign(factor: Value) -> int:
     """-1 if the value is the mean of something minus the thing itself; its minus signs are counted elsewhere."""
     found = _centre(factor, set())
     return -1 if found is not None and _is_level_of(found[0], found[1]) else 1
 
 
-def centred(factor: Value) -> bool:
+def is_centred(factor: Value) -> bool:
     """Whether the value is something minus its own mean, or the other way round: an advantage."""
     behind = walk(factor, until=lambda one: one.op in ("forward", "generate", "multinomial"))
     return any(one.op == "sub" and _centre(one, set()) is not None for one in islice(behind, _MOST))
@@ -133,4 +133,4 @@ def is_centred_factor(program: Program, value: Value) -> bool:
     """Whether a factor of a policy term is more than a mask, a number or a setting."""
     if program.kinds.is_a(value, Kind.MASK, Kind.COUNT) or isinstance(value.constant, int | float):
         return False
-    return centred(value)
+    return is_centred(value)

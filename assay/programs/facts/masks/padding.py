@@ -9,7 +9,7 @@ from assay.programs.facts.advantages.groups import is_one_row
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.positions import given_ids
 from assay.programs.facts.sampling.draws import draws, weights_of
-from assay.programs.facts.sampling.scoring import behind, made_of, scorings
+from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -26,7 +26,7 @@ class Pass:
     fault: str
 
 
-def unmasked(program: Program) -> Iterator[Pass]:
+def padded_passes(program: Program) -> Iterator[Pass]:
     """Each pass over rows that the text shows to be padded on the way to being drawn after."""
     drawn = draws(program)
     for draw in drawn:
@@ -135,7 +135,7 @@ def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]
 def hides_prompt(program: Program, mask: Value) -> bool:
     """Whether a mask is 0 at padding of a prompt: compared, filled by hand, or made by a tokenizer that pads."""
     drawn = {id(one) for one in draws(program)}
-    for one in behind(mask):
+    for one in ancestors_and_lists(mask):
         if padded_by(one) is not None or (one.op == "list_repeat" and _is_zero(one)):
             return True
         if one.op in ("ne", "setitem") and not any(id(part) in drawn for part in made_of(one)):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import (
     contains,
-    differentiated,
     direct_parts,
     is_held,
     is_network,
     is_used,
+    trained_networks,
 )
 from assay.programs.facts.origin import gradient_switches, network, parameters_of, same_network
 from assay.programs.graph import Value
@@ -33,7 +33,7 @@ _OBJECTS = ("call", "parameter", "attribute", "instance")  # a buffer may give b
 
 
 @dataclass(frozen=True)
-class Unmoved:
+class UnchangedWeights:
     """`what`: "" where everything is as it should be."""
 
     places: tuple[Place, ...]
@@ -41,7 +41,7 @@ class Unmoved:
     fix: str = ""
 
 
-def unmoved(program: Program) -> Iterator[Unmoved]:
+def unchanged_weights(program: Program) -> Iterator[UnchangedWeights]:
     every = [one for one in optimizers(program) if one.is_known]
     cut = list(_cut(program, every))
     yield from cut
@@ -51,10 +51,10 @@ def unmoved(program: Program) -> Iterator[Unmoved]:
         if optimizer.networks is None or not optimizer.steps:
             continue
         found = _late(program, optimizer) or _other(program, optimizer) or _part(program, optimizer, every)
-        yield found or Unmoved((optimizer.value.place,))
+        yield found or UnchangedWeights((optimizer.value.place,))
 
 
-def _late(program: Program, optimizer: Optimizer) -> Unmoved | None:
+def _late(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
     """Wrapped after the optimizer was made, and used so."""
     assert optimizer.networks is not None
     for value in program.of("wrapped"):
@@ -65,7 +65,7 @@ def _late(program: Program, optimizer: Optimizer) -> Unmoved | None:
             continue
         if _is_used_in_loss(program, value):
             what = f"{optimizer.value.shown} is made before `{value.place.text}`: {_LATE[value.name]}"
-            return Unmoved((optimizer.value.place, value.place), what)
+            return UnchangedWeights((optimizer.value.place, value.place), what)
     return None
 
 
@@ -78,10 +78,10 @@ def _is_used_in_loss(program: Program, model: Value) -> bool:
     return any(model in walk(one, inside) for one in called if one is not None)
 
 
-def _other(program: Program, optimizer: Optimizer) -> Unmoved | None:
+def _other(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
     """The optimizer holds a network that no loss is computed with."""
     assert optimizer.networks is not None
-    losses = [differentiated(program, loss) for loss, _ in program.losses]
+    losses = [trained_networks(program, loss) for loss, _ in program.losses]
     own = [network(one) for one in optimizer.networks]
     if not losses or any(one is None for one in losses):
         return None
@@ -95,7 +95,7 @@ def _other(program: Program, optimizer: Optimizer) -> Unmoved | None:
         f"{optimizer.value.shown} holds the parameters of {own[0].shown}, and the loss is computed with "
         f"{used[0].shown}, another network: it never changes"
     )
-    return Unmoved((optimizer.value.place, used[0].place), what)
+    return UnchangedWeights((optimizer.value.place, used[0].place), what)
 
 
 def _calls(loss: Value) -> list[Value]:
@@ -103,19 +103,19 @@ def _calls(loss: Value) -> list[Value]:
     return [one for one in ancestors(loss) if one.op == "forward" and not one.context.no_grad]
 
 
-def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unmoved | None:
+def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> UnchangedWeights | None:
     """The optimizer holds a layer, and no one the others, which nothing freezes."""
     assert optimizer.networks is not None
     heads = [one for one in optimizer.networks if one.op == "attribute" and one.name in _HEADS]
     for loss, _ in program.losses if len(heads) == len(optimizer.networks) and len(every) == 1 else ():
-        for model in differentiated(program, loss) or ():
+        for model in trained_networks(program, loss) or ():
             if model.op == "pretrained" and same_network(heads[0], model) and not _is_frozen(program, model):
                 what = (
                     f"{optimizer.value.shown} holds the {heads[0].name} of {model.shown} alone: no other layer learns"
                 )
-                return Unmoved((optimizer.value.place, model.place), what)
+                return UnchangedWeights((optimizer.value.place, model.place), what)
     for loss, _ in program.losses:
-        for model in differentiated(program, loss) or ():
+        for model in trained_networks(program, loss) or ():
             inside = [one for one in optimizer.networks if _is_inside(program, one, model)]
             if len(inside) < len(optimizer.networks) or is_held(program, model, every) or _is_frozen(program, model):
                 continue
@@ -136,7 +136,7 @@ def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unm
             what = (
                 f"{optimizer.value.shown} holds one part of {model.shown}: {left} never changes, and nothing freezes it"
             )
-            return Unmoved((optimizer.value.place, model.place), what)
+            return UnchangedWeights((optimizer.value.place, model.place), what)
     return None
 
 
@@ -145,7 +145,7 @@ def _is_inside(program: Program, part: Value, whole: Value) -> bool:
 
 
 def _is_frozen(program: Program, model: Value) -> bool:
-    """Whether anything of the network is told to need no gradient, or is computed without one."""
+    """Whether anything of the network is set to need no gradient, or is computed without one."""
     for value, _ in gradient_switches(program.graph):
         if value.input is not None:
             target = value.input.input if value.input.op == "element" and value.input.input else value.input
@@ -158,7 +158,7 @@ def _is_frozen(program: Program, model: Value) -> bool:
 # no gradient at all
 
 
-def _cut(program: Program, every: list[Optimizer]) -> Iterator[Unmoved]:
+def _cut(program: Program, every: list[Optimizer]) -> Iterator[UnchangedWeights]:
     for backward in program.of("backward"):
         loss = backward.input
         if loss is None or program.origins.gradient(loss) is not False:
@@ -170,16 +170,16 @@ def _cut(program: Program, every: list[Optimizer]) -> Iterator[Unmoved]:
         place = _where(program, loss)
         if place is not None:
             what = f"no gradient reaches the weights: `{place.text}` takes it away before `{backward.place.text}`"
-            yield Unmoved((place, backward.place), what, "Keep the loss attached to the forward pass.")
+            yield UnchangedWeights((place, backward.place), what, "Keep the loss attached to the forward pass.")
             return
         if all(one.context.no_grad for one in calls):
             what = f"`{ours[0].place.text}` runs under no_grad: `{backward.place.text}` has nothing to differentiate"
-            yield Unmoved((ours[0].place, backward.place), what, "Compute the loss outside of no_grad.")
+            yield UnchangedWeights((ours[0].place, backward.place), what, "Compute the loss outside of no_grad.")
             return
         frozen = _freeze(program, ours[0].arguments["model"])
         if frozen is not None:
             what = f"`{frozen.place.text}` freezes the network that is trained: it gets no gradient"
-            yield Unmoved((frozen.place, backward.place), what, "Freeze the reference, not the policy.")
+            yield UnchangedWeights((frozen.place, backward.place), what, "Freeze the reference, not the policy.")
             return
 
 

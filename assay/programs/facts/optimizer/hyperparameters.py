@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.ratio import clamp_of
-from assay.programs.facts.sampling.samplers import drawn
+from assay.programs.facts.sampling.samplers import draws_behind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Place
@@ -45,10 +45,10 @@ class Setting:
 
 
 def settings(program: Program) -> Iterator[Setting]:
-    told: set[tuple[str, Place]] = set()
+    reported: set[tuple[str, Place]] = set()
     for one in _all(program):
-        if (one.name, one.places[0]) not in told:
-            told.add((one.name, one.places[0]))
+        if (one.name, one.places[0]) not in reported:
+            reported.add((one.name, one.places[0]))
             yield one
 
 
@@ -88,7 +88,7 @@ def _of_optimizers(program: Program) -> Iterator[Setting]:
 
 
 def _of_configs(program: Program) -> Iterator[Setting]:
-    """What a library's trainer is told: GRPOConfig(beta=...)."""
+    """What a library's trainer is reported: GRPOConfig(beta=...)."""
     for config in program.of("call"):
         if config.name.rpartition(".")[2] not in _CONFIGS:
             continue
@@ -137,7 +137,7 @@ def _of_clip(program: Program, term: Term) -> Iterator[Setting]:
 
 
 def _of_sampling(program: Program, loss: Value) -> Iterator[Setting]:
-    for drawing, _ in drawn(program, loss):
+    for drawing, _ in draws_behind(program, loss):
         value = drawing.argument("temperature") if drawing.op == "generate" else _divisor(drawing.input)
         number = _number(value)
         if value is None or number is None or number <= 0:

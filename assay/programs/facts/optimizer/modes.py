@@ -26,7 +26,7 @@ _LAYERS = {
     "RNN": ("dropout", "6", 0.0),
 }
 _BETWEEN = ("LSTM", "GRU", "RNN")  # layers: a lone one has none
-# models of transformers that drop out unless told otherwise
+# models of transformers that drop out by default
 _CONFIGS = {
     "GPT2Config": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "OPTConfig": ("dropout",),

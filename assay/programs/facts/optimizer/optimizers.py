@@ -47,7 +47,7 @@ def optimizer_of(value: Value | None) -> Value | None:
     return options[0] if len(options) == 1 else None
 
 
-def held(optimizer: Value) -> tuple[Value, ...] | None:
+def networks_held(optimizer: Value) -> tuple[Value, ...] | None:
     """The networks, or parts of them, whose parameters an optimizer was given; None where that is not all."""
     given = optimizer.argument("parameters")
 
@@ -75,7 +75,7 @@ def is_scheduler(step: Value) -> bool:
     return step.input is not None and follow(step.input, inside).op == "scheduler"
 
 
-def stepped(step: Value) -> Value | None:
+def optimizer_of_step(step: Value) -> Value | None:
     """The optimizer of a step, given to a scaler or not."""
     inside = step.argument("1")
     if inside is not None and inside.op == "optimizer":
@@ -86,7 +86,7 @@ def stepped(step: Value) -> Value | None:
 @once
 def optimizers(program: Program) -> list[Optimizer]:
     """Those of torch that the script makes, and objects that are stepped and cleared."""
-    steps = [(one, stepped(one)) for one in program.of("step")]
+    steps = [(one, optimizer_of_step(one)) for one in program.of("step")]
     clears = list(_clears(program))
     cleared = [of for _, of in clears if of is not None]
     found: list[Value] = []
@@ -96,7 +96,7 @@ def optimizers(program: Program) -> list[Optimizer]:
             found.append(value)
     made: list[Optimizer] = []
     for value in found:
-        networks = held(value) if value.op == "optimizer" else None
+        networks = networks_held(value) if value.op == "optimizer" else None
         made.append(
             Optimizer(
                 value,
@@ -185,7 +185,7 @@ def is_unconditional(event: Value, step: Value) -> bool:
     return all(step.context.is_under(one) for one in event.context.branches)
 
 
-def before(step: Value, events: list[Value], loop: Loop | None) -> list[Value]:
+def events_before(step: Value, events: list[Value], loop: Loop | None) -> list[Value]:
     """What happened before a step, nearest first: in this turn, then in the turn before."""
     if loop is None:
         same = [one for one in events if one.context.calls[:1] == step.context.calls[:1]]

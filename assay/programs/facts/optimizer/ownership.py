@@ -83,7 +83,7 @@ def is_held(program: Program, model: Value, optimizers: list[Optimizer]) -> bool
     return any(contains(program, one, model) for optimizer in optimizers for one in optimizer.networks or ())
 
 
-def differentiated(program: Program, loss: Value) -> list[Value] | None:
+def trained_networks(program: Program, loss: Value) -> list[Value] | None:
     """The networks that a loss is computed with outside of no_grad; None where one of them is not known."""
     calls = [call for call in program.origins.forwards(loss) if not call.context.no_grad]
     if not calls or any(call.op != "forward" for call in calls):

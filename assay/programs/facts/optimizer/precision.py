@@ -62,7 +62,7 @@ def precision_of_weights(program: Program, model: Value) -> tuple[str, Value] | 
     return said
 
 
-def rounded(program: Program, value: Value | None) -> Value | None:
+def rounding_cast(program: Program, value: Value | None) -> Value | None:
     """The cast to 16 bits behind scores or log-probs that nothing undid; None if there is none."""
     seen: set[int] = set()
     while value is not None and id(value) not in seen:

@@ -33,7 +33,7 @@ FAINT = 0.05  # a factor on noise that only breaks ties
 @dataclass(frozen=True, eq=False)
 class Flaw:
     value: Value
-    told: str
+    reason: str
 
 
 def numbers(program: Program) -> list[Value]:
@@ -54,7 +54,7 @@ def _is_faint(value: Value) -> bool:
     return isinstance(value.constant, int | float) and abs(value.constant) < FAINT
 
 
-def by_chance(program: Program) -> Iterator[Flaw]:
+def random_rewards(program: Program) -> Iterator[Flaw]:
     for value in numbers(program):
         if value.op == "call" and value.name in _CHANCE and not _judges_too(program, value):
             yield Flaw(value, "the reward is drawn by chance: it says nothing of the completion")
@@ -71,7 +71,7 @@ def _judges_too(program: Program, chance: Value) -> bool:
     return False
 
 
-def never_equal(program: Program) -> Iterator[Flaw]:
+def unequal_comparisons(program: Program) -> Iterator[Flaw]:
     """A text that is compared with a list."""
     decides = {
         id(branch.condition)
@@ -88,7 +88,7 @@ def never_equal(program: Program) -> Iterator[Flaw]:
                 yield Flaw(value, "a text is never equal to a list: this part of the reward is the same for all")
 
 
-def always_raises(program: Program) -> Iterator[Flaw]:
+def swallowed_errors(program: Program) -> Iterator[Flaw]:
     """Calls in a `try` that raise each time, whose handler then gives the same number to every completion."""
     swallowed = {
         value.context.functions
@@ -98,9 +98,9 @@ def always_raises(program: Program) -> Iterator[Flaw]:
     for value in program.values:
         if not value.context.handled or value.context.in_handler or value.context.functions not in swallowed:
             continue
-        told = _raises(value)
-        if told:
-            yield Flaw(value, f"{told}, and the handler hides it: every completion gets the handler's number")
+        reason = _raises(value)
+        if reason:
+            yield Flaw(value, f"{reason}, and the handler hides it: every completion gets the handler's number")
 
 
 def _raises(value: Value) -> str:
@@ -171,7 +171,7 @@ def _is_text(value: Value, depth: int = 6) -> bool:
     )
 
 
-def constant(program: Program) -> Iterator[Flaw]:
+def constant_rewards(program: Program) -> Iterator[Flaw]:
     """Rewards that are one number, whatever the completion is."""
     for value in numbers(program):
         if value.op == "tensor":

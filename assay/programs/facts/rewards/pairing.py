@@ -23,7 +23,7 @@ _UNORDERED = ("as_completed", "imap_unordered")
 class Mispairing:
     value: Value  # the zip, the loop's source or the append
     cause: Value
-    told: str
+    reason: str
 
 
 def scored_loops(program: Program) -> list[Loop]:
@@ -46,7 +46,7 @@ def mispairings(program: Program) -> Iterator[Mispairing]:
         if source.op == "zip":
             yield from _zipped(program, source, spread)
             continue
-        moved = reordered(source)
+        moved = reordering(source)
         if moved is None or moved.op == "reversed" or not _is_of_rows(program, moved):
             continue
         if not _is_scored_so(program, moved):
@@ -67,7 +67,7 @@ def _zip_of(loop: Loop) -> Value | None:
 
 def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterator[Mispairing]:
     sides = list(zipped.arguments.values())
-    moved = [reordered(side) or _counted_down(side) for side in sides]
+    moved = [reordering(side) or _counted_down(side) for side in sides]
     if len(sides) < 2 or _is_within_a_row(program, zipped):
         return
     if any(one is not None for one in moved) and not all(one is not None for one in moved):
@@ -109,7 +109,7 @@ def _counted_down(side: Value) -> Value | None:
     return side if inner is not None and inner.op == "range" else None
 
 
-def reordered(value: Value, depth: int = 8) -> Value | None:
+def reordering(value: Value, depth: int = 8) -> Value | None:
     """Where a list is sorted, reversed or shuffled on the way to a value."""
     if depth == 0:
         return None
@@ -131,7 +131,7 @@ def reordered(value: Value, depth: int = 8) -> Value | None:
         return None
     if value.op in _THROUGH:
         inner = value.input or value.argument("data") or value.argument("0")
-        return reordered(inner, depth - 1) if inner is not None else None
+        return reordering(inner, depth - 1) if inner is not None else None
     return None
 
 
@@ -214,10 +214,10 @@ def _looked_up(program: Program, loops: list[Loop], spread: list[Expansion]) -> 
         counts = counter is not None and counter.op == "element" and counter.context.loops[-1:] == (row_loops[-1],)
         named = by.op == "len" or by.place.line != remainder.place.line
         if counts and named and not any(by is one.size or _is_same_setting(by, one.size) for one in several):
-            told = (
+            reason = (
                 "the rows of one prompt follow each other (a a b b), but this looks up what belongs to them as a b a b"
             )
-            yield Mispairing(row_loops[-1].source or remainder, remainder, told)
+            yield Mispairing(row_loops[-1].source or remainder, remainder, reason)
 
 
 def _is_over_rows(program: Program, loop: Loop) -> bool:

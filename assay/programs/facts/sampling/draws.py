@@ -32,7 +32,7 @@ OFF: dict[str, tuple[object, ...]] = {
 
 @dataclass
 class Settings:
-    """What a call of generate() is told. `is_open`: also things that the text does not show."""
+    """The settings of a call of generate(). `is_open`: there are more that the text does not show."""
 
     given: dict[str, Value] = field(default_factory=dict)
     inherited: dict[str, Value] = field(default_factory=dict)  # what the script wrote into the model's own config

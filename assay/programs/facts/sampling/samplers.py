@@ -21,7 +21,7 @@ def is_trained(program: Program, model: Value) -> bool:
     return any(same_network(model, one) for one in program.origins.trained())
 
 
-def drawn(program: Program, loss: Value) -> list[tuple[Value, Value]]:
+def draws_behind(program: Program, loss: Value) -> list[tuple[Value, Value]]:
     """(drawing, network) for the tokens that the trained networks score in a loss."""
     found: list[tuple[Value, Value]] = []
     seen: set[int] = set()
@@ -49,7 +49,7 @@ def _drawer(program: Program, value: Value) -> list[Value]:
     return []
 
 
-def loaded(program: Program, model: Value) -> list[Value]:
+def loads_into(program: Program, model: Value) -> list[Value]:
     """Each load_state_dict into a network."""
     return [one for one in program.of("load_state_dict") if one.input is not None and same_network(one.input, model)]
 

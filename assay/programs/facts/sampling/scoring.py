@@ -139,7 +139,7 @@ def lists_of(value: Value) -> list[Value]:
     return [one for one in (*thing.parts, thing.cut_from) if one is not None and one is not value]
 
 
-def behind(value: Value) -> Iterator[Value]:
+def ancestors_and_lists(value: Value) -> Iterator[Value]:
     """The value and all it was made of, the lists it was joined from among them."""
     return walk(value, lambda one: (*one.arguments.values(), *lists_of(one)))
 

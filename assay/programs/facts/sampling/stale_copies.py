@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import same_network
 from assay.programs.facts.ratio import differences, uses
-from assay.programs.facts.sampling.samplers import drawn, is_touched, is_trained, loaded, original, source_of
+from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, original, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow
@@ -27,25 +27,25 @@ class Sampler:
 
 
 def samplers(program: Program) -> Iterator[Sampler]:
-    told: set[Place] = set()
+    reported: set[Place] = set()
     for loss, terms in program.losses:
         is_policy = any(term.is_policy for term in terms)
         if not is_policy or not program.origins.trained():
             continue
-        for drawing, model in drawn(program, loss):
-            if drawing.place in told:
+        for drawing, model in draws_behind(program, loss):
+            if drawing.place in reported:
                 continue
-            told.add(drawing.place)
+            reported.add(drawing.place)
             if is_trained(program, model):
                 continue
             yield from _of_copy(program, drawing, model)
-        yield from _of_engines(program, loss, told)
+        yield from _of_engines(program, loss, reported)
 
 
 def _of_copy(program: Program, drawing: Value, model: Value) -> Iterator[Sampler]:
     if not _is_copy(program, model) or is_touched(program, model):
         return
-    loads = [one for one in loaded(program, model) if _is_repeated(one, drawing) and not _is_once(one, drawing)]
+    loads = [one for one in loads_into(program, model) if _is_repeated(one, drawing) and not _is_once(one, drawing)]
     if any((source := source_of(one)) is None or not is_trained(program, source) for one in loads):
         return
     places = (drawing.place, model.place)
@@ -74,7 +74,7 @@ def _is_copy(program: Program, model: Value) -> bool:
     first = original(model)
     if first is not model and is_trained(program, first):
         return True
-    sources = [source_of(one) for one in loaded(program, model)]
+    sources = [source_of(one) for one in loads_into(program, model)]
     return any(one is not None and is_trained(program, one) for one in sources)
 
 
@@ -136,7 +136,7 @@ def _is_corrected(program: Program, model: Value) -> bool:
     return False
 
 
-def _of_engines(program: Program, loss: Value, told: set[Place]) -> Iterator[Sampler]:
+def _of_engines(program: Program, loss: Value, reported: set[Place]) -> Iterator[Sampler]:
     """An engine of vLLM that is built once and only asked."""
     for call in program.origins.forwards(loss):
         for name, given in call.arguments.items():
@@ -144,9 +144,9 @@ def _of_engines(program: Program, loss: Value, told: set[Place]) -> Iterator[Sam
                 continue
             for value in ancestors(given):
                 engine = value.input if value.op in ("generate", "chat") else None
-                if engine is None or value.place in told:
+                if engine is None or value.place in reported:
                     continue
-                told.add(value.place)
+                reported.add(value.place)
                 made = _engine(engine)
                 if made is None or not _steps_in(program, value) or made.context.loops:
                     continue
