@@ -3,7 +3,7 @@
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 from assay.verdict import Confidence, State
 
 

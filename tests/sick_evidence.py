@@ -2,7 +2,7 @@
 
 from assay.doctor.catalogue import catalogue
 from assay.doctor.evidence import Evidence
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 
 
 def of_all(folder):

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.programs.read.program import Program
+from assay.programs.program import Program
 from assay.verdict import Severity, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")

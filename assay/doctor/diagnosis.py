@@ -17,7 +17,7 @@ from assay.doctor.catalogue import KINDS, Illness, catalogue
 from assay.doctor.evidence import Evidence
 from assay.doctor.trend import STEPS
 from assay.doctor.usable import usable
-from assay.programs.read.program import Program
+from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
 NOTHING = "nothing of the kind was recognised in the script"

@@ -17,7 +17,7 @@ from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import open_evidence, patients
 from assay.doctor.report import NO_TRAINING, Crash, Report, escaped
 from assay.doctor.report.select import nearest
-from assay.programs.read.program import Program
+from assay.programs.program import Program
 from assay.programs.read.text import SourceError
 from assay.record import RunError
 from assay.record.batch import Batch, BatchError

@@ -12,7 +12,8 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
-from assay.programs.read.program import Program, read_program
+from assay.programs.program import Program
+from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError
 from assay.programs.run.marks import mark
 from assay.programs.run.not_finite import first_not_finite

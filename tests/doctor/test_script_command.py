@@ -13,7 +13,7 @@ from assay.cli import app
 from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 
 ILLNESSES = [one for one in catalogue() if one.source is not None]
 SICK = by_code("RAT04").scripts.sick  # the ratio upside down

@@ -7,7 +7,7 @@ import pytest
 from assay.doctor.catalogue import catalogue
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 from assay.verdict import Confidence, State
 
 ILLNESSES = [one for one in catalogue() if one.source is not None]

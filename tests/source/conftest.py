@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from assay.programs.read.program import Program, read_program
-from assay.programs.value import Value
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.read.script import read_program
 
 Read = Callable[..., Program]
 

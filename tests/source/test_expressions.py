@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.programs.value import UNKNOWN
+from assay.programs.graph import UNKNOWN
 
 
 @pytest.mark.parametrize(

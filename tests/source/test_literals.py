@@ -11,7 +11,7 @@ import pytest
 from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.inputs import read_reports
 from assay.programs.read.literals import KEPT, count_lexemes, shorten
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 from assay.programs.read.text import MOST_LEXEMES, ORDINARY, SourceError
 
 MANY = 40_000  # more than an ordinary text holds
@@ -141,7 +141,7 @@ def test_random_literals_parse_as_before_or_are_cut():
 def test_two_million_numbers_take_little_memory(tmp_path):
     path = written(tmp_path, f"x = [{'1, ' * 2_000_000}]\n")
     code = (  # not getrusage: its peak is that of the parent too
-        "import re, sys\nfrom pathlib import Path\nfrom assay.programs.read.program import read_program\n"
+        "import re, sys\nfrom pathlib import Path\nfrom assay.programs.read.script import read_program\n"
         "read_program(Path(sys.argv[1]))\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )

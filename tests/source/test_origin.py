@@ -2,6 +2,8 @@
 
 import pytest
 
+from assay.programs.facts.ratio import differences
+
 START = """
 import copy
 import torch
@@ -87,14 +89,14 @@ def test_without_an_optimizer_the_trained_network_is_the_one_of_the_loss(read):
         ("y = torch.exp(((new - old) * (ids != 0)).sum(-1))", ("new", "old")),
         ("y = torch.exp(new - old).clamp(0.8, 1.2)", ("new", "old")),
         ("a, b = -new, -old\ny = torch.exp(b - a)", ("a", "b")),
-        ("a, b = new.exp(), old.exp()\ny = a / b", ("a", "b")),
+        ("a, b = new.exp(), old.exp()\ny = a / b", ("new", "old")),
     ],
 )
 def test_the_ends_of_a_ratio(text, names, read):
     chosen = "model(ids).logits.log_softmax(-1).gather(-1, ids)"
     program = read(START + f"new = {chosen}\nold = {chosen}.detach()\n" + text)
-    ends = program.origins.ends(last(program))
-    assert (ends.left.names[0], ends.right.names[0]) == names
+    (difference,) = differences(program, last(program))
+    assert (difference.left.names[0], difference.right.names[0]) == names
 
 
 def test_a_long_chain_of_steps_is_followed_to_its_end(read):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from assay.programs.read import program as programs
-from assay.programs.read.program import read_program
+from assay.programs.read import script as programs
+from assay.programs.read.script import read_program
 from assay.verdict import Place
 
 

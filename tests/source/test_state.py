@@ -1,7 +1,7 @@
 """A dictionary that takes back its changes."""
 
+from assay.programs.graph import Context, Graph, Value
 from assay.programs.read.state import Heap, State
-from assay.programs.value import Context, Graph, Value
 from assay.verdict import Place
 
 

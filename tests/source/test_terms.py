@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.programs.facts.terms import MOST_TERMS, TermKind
+from assay.programs.facts.loss.terms import MOST_TERMS, TermKind
 
 START = """
 import torch

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError, read_module, scripts_in
 
 

@@ -8,9 +8,9 @@ from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
-from assay.programs.read.program import read_program
+from assay.programs.graph import Context, Graph
+from assay.programs.read.script import read_program
 from assay.programs.run.trace import Trace
-from assay.programs.value import Context, Graph
 from assay.verdict import Confidence, Place, State
 from proof.corpus import as_script, specimens
 from proof.corpus import write as write_specimen

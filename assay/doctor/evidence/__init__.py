@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.doctor.evidence.curves import Curves
-from assay.programs.read.program import Program
+from assay.programs.program import Program
 from assay.record.batch import Batch
 
 __all__ = ["Batch", "Curves", "Evidence"]

@@ -13,7 +13,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs import KINDS, holds_logs, read_file, read_folder
 from assay.doctor.evidence.run import read_run, run_settings
 from assay.machine.durable import reason_unread
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 from assay.programs.read.text import SUFFIXES, scripts_in
 from assay.record.batch import Array, BatchError
 from assay.record.batch_file import read_batch

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from assay.programs.facts.direction import centred
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.loss.signs import is_centred
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.value import Value, ancestors
+from assay.programs.walk import ancestors, peel, users, walk
 from assay.verdict import Place
 
 _SAME = ("leave", "cast", "detach", "clone")
@@ -31,28 +32,28 @@ class Metric:
     what: str = ""
 
 
-def mislabelled(program: Program) -> Iterator[Metric]:
+def check_labels(program: Program) -> Iterator[Metric]:
     losses = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
     healthy: dict[Place, str] = {}
-    told: set[Place] = set()
-    for label, value in labelled(program):
+    reported: set[Place] = set()
+    for label, value in labels(program):
         number = _plain(value)
-        if number.place in told or number.constant == 0:
+        if number.place in reported or number.constant == 0:
             continue
         found = _as_kl(program, label, number) or _as_share(program, label, number)
         found = found or _as_mean(label, number) or _as_reward(program, label, number)
         found = found or _as_total(program, label, value, losses)
         if found:
-            told.add(number.place)
+            reported.add(number.place)
             yield Metric(label, (number.place,), found)
         elif any(word in label.lower() for word in ("kl", *_SHARES)):
             healthy[number.place] = label
     for place, label in healthy.items():
-        if place not in told:
+        if place not in reported:
             yield Metric(label, (place,))
 
 
-def labelled(program: Program) -> Iterator[tuple[str, Value]]:
+def labels(program: Program) -> Iterator[tuple[str, Value]]:
     """(label, value) of texts with numbers in them, of tables with names, and of variables that are shown."""
     for value in program.of("string"):
         pieces = value.name.split("{}")
@@ -89,11 +90,7 @@ def _words(label: str) -> list[str]:
 
 
 def _plain(value: Value) -> Value:
-    seen: set[int] = set()
-    while value.op in _SAME and value.input is not None and id(value) not in seen:
-        seen.add(id(value))
-        value = value.input
-    return value
+    return peel(value, _SAME)
 
 
 def _as_kl(program: Program, label: str, number: Value) -> str:
@@ -126,25 +123,17 @@ def _is_full_sum(number: Value) -> bool:
 
 def _is_divided(number: Value) -> bool:
     """Whether something divides it later, in place as well."""
-    waiting, seen = list(number.users), set[int]()
-    while waiting and len(seen) < 40:
-        user = waiting.pop()
-        if id(user) in seen:
-            continue
-        seen.add(id(user))
-        if user.op in ("div", "call", "method", "mul") and user.name.rpartition(".")[2] not in _SHOWS:
-            return True
-        if user.op in (*_SAME, "phi", "add", "index", "listing", "in_place", "setattr"):
-            waiting += user.users
-    return False
+    kept = (*_SAME, "phi", "add", "index", "listing", "in_place", "setattr")
+    return any(
+        user.op in ("div", "call", "method", "mul") and user.name.rpartition(".")[2] not in _SHOWS
+        for user in islice(walk(number.users, users, until=lambda one: one.op not in kept), 40)
+    )
 
 
 def _as_share(program: Program, label: str, number: Value) -> str:
     if not any(word in label.lower() for word in _SHARES) or not _is_full_sum(number) or _is_divided(number):
         return ""
-    counted = number.input
-    while counted is not None and counted.op in _SAME:
-        counted = counted.input
+    counted = peel(number.input, _SAME)
     parts = counted.inputs if counted is not None and counted.op == "mul" else [counted]
     if all(program.kinds.is_a(one, Kind.MASK) for one in parts if one is not None):
         return f"`{label}` is a count, `{number.place.text}`, and nothing divides it"
@@ -173,16 +162,8 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
 
 def _is_weight(program: Program, value: Value) -> bool:
     """Whether a value is what log-probs or ratios are multiplied by in a loss, and has its mean taken away."""
-    factors = [factor for _, terms in program.losses for term in terms for factor in term.factors]
-    sides = [
-        factor
-        for _, terms in program.losses
-        for term in terms
-        if term.kind is TermKind.SURROGATE
-        for product in program.terms.products(term.core)
-        for factor in product.factors
-    ]
-    return any(_plain(one) is value for one in (*factors, *sides)) and centred(value)
+    factors = [factor for _, terms in program.losses for term in terms for factor in program.terms.factors(term)]
+    return any(_plain(one) is value for one in factors) and is_centred(value)
 
 
 def _as_total(program: Program, label: str, value: Value, losses: set[int]) -> str:

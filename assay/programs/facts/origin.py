@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from assay.programs.facts.kinds import Kind, Kinds
-from assay.programs.value import UNKNOWN, Graph, Value, ancestors
+from assay.programs.graph import UNKNOWN, Graph, Value
+from assay.programs.walk import ancestors, follow, walk
 
 # containers and choices: whether a gradient flows is decided by what is in them
 _HOLDS = frozenset("phi listing table element index stack cat setitem in_place starred zip enumerate items".split())
@@ -26,18 +26,9 @@ _SELECTORS = {
     "masked_fill": ("mask",),
     "element": ("key",),
 }
-_NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
+NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
 _SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
-
-
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """The two log-probs of a ratio: exp(left - right). `value` is the subtraction or the quotient."""
-
-    value: Value
-    left: Value
-    right: Value
 
 
 class Origins:
@@ -58,14 +49,8 @@ class Origins:
 
     def _solve(self, value: Value) -> None:
         """Answers for all that the value is made of, until nothing changes: in a loop that may be the value itself."""
-        found: dict[int, Value] = {}
-        waiting = [value]
-        while waiting:
-            current = waiting.pop()
-            if id(current) not in found and id(current) not in self._gradient:
-                found[id(current)] = current
-                waiting += self._behind(current)
-        ordered = sorted(found.values(), key=lambda one: one.order)
+        unknown = walk(value, lambda one: [part for part in self._behind(one) if id(part) not in self._gradient])
+        ordered = sorted(unknown, key=lambda one: one.order)
         for one in ordered:
             self._gradient[id(one)] = False
         changes = True
@@ -107,24 +92,18 @@ class Origins:
         return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
 
     def _find_frozen(self) -> list[Value]:
-        """Networks whose parameters are told to need no gradient."""
+        """Networks whose parameters are set to need no gradient."""
         found: list[Value] = []
-        for value in self.graph.of("requires_grad_", "cast", "setattr"):
-            if value.op == "setattr":
-                off = value.name == "requires_grad" and value.setting("value") is False
-            else:
-                off = (
-                    value.name == "requires_grad_" and value.setting("1", value.setting("requires_grad", True)) is False
-                )
+        for value, on in gradient_switches(self.graph):
             target = value.input
-            if not off or target is None:
+            parameters = None if target is None else parameters_of(target)
+            if on is not False or target is None:
                 continue
-            if target.op == "element" and target.input is not None and target.input.op == "parameters":
-                if value.context.branches != target.input.context.branches:
-                    continue  # some of its parameters only
-                target = target.input.input
-            if target is not None and not self._is_thawed(network(target), value):
-                found.append(network(target))
+            if parameters is not None and value.context.branches != parameters.context.branches:
+                continue  # some of its parameters only
+            model = network(target if parameters is None or parameters.input is None else parameters.input)
+            if not self._is_thawed(model, value):
+                found.append(model)
         return found
 
     def _is_thawed(self, model: Value, frozen: Value) -> bool:
@@ -132,17 +111,13 @@ class Origins:
         for value in self.graph.of("wrapped"):
             if value.name in ("get_peft_model", "PeftModel") and network(value) is model:
                 return True
-        for value in self.graph.of("requires_grad_", "setattr", "cast"):
-            if value.order < frozen.order or not value.name.startswith("requires_grad") or value.input is None:
-                continue
-            on = (
-                value.setting("value")
-                if value.op == "setattr"
-                else value.setting("1", value.setting("requires_grad", True))
-            )
-            if on is not False and any(one is model for one in ancestors(value.input)):
-                return True
-        return False
+        return any(
+            on is not False
+            and value.order >= frozen.order
+            and value.input is not None
+            and model in ancestors(value.input)
+            for value, on in gradient_switches(self.graph)
+        )
 
     # networks
 
@@ -153,23 +128,14 @@ class Origins:
         return list(self._forwards[id(value)])
 
     def _find_forwards(self, value: Value) -> list[Value]:
-        found: list[Value] = []
-        seen = {id(value)}
-        waiting = deque([value])
-        while waiting:
-            current = waiting.popleft()
-            if is_network_call(current, self.kinds):
-                found.append(current)
-                continue
-            if current.op in ("generate", "multinomial", "sample"):
-                continue
-            for name, one in current.arguments.items():
-                if _is_selector(current, name):
-                    continue
-                if id(one) not in seen and not self.kinds.is_a(one, Kind.SAMPLED, Kind.MASK, Kind.COUNT):
-                    seen.add(id(one))
-                    waiting.append(one)
-        return found
+        def data(one: Value) -> list[Value]:
+            numbers = [part for name, part in one.arguments.items() if not _is_selector(one, name)]
+            return [part for part in numbers if not self.kinds.is_a(part, Kind.SAMPLED, Kind.MASK, Kind.COUNT)]
+
+        def is_end(one: Value) -> bool:
+            return one.op in ("generate", "multinomial", "sample") or is_network_call(one, self.kinds)
+
+        return [one for one in walk(value, data, until=is_end) if is_network_call(one, self.kinds)]
 
     def networks(self, value: Value) -> list[Value]:
         """The networks behind a value, each once."""
@@ -181,7 +147,7 @@ class Origins:
         return found
 
     def is_reference(self, value: Value) -> bool | None:
-        """Whether log-probs come from another network than those that are trained. None: cannot be told."""
+        """Whether log-probs come from another network than those that are trained. None: the text does not say."""
         calls = self.forwards(value)
         if not calls:
             return None
@@ -210,36 +176,6 @@ class Origins:
                     found += self.networks(backward.input)
         return found
 
-    # ratios
-
-    def ends(self, value: Value) -> Ends | None:
-        """The two sides of a ratio or of a difference of log-probs, through masks, sums, lengths and clamps."""
-        seen: set[int] = set()
-        current: Value | None = value
-        while current is not None and id(current) not in seen:
-            seen.add(id(current))
-            other = current.argument("other")
-            if current.op == "sub" and current.input is not None and other is not None:
-                sides = [self.kinds.of(current.input), self.kinds.of(other)]
-                if all(side is None or side.kind in (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS) for side in sides):
-                    if sides[0] is not None and sides[0].kind is Kind.NEGATIVE_LOGPROBS:
-                        return Ends(current, other, current.input)
-                    return Ends(current, current.input, other)
-            if current.op == "div" and current.input is not None and other is not None:
-                sides = [self.kinds.of(current.input), self.kinds.of(other)]
-                if all(side is not None and side.kind is Kind.TOKEN_PROBABILITIES for side in sides):
-                    return Ends(current, current.input, other)
-            if current.op == "neg":
-                inner = self.ends(current.input) if current.input is not None else None
-                return Ends(inner.value, inner.right, inner.left) if inner is not None else None
-            if current.op == "mul":
-                masked = self.kinds.is_a(current.input, Kind.MASK)
-                current = other if masked else current.input
-                continue
-            inputs = [one for one in current.inputs if self.kinds.is_a(one, Kind.LOG_RATIO, Kind.RATIO)]
-            current = inputs[0] if inputs else current.input
-        return None
-
 
 def _is_selector(value: Value, name: str) -> bool:
     """Whether an argument only says which numbers are taken: ids, places, a condition."""
@@ -250,27 +186,33 @@ def _is_selector(value: Value, name: str) -> bool:
 
 def network(value: Value) -> Value:
     """The network itself, without wrappers, casts and what a loop may have left of it."""
-    seen: set[int] = set()
-    while id(value) not in seen:
-        seen.add(id(value))
-        if value.op in _SHELLS:
-            inner = value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
-            if inner is None:
-                return value
-            value = inner
-        elif (
-            value.op == "attribute"
-            and value.name in _PARTS
-            and value.input is not None
-            and value.input.op in (*_SHELLS, *_NETWORKS)
-        ):
-            value = value.input
-        elif value.op == "phi" and value.arguments.get("0") is not None:
-            known = [one for one in value.inputs if one.constant is UNKNOWN]
-            value = known[0] if known else value
-        else:
-            return value
-    return value
+    return follow(value, _inside_its_shell)
+
+
+def _inside_its_shell(value: Value) -> Value | None:
+    if value.op in _SHELLS:
+        return value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
+    if value.op == "phi" and "0" in value.arguments:
+        return next((one for one in value.inputs if one.constant is UNKNOWN), None)
+    whole = value.input if value.op == "attribute" and value.name in _PARTS else None
+    return whole if whole is not None and (whole.op in _SHELLS or whole.op in NETWORKS) else None
+
+
+def gradient_switches(graph: Graph) -> Iterator[tuple[Value, object]]:
+    """(statement, whether it is on) of each requires_grad_(...) and .requires_grad = ..."""
+    for value in graph.of("requires_grad_", "cast", "setattr"):
+        if value.name.startswith("requires_grad"):
+            is_set = value.op == "setattr"
+            yield (
+                value,
+                value.setting("value" if is_set else "1", UNKNOWN if is_set else value.setting("requires_grad", True)),
+            )
+
+
+def parameters_of(value: Value) -> Value | None:
+    """`network.parameters()`, where the value is one of them in a loop."""
+    whole = value.input if value.op == "element" else None
+    return whole if whole is not None and whole.op == "parameters" else None
 
 
 def same_network(one: Value, other: Value) -> bool:
@@ -289,13 +231,7 @@ def is_network_call(value: Value, kinds: Kinds) -> bool:
     return False
 
 
-def _parameters(value: Value | None, depth: int = 6) -> list[Value]:
-    found: list[Value] = []
-    seen: set[int] = set()
-    layer = [value] if value is not None else []
-    for _ in range(depth):
-        found += [one for one in layer if one.op in ("parameters", "named_parameters")]
-        seen |= {id(one) for one in layer}
-        behind = [one for one in layer if one.op not in ("parameters", "named_parameters")]
-        layer = list({id(one): one for value in behind for one in value.inputs if id(one) not in seen}.values())
-    return found
+def _parameters(value: Value | None) -> list[Value]:
+    """Each `network.parameters()` behind what an optimizer is given."""
+    ops = ("parameters", "named_parameters")
+    return [one for one in walk(value, until=lambda one: one.op in ops) if one.op in ops] if value is not None else []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.read import library
 from assay.programs.read.expressions import Expressions
 from assay.programs.read.things import Bound, Class, Frame, Function, Instance, Library, Listing, Partial, Table
-from assay.programs.value import UNKNOWN, Value, ancestors
+from assay.programs.walk import ancestors
 
 DEEPEST = 24  # calls within calls
 TIMES_ON_STACK = 1  # a function that calls itself is not followed

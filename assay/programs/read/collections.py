@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.read.machine import Machine
 from assay.programs.read.things import Listing, Table
-from assay.programs.value import UNKNOWN, Value
 
 MOST_EACH = 16  # entries that are followed one by one
 

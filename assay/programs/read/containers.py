@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.read.things import Instance, Listing, Table
-from assay.programs.value import UNKNOWN, Value
 
 if TYPE_CHECKING:
     from assay.programs.read.calls import Calls

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from assay.programs.graph import Value
 from assay.programs.read.calls import Calls
 from assay.programs.read.machine import OUTSIDE
 from assay.programs.read.things import Class, Function, Instance, Listing, Module, Pending, Table
-from assay.programs.value import Value
 
 NO_GRAD = ("no_grad", "inference_mode")
 _RECORDS = ("dataclass", "NamedTuple", "BaseModel", "Struct", "define", "TypedDict")

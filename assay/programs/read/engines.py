@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from assay.programs.graph import Value
 from assay.programs.read.things import Table
-from assay.programs.value import Value
 
 if TYPE_CHECKING:
     from assay.programs.read.calls import Calls
@@ -15,7 +15,7 @@ _NAMES = ("args", "model", "optimizer", "model_parameters", "training_data", "lr
 
 
 def initialized(machine: Calls, positional: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value | None:
-    """(engine, optimizer, loader, scheduler) of deepspeed.initialize; None where it is not told a network."""
+    """(engine, optimizer, loader, scheduler) of deepspeed.initialize; None where it is given no network."""
     given = {**dict(zip(_NAMES, positional, strict=False)), **keywords}
     model = given.get("model")
     if model is None:

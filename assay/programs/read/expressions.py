@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from assay.programs.graph import UNKNOWN, Branch, Value
 from assay.programs.read.collections import Collections, numbered
 from assay.programs.read.things import Bound, Class, Function, Instance, Library, Listing, Table
-from assay.programs.value import UNKNOWN, Branch, Value
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",

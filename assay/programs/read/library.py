@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from assay.programs.operations import bound, canonical
+from assay.programs.graph import UNKNOWN, Value, bound, canonical
 from assay.programs.read import containers
 from assay.programs.read.engines import initialized
 from assay.programs.read.settings import READERS, parsed
 from assay.programs.read.things import Class, Function, Instance, Library, Listing, Partial, Table
-from assay.programs.value import UNKNOWN, Value
 
 if TYPE_CHECKING:
     from assay.programs.read.calls import Calls

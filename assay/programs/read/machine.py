@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from assay.programs.graph import UNKNOWN, Branch, Context, Graph, Loop, Value
 from assay.programs.read.state import Changes, Heap, State
 from assay.programs.read.things import Frame, Function, Library, Module, Pending
-from assay.programs.value import UNKNOWN, Branch, Context, Graph, Loop, Value
 from assay.verdict import Place
 
 LONGEST_TEXT = 90
@@ -186,7 +186,7 @@ class Machine:
         return not ends
 
     def join(self, node: ast.AST, ends: Sequence[tuple[Changes[str], Changes[tuple[int, str]]]]) -> None:
-        """What holds after one of several ways was gone, each told by what it changes."""
+        """What holds after one of several branches; each is given by what it changes."""
         self._meet(node, self.frame.variables, [variables for variables, _ in ends])
         self._meet(node, self.heap, [heap for _, heap in ends])
 

@@ -7,8 +7,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from assay.programs.graph import Value
 from assay.programs.read.things import Table
-from assay.programs.value import Value
 
 if TYPE_CHECKING:
     from assay.programs.read.calls import Calls

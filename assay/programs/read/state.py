@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from assay.programs.value import Value
+from assay.programs.graph import Value
 
 K = TypeVar("K")
 Changes = Mapping[K, Value | None]  # None: it is gone

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from assay.programs.operations import canonical
+from assay.programs.graph import Branch, Value, canonical
 from assay.programs.read.definitions import NO_GRAD, Definitions
 from assay.programs.read.expressions import _BINARY, holds_modules
 from assay.programs.read.things import Class, Function, Instance, Library, Listing, Module, Table
-from assay.programs.value import Branch, Value
 
 
 class Interpreter(Definitions):

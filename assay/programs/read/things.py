@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.programs.graph import Value
 from assay.programs.read.state import Changes, State
-from assay.programs.value import Value
 
 
 @dataclass(eq=False)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
 from assay.programs.run.trace import Sampling, numbers_of
-from assay.programs.value import Value
 
 _PASSED = frozenset(
     "softmax log_softmax cast index squeeze unsqueeze view reshape flatten clone detach contiguous "

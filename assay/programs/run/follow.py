@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.run.trace import numbers_of, sight
-from assay.programs.value import UNKNOWN, Value
 from assay.record.batch import Array
 
 At = Callable[[Value], Array | None]

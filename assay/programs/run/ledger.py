@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.programs.graph import Value
 from assay.programs.run.trace import Sight, Trace
-from assay.programs.value import Value
 from assay.verdict import Place
 
 FEW = 8  # parameters that tell whether gradients are there

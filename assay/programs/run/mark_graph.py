@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import CHOSEN, above, is_mask, requires_grad
 from assay.programs.run.trace import Backward, Forward, Trace, numbers_of, sight
-from assay.programs.value import Value
 
 MOST = 8  # backwards that are looked at
 _ARITHMETIC = frozenset("add sub mul div pow minimum maximum min max where mse_loss".split())

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import above, chosen_ids, differences, requires_grad
 from assay.programs.run.roles import Flow
 from assay.programs.run.trace import Backward, Trace, numbers_of
-from assay.programs.value import Value
 from assay.verdict import Confidence
 
 MOST = 24  # backwards that are looked at

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import KEEPS_NUMBERS, chosen_ids, differences, is_mask, requires_grad
 from assay.programs.run.roles import Flow, Piece
 from assay.programs.run.trace import Backward, Sight, Trace, numbers_of, sight
-from assay.programs.value import Value
 from assay.record.batch import Array
 from assay.verdict import Place
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.follow import carried
 from assay.programs.run.roles import Piece
 from assay.programs.run.trace import Forward, Trace, numbers_of, sight
-from assay.programs.value import Value
 from assay.record.batch import Array
 
 MOST = 24  # backwards that are looked at

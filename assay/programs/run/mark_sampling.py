@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import LOGITS, PROBABILITIES
 from assay.programs.run.roles import is_corrected
 from assay.programs.run.trace import Generation, Sampling, Trace, numbers_of, sight
-from assay.programs.value import Value
 from assay.record.batch import Array
 from assay.verdict import Place
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.mark_ratio import slope
 from assay.programs.run.trace import Trace, Update
-from assay.programs.value import Value
 from assay.record.batch import Array, Batch
 from assay.verdict import Confidence, Place
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.programs.graph import Value
 from assay.programs.run.trace import Model, Sight, Update
-from assay.programs.value import Value
 
 _INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)

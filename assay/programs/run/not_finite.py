@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.trace import Trace, numbers_of, sight
-from assay.programs.value import Value
 
 _GIVEN = frozenset("given constant empty empty_like new_empty".split())
 _LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits

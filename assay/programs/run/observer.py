@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.programs.graph import Value
 from assay.programs.run.drawn import random_state, sampling_of
 from assay.programs.run.guard import attempt
 from assay.programs.run.ledger import Ledger
@@ -35,7 +36,6 @@ from assay.programs.run.reading import Reading
 from assay.programs.run.recorder import MOST_VALUES, Recorder
 from assay.programs.run.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
 from assay.programs.run.weights import Weights
-from assay.programs.value import Value
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 MOST_UPDATES = 48  # observed of a script in which nothing is sampled

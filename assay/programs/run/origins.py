@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.run.follow import carried
 from assay.programs.run.trace import Forward, Sight, Trace, numbers_of, sight
-from assay.programs.value import UNKNOWN, Value
 from assay.record.batch import Array
 
 LOGITS, PROBABILITIES, LOGPROBS = "logits", "probabilities", "logprobs"  # of the whole vocabulary

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
-from assay.programs.value import Context
+from assay.programs.graph import Context
 from assay.verdict import Place
 
 _LONGEST = 100  # letters of an expression that are kept

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from assay.programs.operations import bound, canonical
+from assay.programs.graph import UNKNOWN, Context, Value, bound, canonical
 from assay.programs.run.drawn import random_state
 from assay.programs.run.guard import attempt, sentence
 from assay.programs.run.places import Places
 from assay.programs.run.trace import Sight, Trace
-from assay.programs.value import UNKNOWN, Context, Value
 from assay.verdict import Place
 
 LARGEST = 2_000_000  # numbers of a tensor that is kept

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.follow import RESHAPES, SAME, carried
 from assay.programs.run.origins import above
 from assay.programs.run.trace import numbers_of, sight
-from assay.programs.value import Value
 from assay.record.batch import Array
 
 _ARITHMETIC = frozenset("sub div mul add clamp cast nan_to_num neg where masked_fill changed tensor".split())

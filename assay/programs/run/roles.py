@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids, is_mask, requires_grad
 from assay.programs.run.trace import Backward, Forward, numbers_of, sight
-from assay.programs.value import Value
 from assay.record.batch import Array
 
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from assay.programs.graph import Value
 from assay.programs.run.origins import above
 from assay.programs.run.trace import Forward, Generation, Sampling, Trace, numbers_of, sight
-from assay.programs.value import Value
 from assay.record.batch import Array
 
 # a drawn token in another form, or replaced by padding behind the end of its row

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.programs.value import Graph, Value
+from assay.programs.graph import Graph, Value
 from assay.record.batch import Array, Batch
 from assay.verdict import Place, Verdict, finding, healthy
 

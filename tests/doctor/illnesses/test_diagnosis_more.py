@@ -9,7 +9,7 @@ from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 from assay.verdict import Confidence, Missing, Severity, State, finding, healthy, not_applicable
 
 PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE

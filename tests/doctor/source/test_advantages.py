@@ -9,7 +9,7 @@ from assay.doctor.evidence import Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.illnesses.advantages.returns_from_whitened import SICK as WHITENED_RETURNS
 from assay.doctor.illnesses.advantages.returns_from_whitened import WELL as CRITIC
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 
 CODES = ("ADV01", "ADV02", "ADV03", "ADV04", "ADV05", "ADV06", "ADV07", "ADV08")
 LINES = GRPO[GRPO.index("    rewards = rewards_of") : GRPO.index("    with torch.no_grad")]

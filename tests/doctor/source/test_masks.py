@@ -8,7 +8,7 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.example_script import GRPO, WHOLE
 from assay.doctor.example_trainers import LOOP
-from assay.programs.read.program import read_program
+from assay.programs.read.script import read_program
 
 CODES = ("MASK01", "MASK02", "MASK03", "MASK04", "MASK06", "MASK07", "MASK08")
 ENDS = "    ends = (ids[:, start:] == policy.config.eos_token_id).int()\n"

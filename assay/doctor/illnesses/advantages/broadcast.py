@@ -31,10 +31,10 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.advantages import POLICY
-from assay.programs.facts.shapes import Shape, Shapes, enlarged
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -42,7 +42,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     shapes = Shapes(program)
     seen: set[int] = set()
     for loss, terms in program.losses:
-        if not any(term.kind in POLICY for term in terms):
+        if not any(term.is_policy for term in terms):
             continue
         for value in ancestors(loss):
             if value.op not in ("mul", "add", "sub", "div", "minimum", "maximum") or id(value) in seen:

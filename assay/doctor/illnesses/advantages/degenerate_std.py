@@ -44,9 +44,10 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import peel
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -216,9 +217,7 @@ def _misplaced(scaling: Scaling) -> str:
 
 def _single(scaling: Scaling) -> Value | None:
     """The shape that makes groups of one: view(-1, 1)."""
-    shaped = scaling.spread.input
-    while shaped is not None and shaped.op in ("cast", "clone", "detach"):
-        shaped = shaped.input
+    shaped = peel(scaling.spread.input, ("cast", "clone", "detach"))
     if shaped is None or shaped.op not in ("view", "reshape") or scaling.spread.setting("dim") not in (1, -1):
         return None
     sizes = [one for name, one in shaped.arguments.items() if name.isdigit()]

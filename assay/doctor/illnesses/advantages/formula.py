@@ -34,8 +34,8 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import is_known_whole
-from assay.programs.facts.advantages import Scaling, is_advantage, level_of, plain, scalings, uncentred
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.advantages import Scaling, is_advantage, level_of, plain, scalings, uncentred
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these

@@ -34,8 +34,8 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch
-from assay.programs.facts.advantages import weighs_policy
-from assay.programs.facts.groups import (
+from assay.programs.facts.advantages.advantages import weighs_policy
+from assay.programs.facts.advantages.groups import (
     Expansion,
     Grouping,
     expansions,
@@ -45,7 +45,8 @@ from assay.programs.facts.groups import (
     same_size,
     shape_of,
 )
-from assay.programs.read.program import Program
+from assay.programs.program import Program
+from assay.programs.walk import peel
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 
@@ -140,9 +141,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _numbered(program: Program, made: list[Expansion]) -> Iterator[Verdict]:
     """Rows that are numbered by torch.arange(n) // size, where prompts were repeated as a whole."""
     for value in program.of("floordiv"):
-        counted = value.input
-        while counted is not None and counted.op in ("cast", "moved", "clone"):
-            counted = counted.input
+        counted = peel(value.input, ("cast", "moved", "clone"))
         if counted is None or counted.op != "arange" or not weighs_policy(program, value):
             continue
         fitting = [one for one in made if same_size(one.size, value.argument("other")) and is_of_several(one)]

@@ -35,12 +35,13 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
-from assay.programs.facts.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
-from assay.programs.facts.pairing import feeds
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
+from assay.programs.facts.advantages.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
+from assay.programs.facts.rewards.pairing import feeds
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.value import Value, ancestors
+from assay.programs.walk import ancestors, peel
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 
@@ -121,9 +122,7 @@ def _scope(centring: Centring, spread: list[Expansion]) -> str:
         return "all" if "dim" not in mean.arguments and _is_list_of_all(mean.input, spread) else "unknown"
     if mean is None or mean.op not in ("mean", "nanmean"):
         return "unknown"
-    shaped = mean.input
-    while shaped is not None and shaped.op in ("cast", "clone", "detach", "leave"):
-        shaped = shaped.input
+    shaped = peel(mean.input, ("cast", "clone", "detach", "leave"))
     sizes = shape_of(shaped) if shaped is not None and is_shaped(shaped) else []
     one_row = len(sizes) == 2 and (sizes[0].constant == 1 or _is_all_rows(sizes[1], spread))
     if "dim" in mean.arguments:

@@ -42,16 +42,16 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages import (
+from assay.programs.facts.advantages.advantages import (
     level_of,
     policy_weights,
     scalings,
     uncentred,
     weighs_policy,
 )
-from assay.programs.facts.baselines import has_baseline, raw_rewards
-from assay.programs.facts.groups import expansions
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
+from assay.programs.facts.advantages.groups import expansions
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

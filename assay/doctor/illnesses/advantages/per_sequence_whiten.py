@@ -35,9 +35,9 @@ from assay.doctor.example_script import GRPO
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages import is_advantage, is_mean, scalings
-from assay.programs.facts.counts import is_on_tokens
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings
+from assay.programs.facts.masks.counts import is_on_tokens
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 

@@ -35,10 +35,11 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.programs.facts.advantages import plain, scalings
+from assay.programs.facts.advantages.advantages import plain, scalings
 from assay.programs.facts.kinds import Kind
-from assay.programs.read.program import Program
-from assay.programs.value import Value, descendants
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 

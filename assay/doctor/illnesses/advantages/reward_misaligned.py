@@ -37,8 +37,8 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch
 from assay.doctor.logprobs import row_spans
-from assay.programs.facts.pairing import mispairings, zips
-from assay.programs.read.program import Program
+from assay.programs.facts.rewards.pairing import mispairings, zips
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -165,7 +165,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         told.add(one.cause.place.line)
         yield finding(
-            f"`{one.cause.place.text}`: {one.told}, so that rewards belong to other rows",
+            f"`{one.cause.place.text}`: {one.reason}, so that rewards belong to other rows",
             confidence=Confidence.LIKELY,
             places=(one.cause.place, one.value.place),
             why=(f"line {one.value.place.line}: rewards are made here, one for each of `{one.value.place.text}`",),

@@ -36,8 +36,8 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.alignment.position_ids import position_faults
-from assay.programs.facts.padding import unmasked
-from assay.programs.read.program import Program
+from assay.programs.facts.masks.padding import padded_passes
+from assay.programs.program import Program
 from assay.verdict import (
     Confidence,
     Fact,
@@ -160,7 +160,7 @@ def well() -> Evidence:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    for pass_ in unmasked(program):
+    for pass_ in padded_passes(program):
         if not pass_.fault:
             yield healthy("the pass on padded rows is given their mask", places=(pass_.call.place,))
             continue

@@ -29,8 +29,8 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
-from assay.programs.read.program import Program
-from assay.programs.value import UNKNOWN, Value
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())

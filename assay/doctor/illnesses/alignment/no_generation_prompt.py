@@ -24,11 +24,11 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_trainers import GENERATE
-from assay.programs.facts.chosen import behind, made_of
-from assay.programs.facts.prompts import prompts_of
-from assay.programs.read.program import Program
+from assay.programs.facts.sampling.prompts import prompts_of
+from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.value import UNKNOWN, Value
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 
@@ -82,7 +82,7 @@ def _behind_generation(program: Program) -> set[int]:
     for generate in program.of("generate"):
         given = [one for name, one in generate.arguments.items() if name != "input"]
         for one in given:
-            found |= {id(value) for value in behind(one)}
+            found |= {id(value) for value in ancestors_and_lists(one)}
     for prompts in prompts_of(program):
         found |= {id(value) for value in made_of(prompts)}
     return found

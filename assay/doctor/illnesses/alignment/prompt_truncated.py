@@ -32,12 +32,12 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
-from assay.programs.facts.chosen import lists_of, made_of
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.prompts import prompts_of
-from assay.programs.facts.tokens import is_encoding, is_tokenizer
-from assay.programs.read.program import Program
-from assay.programs.value import UNKNOWN, Value
+from assay.programs.facts.sampling.prompts import prompts_of
+from assay.programs.facts.sampling.scoring import lists_of, made_of
+from assay.programs.facts.sampling.tokens import is_encoding, is_tokenizer
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())

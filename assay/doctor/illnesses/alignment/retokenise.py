@@ -34,11 +34,11 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import row_lengths
-from assay.programs.facts.chosen import made_of, scorings
-from assay.programs.facts.sampling import draws
-from assay.programs.facts.tokens import is_text
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.sampling.draws import draws
+from assay.programs.facts.sampling.scoring import made_of, scorings
+from assay.programs.facts.sampling.tokens import is_text
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy
 
 

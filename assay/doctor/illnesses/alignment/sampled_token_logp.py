@@ -32,11 +32,12 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
-from assay.programs.facts.sampling import draws, is_greedy
+from assay.programs.facts.sampling.draws import draws, is_greedy
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.collections import table_of_values
-from assay.programs.read.program import Program
 from assay.programs.read.things import Table
-from assay.programs.value import Value, descendants
+from assay.programs.walk import descendants, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
@@ -152,18 +153,12 @@ def _is_in_ratio(program: Program, value: Value) -> bool:
 
 def _holds(side: Value, part: Value) -> bool:
     """Whether the numbers of one value stand in the other: through lists, tensors and slices, not through a network."""
-    seen = {id(side)}
-    waiting = [side]
-    while waiting:
-        current = waiting.pop()
-        if current is part:
-            return True
-        for name, one in current.arguments.items():
-            is_inside = current.op in PASSES or (current.op in ("index", "attribute", "leave") and name == "input")
-            if is_inside and id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
-    return False
+
+    def inside(one: Value) -> list[Value]:
+        picks = one.op in ("index", "attribute", "leave")
+        return [given for name, given in one.arguments.items() if one.op in PASSES or (picks and name == "input")]
+
+    return part in walk(side, inside)
 
 
 def _first_entries(program: Program) -> Iterator[Verdict]:

@@ -37,11 +37,11 @@ from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
-from assay.programs.facts.chosen import scorings
-from assay.programs.facts.rows import BUILT
-from assay.programs.facts.spans import Spans, constant, plus
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.positions import BUILT, Spans, constant, plus
+from assay.programs.facts.sampling.scoring import scorings
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import walk
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -265,20 +265,14 @@ def _cut_of(mask: Value) -> Place:
 
 def _elements_of(value: Value) -> Iterator[Value]:
     """The values whose element at one position makes the element there."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        keys = [key for name, key in current.arguments.items() if name != "input"]
-        is_of_rows = current.op == "index" and len(keys) == 1 and keys[0].op != "slice"
-        if current.op in ELEMENTWISE:
-            waiting += current.inputs
-        elif is_of_rows and current.input is not None:
-            waiting.append(current.input)
+
+    def elements(one: Value) -> list[Value]:
+        keys = [key for name, key in one.arguments.items() if name != "input"]
+        is_of_rows = one.op == "index" and len(keys) == 1 and keys[0].op != "slice"
+        followed = one.arguments if one.op in ELEMENTWISE else ("input",) if is_of_rows else ()
+        return [part for name, part in one.arguments.items() if name in followed]
+
+    return walk(value, elements)
 
 
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")

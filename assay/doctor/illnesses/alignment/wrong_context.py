@@ -33,13 +33,13 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens, rows_as_sampled
-from assay.programs.facts.chosen import scorings
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network
-from assay.programs.facts.prompts import fault_of_lonely, is_prompted
-from assay.programs.facts.spans import Span, Spans, cat_parts, constant, given_ids, plus
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.positions import Span, Spans, cat_parts, constant, given_ids, plus
+from assay.programs.facts.sampling.prompts import fault_of_lonely, is_prompted
+from assay.programs.facts.sampling.scoring import scorings
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.penalties import faces, is_a_penalty, is_also_exponentiated, penalties
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -40,7 +40,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if penalty.estimator != "k1":
             yield healthy(f"the KL in the loss is {penalty.estimator}", places=(penalty.core.place,))
             continue
-        sides = faces(program, penalty.difference) if penalty.difference is not None else None
+        sides = policy_and_reference(program, penalty.difference) if penalty.difference is not None else None
         if sides is None or any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
             continue
         if penalty.difference is not None and is_also_exponentiated(program, penalty.difference):

@@ -36,10 +36,9 @@ from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl
-from assay.programs.facts.estimates import wrong_estimate, wrong_kl_div
-from assay.programs.facts.penalties import penalties
-from assay.programs.facts.rewarded import rewarded
-from assay.programs.read.program import Program
+from assay.programs.facts.kl.in_reward import reward_penalties
+from assay.programs.facts.kl.penalties import penalties, wrong_estimate, wrong_kl_div
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEGATIVE = -1e-5  # a mean of k3 below this is no rounding
@@ -128,7 +127,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             places=(penalty.core.place,),
             why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
         )
-    for one in rewarded(program):
+    for one in reward_penalties(program):
         if one.is_exchanged and one.sign > 0 and not one.is_itself:
             yield finding(
                 f"`{one.difference.value.place.text}` is subtracted from the reward as a KL, but it is "

@@ -38,8 +38,8 @@ from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.penalties import faces, is_a_penalty, penalties
-from assay.programs.read.program import Program
+from assay.programs.facts.kl.penalties import is_a_penalty, penalties, policy_and_reference
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding
@@ -84,7 +84,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         told.add(penalty.core.place)
         if penalty.has_gradient is False and program.origins.gradient(penalty.loss):
-            sides = faces(program, penalty.difference) if penalty.difference is not None else None
+            sides = policy_and_reference(program, penalty.difference) if penalty.difference is not None else None
             new = sides[0] if sides is not None else penalty.core
             yield finding(
                 f"the KL `{penalty.core.place.text}` is in the loss without a gradient: it moves a number only",

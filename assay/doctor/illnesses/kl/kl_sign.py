@@ -35,10 +35,10 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
 from assay.doctor.recompute.loss import kl_is_placed
-from assay.programs.facts.direction import is_maximised, is_minimised, policy_sign
-from assay.programs.facts.penalties import is_a_penalty, penalties, penalty_sign
-from assay.programs.facts.rewarded import rewarded
-from assay.programs.read.program import Program
+from assay.programs.facts.kl.in_reward import reward_penalties
+from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
+from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -179,7 +179,7 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    for one in rewarded(program):
+    for one in reward_penalties(program):
         if one.is_itself or one.is_exchanged:
             continue
         if one.sign < 0:

@@ -36,8 +36,8 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.reference import Doubt, doubts
-from assay.programs.read.program import Program
+from assay.programs.facts.kl.reference import Doubt, doubts
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
 

@@ -30,9 +30,19 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.parts import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, parts, share_of
-from assay.programs.read.program import Program
-from assay.programs.value import UNKNOWN
+from assay.programs.facts.loss.accumulation import (
+    Part,
+    Share,
+    is_count,
+    is_mean,
+    is_of_whole,
+    is_own,
+    is_rows,
+    parts,
+    share_of,
+)
+from assay.programs.graph import UNKNOWN
+from assay.programs.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 

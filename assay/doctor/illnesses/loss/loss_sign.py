@@ -35,10 +35,10 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.direction import is_advantage, is_maximised, is_minimised, policy_sign
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.terms import Term, TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.loss.signs import is_centred_factor, is_maximised, is_minimised, policy_sign
+from assay.programs.facts.loss.terms import Term, TermKind
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
@@ -122,7 +122,7 @@ def _is_judged(program: Program, term: Term) -> bool:
     if term.kind is not TermKind.POLICY:
         return False
     kinds = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
-    return program.kinds.is_a(term.core, *kinds) and any(is_advantage(program, factor) for factor in term.factors)
+    return program.kinds.is_a(term.core, *kinds) and any(is_centred_factor(program, factor) for factor in term.factors)
 
 
 def sick() -> Evidence:

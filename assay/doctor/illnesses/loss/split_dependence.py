@@ -40,8 +40,8 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.parts import is_of_whole, parts, share_of, token_mean
-from assay.programs.read.program import Program
+from assay.programs.facts.loss.accumulation import is_of_whole, parts, share_of, token_mean
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
 

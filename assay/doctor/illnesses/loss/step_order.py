@@ -32,22 +32,22 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.origin import same_network
-from assay.programs.facts.ownership import contains
-from assay.programs.facts.steps import (
+from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
-    before,
     clears_of_unknown,
-    held,
+    events_before,
     is_part,
     is_scheduler,
     is_unconditional,
     loop_of,
+    networks_held,
     optimizer_of,
     optimizers,
 )
-from assay.programs.read.program import Program
-from assay.programs.value import Loop, Value
+from assay.programs.facts.optimizer.ownership import contains
+from assay.programs.facts.origin import same_network
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm
@@ -80,7 +80,7 @@ def _of_steps(program: Program, optimizer: Optimizer, unknown: list[Value]) -> I
             continue
         loop = loop_of(step, optimizer.backwards)
         events = [*optimizer.backwards, *optimizer.clears]
-        nearest = before(step, events, loop)
+        nearest = events_before(step, events, loop)
         if nearest and nearest[0].op != "backward":
             clear = nearest[0]
             if is_unconditional(clear, step) and any(one.op == "backward" for one in _around(events, step, loop)):
@@ -140,7 +140,7 @@ def _is_cleared_in(program: Program, optimizer: Optimizer, loop: Loop, unknown: 
         return True
     for clear in program.of("zero_grad"):  # by another optimizer that holds the same parameters
         other = optimizer_of(clear.input)
-        others = held(other) if other is not None and loop in clear.context.loops else None
+        others = networks_held(other) if other is not None and loop in clear.context.loops else None
         if any(contains(program, one, mine) for one in others or () for mine in optimizer.networks or ()):
             return True
     for value in program.of("call", "method", "super"):  # something of a library may clear them
@@ -162,7 +162,7 @@ def _of_clips(program: Program, optimizer: Optimizer, count: int) -> Iterator[Co
         if loop is None:
             continue
         events = [*optimizer.backwards, *optimizer.clears, *optimizer.steps]
-        nearest = before(clip, events, loop)
+        nearest = events_before(clip, events, loop)
         if nearest and nearest[0].op != "backward" and is_unconditional(nearest[0], clip):
             yield (
                 f"`{clip.place.text}` comes after `{nearest[0].place.text}`: it clips gradients that are never used",

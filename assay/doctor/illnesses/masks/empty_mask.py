@@ -30,9 +30,9 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.programs.facts.counts import count_of, is_guarded
-from assay.programs.facts.masks import Applied, fillings
-from assay.programs.read.program import Program
+from assay.programs.facts.masks.counts import count_of, is_guarded
+from assay.programs.facts.masks.masks import Applied, fillings
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division

@@ -38,9 +38,9 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.trend import quarter_medians
-from assay.programs.facts.cuts import cut_before_end, masks_without_ends
-from assay.programs.facts.masks import definition, fillings
-from assay.programs.read.program import Program
+from assay.programs.facts.masks.lost_ends import cut_before_end, masks_without_ends
+from assay.programs.facts.masks.masks import definition, fillings
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

@@ -34,9 +34,9 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.programs.facts.bans import bans, is_under_mask
-from assay.programs.facts.masks import fillings
-from assay.programs.read.program import Program
+from assay.programs.facts.masks.masks import fillings
+from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")

@@ -33,10 +33,10 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import loss_limit
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.counts import behind_tokens, masked_losses, width_of
-from assay.programs.facts.terms import Term, TermKind
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.loss.terms import Term, TermKind
+from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 

@@ -33,10 +33,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
-from assay.programs.facts.counts import behind_tokens
-from assay.programs.facts.masks import Masked, definition, fillings, may_mask
-from assay.programs.read.program import Program
-from assay.programs.value import ancestors
+from assay.programs.facts.masks.counts import behind_tokens
+from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 

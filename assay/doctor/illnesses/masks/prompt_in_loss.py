@@ -32,8 +32,8 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import WHOLE
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
-from assay.programs.facts.masks import definition, fillings
-from assay.programs.read.program import Program
+from assay.programs.facts.masks.masks import definition, fillings
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 

@@ -34,11 +34,12 @@ from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
-from assay.programs.facts.advantages import is_advantage, is_mean, scalings
-from assay.programs.facts.counts import behind_tokens, is_on_tokens, masked_losses
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.facts.masks.counts import behind_tokens, is_on_tokens, masked_losses
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 

@@ -34,8 +34,8 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.programs.facts.metrics import mislabelled
-from assay.programs.read.program import Program
+from assay.programs.facts.metrics import check_labels
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -218,7 +218,7 @@ def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]
 
 def check_source(program: Program) -> Iterator[Verdict]:
     """What is printed, logged or named as a KL, a share, a mean or a total, against how it is computed."""
-    for metric in mislabelled(program):
+    for metric in check_labels(program):
         if metric.what:
             yield finding(metric.what, confidence=Confidence.LIKELY, places=metric.places)
         else:

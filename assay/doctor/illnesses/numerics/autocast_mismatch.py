@@ -37,11 +37,11 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.precision import is_mixed, rounded
-from assay.programs.facts.ratios import read_back
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
+from assay.programs.facts.ratio import read_back
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -117,7 +117,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         told.add(value.place)
         casts = [{call.context.autocast for call in calls} for calls in sides]
-        low = [rounded(program, _stored(one)) for one in (left, right)]
+        low = [rounding_cast(program, _stored(one)) for one in (left, right)]
         if not mixed and casts[0] != casts[1] and all(len(one) == 1 for one in casts):
             under = sides[0] if True in casts[0] else sides[1]
             plain = sides[1] if True in casts[0] else sides[0]

@@ -36,10 +36,10 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.rounding import SAME_PASS, dtype_of
-from assay.programs.facts.modes import dropout_of, mode_at
-from assay.programs.facts.samplers import is_trained
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.facts.optimizer.modes import dropout_of, mode_at
+from assay.programs.facts.sampling.samplers import is_trained
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 

@@ -25,10 +25,12 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.kinds import last_layer
+from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network
-from assay.programs.facts.precision import dtype_of, is_mixed, is_upcast, rounded, weights_of
-from assay.programs.read.program import Program
-from assay.programs.value import Value, last_layer
+from assay.programs.facts.ratio import is_differentiated
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
@@ -44,7 +46,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if value.op == "log_softmax" and dtype_of(value.argument("dtype")) == "float32":
             continue
-        low = rounded(program, scores)
+        low = rounding_cast(program, scores)
         verdict: Verdict | None = None
         if low is not None:
             verdict = finding(
@@ -76,7 +78,7 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
     if any(call.context.autocast for call in calls):
         return None
     for call in calls:
-        kept = weights_of(program, call.arguments["model"])
+        kept = precision_of_weights(program, call.arguments["model"])
         if kept is None or kept[0] not in ("bfloat16", "float16"):
             return None
         inside = value.place_of("input" if value.input is not None else "logits")
@@ -104,20 +106,8 @@ def _ends_in_product(call: Value) -> bool:
 
 def _is_in_loss(program: Program, value: Value) -> bool:
     """Whether a gradient flows through it into a loss: what only draws tokens may be computed in any precision."""
-    if value.context.no_grad:
-        return False
-    losses = {id(loss) for loss, _ in program.losses}
-    seen = {id(value)}
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in losses:
-            return True
-        for user in current.users:
-            if id(user) not in seen and user.op not in ("detach", "leave", "multinomial", "sample", "append"):
-                seen.add(id(user))
-                waiting.append(user)
-    return False
+    cuts = ("detach", "leave", "multinomial", "sample", "append")
+    return not value.context.no_grad and is_differentiated(program, value, cuts)
 
 
 ILLNESS = Illness(

@@ -26,11 +26,12 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import changed
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
+from assay.programs.facts.optimizer.ownership import is_network, trained_networks
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ownership import differentiated, is_network
-from assay.programs.facts.steps import optimizer_of, optimizers
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
@@ -101,7 +102,7 @@ def _left_out(program: Program, prepared: list[Value]) -> Iterator[Verdict]:
     for optimizer in optimizers(program):
         if not optimizer.networks or not any(optimizer_of(one) is optimizer.value for one in given):
             continue
-        used = [model for loss, _ in program.losses for model in differentiated(program, loss) or ()]
+        used = [model for loss, _ in program.losses for model in trained_networks(program, loss) or ()]
         for model in optimizer.networks:
             known = is_network(network(model)) and any(same_network(model, one) for one in used)
             if known and not any(is_network(network(one)) and same_network(one, model) for one in given):

@@ -44,8 +44,8 @@ from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians
-from assay.programs.facts.settings import RATES, settings
-from assay.programs.read.program import Program
+from assay.programs.facts.optimizer.hyperparameters import RATES, settings
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last

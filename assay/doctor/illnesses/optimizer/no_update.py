@@ -38,8 +38,8 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.running import seen_in_run
 from assay.doctor.trend import STEPS
-from assay.programs.facts.updated import unmoved
-from assay.programs.read.program import Program
+from assay.programs.facts.optimizer.changed_weights import unchanged_weights
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -165,7 +165,7 @@ def check_curves(curves: Curves) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    for found in unmoved(program):
+    for found in unchanged_weights(program):
         if found.what:
             yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
         else:

@@ -34,11 +34,11 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.programs.facts.optimizer.optimizers import optimizers
+from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
-from assay.programs.facts.precision import is_mixed, weights_of
-from assay.programs.facts.steps import optimizers
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW = 0.05  # of the numbers; an update in float32 changes nearly all
@@ -82,7 +82,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         rate = optimizer.value.setting("lr", 1e-3)
         for model in optimizer.networks:
-            kept = weights_of(program, model)
+            kept = precision_of_weights(program, model)
             if kept is None:
                 continue
             limit = SMALL_RATE.get(kept[0])

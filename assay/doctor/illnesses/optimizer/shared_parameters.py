@@ -28,11 +28,12 @@ from itertools import combinations
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
+from assay.programs.facts.optimizer.ownership import contains, is_network, owners
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ownership import contains, is_network, owners
-from assay.programs.facts.steps import Optimizer, optimizers
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import walk
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -62,17 +63,12 @@ def _take_part_together(first: Optimizer, second: Optimizer) -> bool:
 def _is_filtered(optimizer: Value) -> bool:
     """Whether parameters were picked by a condition: by their names, by whether they need a gradient."""
     given = optimizer.argument("parameters")
-    waiting = [given] if given is not None else []
-    seen: set[int] = set()
-    while waiting:
-        current = waiting.pop()
-        is_listed = current.op == "listing" and " for " in current.place.text
-        if current.op == "named_parameters" or is_listed or current.name.endswith("filter"):
-            return True
-        if id(current) not in seen and current.op != "parameters":
-            seen.add(id(current))
-            waiting += current.arguments.values()
-    return False
+    return given is not None and any(
+        one.op == "named_parameters"
+        or (one.op == "listing" and " for " in one.place.text)
+        or one.name.endswith("filter")
+        for one in walk(given, until=lambda one: one.op == "parameters")
+    )
 
 
 def _shared(program: Program, first: Optimizer, second: Optimizer) -> Value | None:

@@ -38,11 +38,21 @@ from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.clips import dead_bounds, is_around_the_product, is_clip, reaches
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.ratios import RATIOS, differences, is_differentiated, same, surrogates, uses
-from assay.programs.facts.updates import are_several
-from assay.programs.read.program import Program
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.optimizer.epochs import are_several
+from assay.programs.facts.ratio import (
+    RATIOS,
+    clamp_of,
+    dead_bounds,
+    differences,
+    is_around_the_product,
+    is_differentiated,
+    surrogates,
+    uses,
+    without_views,
+)
+from assay.programs.program import Program
+from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -106,11 +116,11 @@ def check_source(program: Program) -> Iterator[Verdict]:
     """Both sides of the minimum unclipped, bounds that nothing reaches, or a clamp that no loss sees."""
     clipped = set()
     for core, products in surrogates(program):
-        bounds = [clamp for one in products if (clamp := is_clip(one.ratio)) is not None]
+        bounds = [clamp for one in products if (clamp := clamp_of(one.ratio)) is not None]
         logs = [clamp for clamp in bounds if program.kinds.is_a(clamp.input, Kind.LOG_RATIO)]
         wide = [clamp for clamp in bounds if dead_bounds(clamp) and not logs]  # a clamp of logarithms is no clip
-        around = any(is_around_the_product(program, one) and reaches(one, core) for one in program.of("clamp"))
-        if not bounds and not around and same(products[0].ratio) is same(products[1].ratio):
+        around = any(is_around_the_product(program, one) and core in descendants(one) for one in program.of("clamp"))
+        if not bounds and not around and without_views(products[0].ratio) is without_views(products[1].ratio):
             yield finding(
                 f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
                 confidence=Confidence.LIKELY,
@@ -126,14 +136,21 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 fix="Clamp the ratio to [1 - eps, 1 + eps] with an eps of 0.1 to 0.3.",
             )
         elif bounds:
-            clipped.add(id(same(products[0].ratio)))
+            clipped.add(id(without_views(products[0].ratio)))
             yield healthy("the clipped side reaches the minimum", places=(core.place,))
-    plain = {id(same(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate}
+    plain = {
+        id(without_views(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate
+    }
     for clamp in program.of("clamp"):
         inner = clamp.input
-        if inner is None or not program.kinds.is_a(inner, *RATIOS) or not is_clip(clamp) or id(same(inner)) in clipped:
+        if (
+            inner is None
+            or not program.kinds.is_a(inner, *RATIOS)
+            or not clamp_of(clamp)
+            or id(without_views(inner)) in clipped
+        ):
             continue
-        use = plain.get(id(same(inner)))
+        use = plain.get(id(without_views(inner)))
         if use is None or is_differentiated(program, clamp):
             continue
         if any(are_several(program, one) for one in differences(program, use.ratio)):

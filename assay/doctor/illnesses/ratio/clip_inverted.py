@@ -39,10 +39,10 @@ from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of
 from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT
-from assay.programs.facts.clips import are_exchanged, is_around_the_product, is_clip
-from assay.programs.facts.direction import is_maximised, sides
-from assay.programs.facts.terms import TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.loss.signs import is_maximised, sides
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.facts.ratio import clamp_of, has_exchanged_bounds, is_around_the_product
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -151,7 +151,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for clamp in program.of("clamp"):
         if clamp.place in told:
             continue
-        if are_exchanged(program, clamp):
+        if has_exchanged_bounds(program, clamp):
             told.add(clamp.place)
             yield finding(
                 f"the lower bound of `{clamp.place.text}` is above its upper one: everything is clamped to the upper",
@@ -179,7 +179,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue  # the sign of the loss: another illness
             told.add(term.core.place)
             wanted = "minimum" if both[0][1].sign > 0 else "maximum"
-            if not any(is_clip(one.ratio) for _, one in both):
+            if not any(clamp_of(one.ratio) for _, one in both):
                 continue
             if term.core.op == wanted:
                 yield healthy("the clipped objective is the smaller of both", places=(term.core.place,))

@@ -35,8 +35,8 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
-from assay.programs.facts.ratios import Difference, differences, uses
-from assay.programs.read.program import Program
+from assay.programs.facts.ratio import Difference, differences, uses
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.ratios import Difference, differences, is_differentiated, same, uses
-from assay.programs.read.program import Program
+from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
+from assay.programs.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -58,7 +58,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _is_the_policy(program: Program, one: Difference) -> bool:
     """Whether the denominator was computed by a trained network: in a call of its own, or as the numerator itself."""
     left, right = program.origins.forwards(one.left), program.origins.forwards(one.right)
-    if same(one.left) is same(one.right):
+    if without_views(one.left) is without_views(one.right):
         return True
     if program.origins.is_reference(one.right) is not False or not all(call.op == "forward" for call in right):
         return False

@@ -30,13 +30,13 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.direction import is_advantage
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.ratios import clamped_around_one, differences, same, surrogates
-from assay.programs.facts.terms import TermKind
-from assay.programs.facts.updates import epochs_over
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.loss.signs import is_centred_factor
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.facts.optimizer.epochs import epochs_over
+from assay.programs.facts.ratio import clamped_around_one, differences, surrogates, without_views
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 _LOGS = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
@@ -127,11 +127,11 @@ def _is_difference(value: Value) -> bool:
 
 
 def _without_mask(program: Program, value: Value) -> Value:
-    current = same(value)
+    current = without_views(value)
     while current.op == "mul":
         for one, rest in ((current.input, current.argument("other")), (current.argument("other"), current.input)):
             if program.kinds.is_a(one, Kind.MASK) and rest is not None:
-                current = same(rest)
+                current = without_views(rest)
                 break
         else:
             break
@@ -188,7 +188,7 @@ def _unclipped(program: Program) -> Iterator[Verdict]:
         for term in terms:
             if term.kind is not TermKind.KL or term.estimator != "k1":
                 continue
-            if not any(is_advantage(program, factor) for factor in term.factors):
+            if not any(is_centred_factor(program, factor) for factor in term.factors):
                 continue
             for one in differences(program, term.core):
                 calls = program.origins.forwards(one.left)

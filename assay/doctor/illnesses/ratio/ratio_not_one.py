@@ -39,9 +39,8 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import MEAN_LOW_PRECISION
 from assay.doctor.rounding import SAME_PASS, dtype_of
-from assay.programs.facts.apart import scored_apart
-from assay.programs.facts.ratios import differences, uses
-from assay.programs.read.program import Program
+from assay.programs.facts.ratio import differences, scored_apart, uses
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 

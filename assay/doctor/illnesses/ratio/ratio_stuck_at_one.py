@@ -38,11 +38,11 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ratios import Difference, attached, differences, same, uses
-from assay.programs.facts.updates import epochs_over, is_split, parts_of_rollout, turns
-from assay.programs.read.program import Program
-from assay.programs.value import Loop, Value
+from assay.programs.facts.ratio import Difference, before_detach, differences, uses, without_views
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
@@ -151,8 +151,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def _follows(program: Program, one: Difference, is_clipped: bool = False) -> tuple[str, Loop | None]:
     """In what way the old log-probs follow the new ones, and the loop that updates on the same rollouts again."""
-    left, right = attached(one.left), attached(one.right)
-    if left is right and one.is_straight and same(one.left) is not same(one.right):
+    left, right = before_detach(one.left), before_detach(one.right)
+    if left is right and one.is_straight and without_views(one.left) is not without_views(one.right):
         calls = program.origins.forwards(left)
         loops = [loop for call in calls if (loop := epochs_over(program, call)) is not None]
         if not loops and is_clipped:  # whoever clips expects more than one update
@@ -172,7 +172,7 @@ def _follows(program: Program, one: Difference, is_clipped: bool = False) -> tup
 
 def _straight_forwards(program: Program, value: Value) -> list[Value]:
     """The calls of networks behind a value, unless a branch or a former turn of a loop may have decided it."""
-    current, seen = attached(value), set[int]()
+    current, seen = before_detach(value), set[int]()
     value = current
     while id(current) not in seen:
         seen.add(id(current))

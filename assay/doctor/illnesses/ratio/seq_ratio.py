@@ -32,9 +32,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.programs.facts.ratios import differences, uses
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.facts.ratio import differences, uses
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 

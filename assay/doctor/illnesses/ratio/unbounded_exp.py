@@ -35,12 +35,12 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.ratios import attached, differences, same, uses
-from assay.programs.facts.terms import TermKind
-from assay.programs.facts.updates import epochs_over, turns
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.loss.terms import TermKind
+from assay.programs.facts.optimizer.epochs import epochs_over, turns
+from assay.programs.facts.ratio import before_detach, differences, uses, without_views
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -176,7 +176,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
                 loops = [epochs_over(program, call) for call in program.origins.forwards(one.left)]
                 several = [loop for loop in loops if loop is not None and turns(loop) is not None]
-                if ends != (True, False) or not several or attached(one.left) is attached(one.right):
+                if ends != (True, False) or not several or before_detach(one.left) is before_detach(one.right):
                     continue
                 yield finding(
                     f"`{use.ratio.place.text}` is used {turns(several[0])} times on the same rollouts without a clip, "
@@ -215,9 +215,9 @@ def _uncapped(program: Program) -> Iterator[Verdict]:
 
 def _weight(factor: Value) -> Value:
     """The factor without its sign, and whole where only rows of it are taken."""
-    current = same(factor)
+    current = without_views(factor)
     while current.op in ("neg", "index") and current.input is not None and current.input is not current:
-        current = same(current.input)
+        current = without_views(current.input)
     return current
 
 

@@ -26,14 +26,15 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.direction import is_advantage
-from assay.programs.facts.kind import Kind
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.loss.signs import is_centred_factor
+from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.origin import same_network
-from assay.programs.facts.ratios import differences, uses
-from assay.programs.facts.samplers import drawn, is_touched, is_trained, loaded, source_of
-from assay.programs.facts.terms import Term, TermKind
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.facts.ratio import differences, uses
+from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, source_of
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -42,7 +43,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for loss, terms in program.losses:
         if not program.origins.trained() or not any(_is_policy(program, term) for term in terms):
             continue
-        drawings = drawn(program, loss)
+        drawings = draws_behind(program, loss)
         ours = any(is_trained(program, model) for _, model in drawings)
         for drawing, model in drawings:
             if drawing.place in told:
@@ -62,7 +63,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _is_policy(program: Program, term: Term) -> bool:
     if term.kind is TermKind.SURROGATE:
         return True
-    return term.kind is TermKind.POLICY and any(is_advantage(program, factor) for factor in term.factors)
+    return term.kind is TermKind.POLICY and any(is_centred_factor(program, factor) for factor in term.factors)
 
 
 def _stays_another(program: Program, loss: Value, drawing: Value, model: Value) -> str:
@@ -75,7 +76,7 @@ def _stays_another(program: Program, loss: Value, drawing: Value, model: Value) 
             return ""
     if is_touched(program, model):
         return ""
-    sources = [source_of(load) for load in loaded(program, model) if _is_in_a_loop_of(load, drawing)]
+    sources = [source_of(load) for load in loads_into(program, model) if _is_in_a_loop_of(load, drawing)]
     if sources:
         if any(source is None or is_trained(program, source) for source in sources):
             return ""

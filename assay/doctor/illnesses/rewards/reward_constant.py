@@ -37,9 +37,9 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.advantages import policy_weights
-from assay.programs.facts.rewards import always_raises, by_chance, constant, never_equal
-from assay.programs.read.program import Program
+from assay.programs.facts.advantages.advantages import policy_weights
+from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
+from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same
@@ -126,13 +126,13 @@ def check_curves(curves: Curves) -> Verdict:
 def check_source(program: Program) -> Iterator[Verdict]:
     """Rewards that do not depend on the completion, as far as the text proves it."""
     told: set[int] = set()
-    for look in (always_raises, never_equal, by_chance, constant):
+    for look in (swallowed_errors, unequal_comparisons, random_rewards, constant_rewards):
         for flaw in look(program):
             if flaw.value.place.line in told:
                 continue
             told.add(flaw.value.place.line)
             yield finding(
-                f"`{flaw.value.place.text}`: {flaw.told}",
+                f"`{flaw.value.place.text}`: {flaw.reason}",
                 confidence=Confidence.LIKELY,
                 places=(flaw.value.place,),
                 why=(f"line {flaw.value.place.line}: a reward is made of `{flaw.value.place.text}`",),

@@ -38,9 +38,10 @@ from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.sampling import draws, is_greedy, settings_of, trained_draws
-from assay.programs.read.program import Program
-from assay.programs.value import Loop, Value, ancestors
+from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
+from assay.programs.graph import Loop, Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

@@ -27,9 +27,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.running import seen_in_run
 from assay.programs.facts.origin import network
-from assay.programs.facts.sampling import OFF, Settings, settings_of, shown_number, trained_draws
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 DEFAULT_TOP_K = 50  # of transformers

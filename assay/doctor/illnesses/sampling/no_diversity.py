@@ -38,11 +38,11 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
-from assay.programs.facts.chosen import made_of
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.sampling import draws, is_greedy, settings_of, trained_draws
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
+from assay.programs.facts.sampling.scoring import made_of
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 

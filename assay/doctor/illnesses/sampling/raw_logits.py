@@ -27,11 +27,10 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.kind import is_normalised
-from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known
+from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known, is_normalised, last_layer
 from assay.programs.facts.origin import network, same_network
-from assay.programs.read.program import Program
-from assay.programs.value import Value, last_layer
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 WEIGHTS = (Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)

@@ -42,8 +42,8 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.staleness import samplers
-from assay.programs.read.program import Program
+from assay.programs.facts.sampling.stale_copies import samplers
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,

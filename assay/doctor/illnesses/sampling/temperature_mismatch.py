@@ -39,10 +39,10 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between
-from assay.programs.facts.chosen import Scale, scale_of
-from assay.programs.facts.sampling import Trained, is_greedy, settings_of, trained_draws, weights_of
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
+from assay.programs.facts.sampling.scoring import Scale, scale_of
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 

@@ -39,12 +39,13 @@ from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.chosen import is_off, number_of
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
-from assay.programs.facts.sampling import is_greedy, settings_of, shown_number, trained_draws, weights_of
-from assay.programs.read.program import Program
-from assay.programs.value import Value
+from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
+from assay.programs.facts.sampling.scoring import is_off, number_of
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import peel, walk
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 FEWEST = 16  # tokens
@@ -165,13 +166,15 @@ def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
 
 def _cut(program: Program, value: Value | None) -> Value | None:
     """The top-k, sort or threshold that takes tokens away between a network and the weights of a draw."""
-    if value is None:
-        return None
-    seen = {id(value)}
-    waiting = [value]
-    while waiting:
-        current = waiting.pop(0)
-        if is_network_call(current, program.kinds) or is_off(current):
+
+    def is_end(one: Value) -> bool:
+        return is_network_call(one, program.kinds) or is_off(one)
+
+    def weights(one: Value) -> list[Value]:
+        return [part for part in one.inputs if not program.kinds.is_a(part, Kind.SAMPLED)]
+
+    for current in walk(value, weights, until=is_end) if value is not None else ():
+        if is_end(current):
             continue
         inner = program.kinds.of(current.input)
         of_vocabulary = inner is not None and inner.kind in (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
@@ -182,10 +185,6 @@ def _cut(program: Program, value: Value | None) -> Value | None:
         is_bound = current.op in ("lt", "le", "gt", "ge") and (of_vocabulary or _is_of_vocabulary(program, current))
         if is_bound and not _is_of_topk(current):
             return current
-        for one in current.arguments.values():
-            if id(one) not in seen and not program.kinds.is_a(one, Kind.SAMPLED):
-                seen.add(id(one))
-                waiting.append(one)
     return None
 
 
@@ -195,12 +194,8 @@ def _is_of_vocabulary(program: Program, comparison: Value) -> bool:
 
 def _is_of_topk(comparison: Value) -> bool:
     """Whether the bound is one of the best values: then how many there are decides."""
-    for side in comparison.inputs:
-        while side is not None and side.op in ("index", "attribute", "unsqueeze", "cast", "expand"):
-            side = side.input  # type: ignore[assignment]
-        if side is not None and side.op in ("topk", "sort"):
-            return True
-    return False
+    shells = ("index", "attribute", "unsqueeze", "cast", "expand")
+    return any(peel(side, shells).op in ("topk", "sort") for side in comparison.inputs)
 
 
 def _number(value: Value | None) -> float:

@@ -27,15 +27,16 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import changed
 from assay.doctor.running import seen_in_run
+from assay.programs.facts.loss.terms import Term, TermKind
+from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
+from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
 from assay.programs.facts.origin import network
-from assay.programs.facts.ownership import contains, direct_parts, is_network
-from assay.programs.facts.ratios import is_differentiated
-from assay.programs.facts.samplers import is_trained
-from assay.programs.facts.steps import Optimizer, optimizers
-from assay.programs.facts.terms import Term, TermKind
-from assay.programs.read.program import Program
+from assay.programs.facts.ratio import is_differentiated
+from assay.programs.facts.sampling.samplers import is_trained
+from assay.programs.graph import Value
+from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.value import Value, ancestors
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")

@@ -29,11 +29,12 @@ from collections.abc import Iterator
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.running import seen_in_run
-from assay.programs.facts.kind import Kind
-from assay.programs.facts.modes import mode_at
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.optimizer.modes import mode_at
 from assay.programs.facts.origin import network, same_network
-from assay.programs.read.program import Program
-from assay.programs.value import Value, ancestors
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 

@@ -1,0 +1,1 @@
+"""Advantages: how rewards become weights of the policy gradient; groups, baselines, shapes."""

@@ -1,0 +1,396 @@
+"""What a value is: known by what was done to it, never by how it is called.
+
+`Kinds(graph).of(value)` answers from the operations that made it; where nothing is known of what went in (a parameter
+of a function that nobody calls), from what is made of it: exp(a - b) that is clamped around 1 is a ratio.
+"""
+
+from __future__ import annotations
+
+from assay.programs.facts.kinds.kind import (
+    COMPARES,
+    DIVIDED,
+    EXP_OF,
+    LIBRARY_LOGPROBS,
+    LOG_OF,
+    ONE_OF,
+    PASSES,
+    SCORES,
+    Kind,
+    Known,
+    is_blank,
+    is_normalised,
+    is_number,
+    is_one_hot,
+    is_order,
+    is_span_of_ones,
+    last_layer,
+    takes_best,
+)
+from assay.programs.facts.kinds.uses import used_as
+from assay.programs.graph import UNKNOWN, Graph, Value
+from assay.programs.walk import walk
+
+__all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known"]
+
+
+_OF_INPUT = frozenset("setitem masked_fill masked_select index_select repeat_interleave expand_as pad".split())
+_HOLDERS = frozenset({"phi", "listing", "table"})  # of things that may be of several kinds
+_ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
+
+
+# of one question, which asks for what comes later only in the body of a loop
+DEEPEST = 120
+MOST_ASKED = 2_000
+
+_SUMMED = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
+
+
+class Kinds:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._known: dict[int, Known | None] = {}
+        self._passing: set[int] = set()  # asked, and not known, within one question
+        self._depth = 0
+
+    def of(self, value: Value | None) -> Known | None:
+        if value is None:
+            return None
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if not self._passing:
+            self._answer_before(value)
+        return self._answer(value)
+
+    def _answer_before(self, value: Value) -> None:
+        """Answers all that the value is made of, in the order in which it was made: no question goes deep."""
+        unknown = walk(value, lambda one: [part for part in one.arguments.values() if id(part) not in self._known])
+        for one in sorted(unknown, key=lambda one: one.order):
+            self._answer(one)
+
+    def _answer(self, value: Value) -> Known | None:
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if id(value) in self._passing or self._depth > DEEPEST or len(self._passing) > MOST_ASKED:
+            return None  # in a loop a value may be made of itself: the other inputs tell
+        self._passing.add(id(value))
+        is_outermost = len(self._passing) == 1
+        self._depth += 1
+        known = self._made(value) or used_as(value, self)
+        self._depth -= 1
+        if is_outermost:
+            self._passing.clear()  # what was not found on the way may rest on a loop that was cut
+        if known is not None or is_outermost:
+            self._known[id(value)] = known
+        return known
+
+    def is_a(self, value: Value | None, *kinds: Kind) -> bool:
+        known = self.of(value)
+        return known is not None and known.kind in kinds
+
+    def why(self, value: Value) -> tuple[str, ...]:
+        """The chain of facts by which a value was recognised, nearest first."""
+        lines: list[str] = []
+        known = self.of(value)
+        while known is not None and len(lines) < 12:
+            lines.append(f"line {known.value.place.line}: {known.value.shown} is {known.kind}: {known.reason}")
+            known = known.of
+        return tuple(lines)
+
+    def _made(self, value: Value) -> Known | None:
+        method = getattr(self, f"_{value.op}", None)
+        if method is not None:
+            known: Known | None = method(value)
+            return known
+        if value.op in PASSES:
+            return self._passed(value)
+        if value.op in COMPARES:
+            return Known(Kind.MASK, value, "a comparison")
+        return None
+
+    def _passed(self, value: Value) -> Known | None:
+        """The kind of what went in; of several, the one that all that are known agree on."""
+        inputs = [one for name, one in value.arguments.items() if name != "key"]
+        if value.op == "setitem" and is_span_of_ones(value):
+            return Known(Kind.MASK, value, "a span of ones in a tensor of zeros")
+        if value.op in _OF_INPUT:
+            filled = value.op == "setitem" and is_blank(value.input)
+            inputs = [value.arguments[name] for name in ("value" if filled else "input",) if name in value.arguments]
+        found = [known for one in inputs if (known := self.of(one)) is not None]
+        if value.op == "cat":
+            found = [known for known in found if known.kind is Kind.SAMPLED][:1] or found
+        if not found or (value.op in _HOLDERS and len({known.kind for known in found}) > 1):
+            return None
+        return Known(found[0].kind, value, f"{value.op.replace('_', ' ')} of it", found[0])
+
+    # networks
+
+    def _attribute(self, value: Value) -> Known | None:
+        if value.name == "logits":
+            inner = value.input
+            called = inner is not None and inner.op in ("forward", "call", "phi", "method", "parameter", "index")
+            if called and not self.is_a(inner, Kind.DISTRIBUTION):
+                return Known(Kind.LOGITS, value, "the logits of a model's output")
+        if value.name in ("logits", "probs", "mode") and self.is_a(value.input, Kind.DISTRIBUTION):
+            return self._of_distribution(value)
+        if value.name == "sequences":
+            return self._kept(value, value.input, Kind.SAMPLED)
+        if value.name in ("attention_mask", "completion_mask", "action_mask", "loss_mask", "response_mask"):
+            return Known(Kind.MASK, value, "a field that libraries name so")
+        if value.name in ("data", "T", "mT"):
+            return self._kept(value, value.input)
+        if value.name == "values" and value.input is not None and value.input.op in ("sort", "topk"):
+            return self._kept(value, value.input.input)
+        of_max = value.input if value.name == "indices" and value.input and takes_best(value.input) else None
+        return self._argmax(of_max) if of_max is not None else None
+
+    def _of_distribution(self, value: Value) -> Known:
+        """torch normalises the logits that a Categorical is given: its own are log-probs."""
+        kinds = {"logits": Kind.LOG_SOFTMAX, "probs": Kind.PROBABILITIES, "mode": Kind.SAMPLED}
+        return Known(kinds[value.name], value, f"the {value.name} of a distribution", self.of(value.input))
+
+    def _kept(self, value: Value, inner: Value | None, *kinds: Kind) -> Known | None:
+        known = self.of(inner)
+        if known is None or (kinds and known.kind not in kinds):
+            return None
+        return Known(known.kind, value, "the same numbers", known)
+
+    def _forward(self, value: Value) -> Known | None:
+        if value.name in ("CrossEntropyLoss", "NLLLoss"):
+            return Known(Kind.NEGATIVE_LOGPROBS, value, f"nn.{value.name}")
+        if (end := last_layer(value)) in ("Softmax", "LogSoftmax"):
+            return Known(Kind.PROBABILITIES if end == "Softmax" else Kind.LOG_SOFTMAX, value, f"nn.{end}")
+        inner = self.of(value.arguments.get("output"))
+        if inner is not None and inner.kind is not Kind.OUTPUT:
+            return Known(inner.kind, value, "what the network's forward returns", inner)
+        return Known(Kind.OUTPUT, value, "a call of a network")
+
+    def _softmax(self, value: Value) -> Known | None:
+        return Known(Kind.PROBABILITIES, value, "a softmax", self.of(value.input))
+
+    def _log_softmax(self, value: Value) -> Known | None:
+        return Known(Kind.LOG_SOFTMAX, value, "a log-softmax", self.of(value.input))
+
+    def _logsumexp(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        return Known(Kind.LOGSUMEXP, value, "logsumexp", inner) if inner is None or inner.kind in SCORES else None
+
+    def _categorical(self, value: Value) -> Known | None:
+        given = value.arguments.get("logits") or value.arguments.get("probs")
+        return Known(Kind.DISTRIBUTION, value, "a categorical distribution", self.of(given))
+
+    def _log_prob(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
+        return Known(Kind.LOGPROBS, value, "log_prob of a distribution", inner) if is_ours else None
+
+    def _entropy(self, value: Value) -> Known | None:
+        return Known(Kind.ENTROPY, value, "entropy of a distribution", self.of(value.input))
+
+    # choosing tokens
+
+    def _multinomial(self, value: Value) -> Known | None:
+        return Known(Kind.SAMPLED, value, "drawn by multinomial", self.of(value.input))
+
+    def _sample(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
+        return Known(Kind.SAMPLED, value, "drawn from a distribution", inner) if is_ours else None
+
+    def _generate(self, value: Value) -> Known | None:
+        return Known(Kind.SAMPLED, value, "returned by generate()")
+
+    def _argmax(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        vocabulary = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        if inner is not None and inner.kind in vocabulary:
+            return Known(Kind.SAMPLED, value, "the likeliest token", inner)
+        return None
+
+    def _gather(self, value: Value) -> Known | None:
+        if is_order(value.input) and self.is_a(value.argument("index"), Kind.SAMPLED):
+            return Known(Kind.SAMPLED, value, "tokens at drawn places of an order", self.of(value.argument("index")))
+        return self._chosen(value, self.of(value.input))
+
+    _take_along_dim = _gather
+
+    def _index(self, value: Value) -> Known | None:
+        if value.name == "attention_mask":
+            return Known(Kind.MASK, value, "a field that libraries name so")
+        if value.input is not None and value.input.op in ("sort", "topk") and not takes_best(value.input):
+            return self._kept(value, value.input.input) if value.setting("0") == 0 else None
+        if value.input is not None and takes_best(value.input) and value.setting("0") in (0, 1):
+            return self._argmax(value.input) if value.setting("0") == 1 else None
+        inner = self.of(value.input)
+        if is_order(value.input) and self.is_a(value.argument("0"), Kind.SAMPLED):
+            return Known(Kind.SAMPLED, value, "tokens at drawn places of an order", self.of(value.argument("0")))
+        if inner is None:
+            is_output = value.name == "logits" and value.input is not None and value.input.op in ("forward", "call")
+            return Known(Kind.LOGITS, value, "a model's output called logits by its library") if is_output else None
+        keys = value.keys
+        by_tensor = [
+            key for key in keys if key.op != "slice" and not isinstance(key.constant, int) and key.constant is UNKNOWN
+        ]
+        vocabulary = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        if inner.kind in vocabulary and len(keys) >= 2 and len(by_tensor) >= 2:
+            return self._chosen(value, inner)  # logprobs[torch.arange(T), ids]
+        if inner.kind in vocabulary and len(keys) == 1 and self.is_a(keys[0], Kind.SAMPLED):
+            return self._chosen(value, inner)  # logprobs[token], of one position
+        return Known(inner.kind, value, "a part of it", inner)
+
+    def _chosen(self, value: Value, inner: Known | None) -> Known | None:
+        if inner is None or inner.kind not in ONE_OF:
+            return None if inner is None else Known(inner.kind, value, "a part of it", inner)
+        return Known(ONE_OF[inner.kind], value, "those at the token ids", inner)
+
+    def _cross_entropy(self, value: Value) -> Known | None:
+        return Known(Kind.NEGATIVE_LOGPROBS, value, "cross-entropy with token ids", self.of(value.input))
+
+    def _nll_loss(self, value: Value) -> Known | None:
+        return Known(Kind.NEGATIVE_LOGPROBS, value, "negative log-likelihood of token ids", self.of(value.input))
+
+    def _method(self, value: Value) -> Known | None:
+        if value.name not in LIBRARY_LOGPROBS:
+            return None
+        return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
+
+    def _call(self, value: Value) -> Known | None:
+        last = value.name.rpartition(".")[2]
+        if last in LIBRARY_LOGPROBS:
+            return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
+        if last in ("ones_like", "zeros_like") and self.is_a(value.arguments.get("0"), Kind.MASK):
+            return Known(Kind.MASK, value, "of the form of a mask")
+        if "callee" in value.arguments and is_normalised(value):
+            return Known(Kind.OUTPUT, value, "a call whose result goes into a softmax")
+        return None
+
+    # arithmetic
+
+    def _log(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        if inner is None and value.input is not None and value.input.op in ("add", "clamp"):
+            inner = self.of(value.input.input)
+        if inner is None or inner.kind not in LOG_OF:
+            return None
+        return Known(LOG_OF[inner.kind], value, "its logarithm", inner)
+
+    def _exp(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        if inner is not None and inner.kind in EXP_OF:
+            return Known(EXP_OF[inner.kind], value, "exp of it", inner)
+        return None
+
+    def _neg(self, value: Value) -> Known | None:
+        inner = self.of(value.input)
+        kinds = {
+            Kind.NEGATIVE_LOGPROBS: Kind.LOGPROBS,
+            Kind.LOGPROBS: Kind.NEGATIVE_LOGPROBS,
+            Kind.LOG_RATIO: Kind.LOG_RATIO,
+        }
+        if inner is None or inner.kind not in kinds:
+            return None
+        return Known(kinds[inner.kind], value, "its negative", inner)
+
+    def _sub(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        kinds = left.kind if left else None, right.kind if right else None
+        if kinds[1] is Kind.LOGSUMEXP and kinds[0] in (Kind.TOKEN_LOGITS, *SCORES):
+            kind = Kind.LOGPROBS if kinds[0] is Kind.TOKEN_LOGITS else Kind.LOG_SOFTMAX
+            return Known(kind, value, "minus their logsumexp", left)
+        if kinds == (Kind.LOGPROBS, Kind.LOGPROBS) or kinds == (Kind.NEGATIVE_LOGPROBS, Kind.NEGATIVE_LOGPROBS):
+            return Known(Kind.LOG_RATIO, value, "a difference of log-probs", left)
+        numeric = is_number(value.input) or is_number(value.argument("other")) or None not in kinds
+        if (Kind.MASK in kinds or Kind.COUNT in kinds) and numeric:  # not rewards of 0 and 1 minus their mean
+            return Known(Kind.COUNT if Kind.COUNT in kinds else Kind.MASK, value, "arithmetic of masks", left or right)
+        if left is not None and right is None and left.kind in SCORES:
+            return Known(left.kind, value, "shifted", left)  # minus its maximum, a penalty
+        other = value.argument("other")
+        is_constant = other is not None and isinstance(other.constant, int | float)
+        if left is not None and left.kind in (Kind.LOGPROBS, Kind.LOG_RATIO) and right is None and is_constant:
+            return Known(left.kind, value, "shifted", left)
+        if left is not None and left.kind in SCORES and right is not None and right.kind in SCORES:
+            return Known(left.kind, value, "shifted", left)
+        return None
+
+    def _add(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        for one, other in ((left, right), (right, left)):
+            fits = one is not None and (other is None or other.kind in (one.kind, Kind.MASK, Kind.COUNT))
+            if one is not None and one.kind in _ADDED and fits:
+                return Known(one.kind, value, "with something added", one)
+        return None
+
+    def _mul(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        if left is not None and right is not None:
+            if left.kind is Kind.MASK or right.kind is Kind.MASK:
+                other = right if left.kind is Kind.MASK else left
+                return Known(other.kind, value, "under a mask", other)
+            return None
+        known = left or right
+        other_value = value.argument("other") if left is not None else value.input
+        if known is None or other_value is None:
+            return None
+        if known.kind in SCORES and is_number(other_value):
+            return Known(known.kind, value, "scaled", known)
+        if known.kind is Kind.MASK:
+            return None
+        scales = is_number(other_value) and other_value.op != "parameter"  # which may be the advantages
+        is_ratio = known.kind in (Kind.RATIO, Kind.CLIPPED_RATIO)
+        return Known(known.kind, value, "scaled", known) if scales and not is_ratio else None
+
+    def _div(self, value: Value) -> Known | None:
+        left, right = self.of(value.input), self.of(value.argument("other"))
+        if left is None:
+            return None
+        if left.kind is Kind.TOKEN_PROBABILITIES and right is not None and right.kind is Kind.TOKEN_PROBABILITIES:
+            return Known(Kind.RATIO, value, "a quotient of probabilities", left)
+        if left.kind in DIVIDED:
+            return Known(left.kind, value, "divided", left)
+        return None
+
+    def _sum(self, value: Value) -> Known | None:
+        inner = value.input
+        if inner is not None and inner.op == "mul":
+            kinds = {known.kind for one in inner.inputs if (known := self.of(one)) is not None}
+            if kinds == {Kind.PROBABILITIES, Kind.LOG_SOFTMAX}:
+                return Known(Kind.ENTROPY, value, "sum of p log p", self.of(inner.input))
+            if Kind.LOG_SOFTMAX in kinds and any(one.op in ("one_hot", "cast") for one in inner.inputs):
+                return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(inner.input))
+        known = self.of(inner)
+        return Known(known.kind, value, "summed", known) if known is not None and known.kind in _SUMMED else None
+
+    def _einsum(self, value: Value) -> Known | None:
+        logs = [one for one in value.inputs if self.is_a(one, Kind.LOG_SOFTMAX)]
+        picked = bool(logs) and any(is_one_hot(one) for one in value.inputs)
+        return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(logs[0])) if picked else None
+
+    def _mean(self, value: Value) -> Known | None:
+        known = self.of(value.input)
+        return Known(known.kind, value, "averaged", known) if known is not None and known.kind in _SUMMED else None
+
+    def _leave(self, value: Value) -> Known | None:
+        known = self._passed(value)
+        if known is not None and value.name in ("item", "float") and known.kind in ONE_OF:
+            return Known(ONE_OF[known.kind], value, "one number of it", known)
+        is_score = known is not None and known.kind is Kind.MASK and value.name in ("float", "int", "item")
+        return None if is_score else known  # float(answer == truth) is a number, no mask
+
+    def _cumsum(self, value: Value) -> Known | None:
+        known = self.of(value.input)
+        is_mask = known is not None and known.kind is Kind.MASK
+        return Known(Kind.COUNT, value, "a running count", known) if is_mask else None
+
+    def _clamp(self, value: Value) -> Known | None:
+        known = self.of(value.input)
+        if known is None:
+            return None
+        if known.kind is Kind.RATIO:
+            return Known(Kind.CLIPPED_RATIO, value, "clamped", known)
+        return Known(known.kind, value, "clamped", known)
+
+    _minimum = _maximum = lambda self, value: None
+
+    def _where(self, value: Value) -> Known | None:
+        found = [known for name in ("input", "other") if (known := self.of(value.argument(name))) is not None]
+        agreed = len({known.kind for known in found}) == 1
+        return Known(found[0].kind, value, "where a condition holds", found[0]) if agreed else None

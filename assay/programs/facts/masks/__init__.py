@@ -1,0 +1,1 @@
+"""Masks of tokens: which tokens count, where rows end, what is padding."""

@@ -1,0 +1,224 @@
+"""Masks of a loss: what multiplies, selects or fills tokens between their log-probs and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.masks.endings import Endings
+from assay.programs.facts.masks.example.evaluate import Worked
+from assay.programs.facts.masks.example.operations import Unclear
+from assay.programs.facts.masks.example.rows import COMPLETION, LENGTHS, PROMPT, ROWS
+from assay.programs.graph import Value
+from assay.programs.program import Program
+from assay.programs.walk import ancestors, walk
+
+_LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)
+_ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())
+_SELECTS = frozenset({"masked_select", "scatter", "scatter_add", "einsum", "matmul"})
+_MOST = 400
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """A mask where it meets the tokens. `kept`: 1 keeps a token; False for masked_fill, whose mask takes away."""
+
+    value: Value
+    at: Value
+    kept: bool = True
+
+
+@dataclass(eq=False)
+class Masked:
+    """One loss, and all masks between it and the log-probs of the policy."""
+
+    loss: Value
+    masks: list[Applied] = field(default_factory=list)
+    selects: bool = False  # rows or positions are picked in a way that is not followed
+
+
+@dataclass(frozen=True, eq=False)
+class Filled:
+    """What a mask holds on the example rows: 1 where a token counts."""
+
+    mask: Applied
+    numbers: Any  # [ROWS, width]
+    offset: int  # of the first token of the completion; 0 where it holds completions only
+    assumed: bool
+
+    @property
+    def completion(self) -> Any:
+        return self.numbers[:, self.offset :]
+
+    @property
+    def prompt(self) -> Any:
+        return self.numbers[:, : self.offset]
+
+    @property
+    def misses_ends(self) -> bool:
+        """A token counts, but the one that ended the row does not."""
+        ends = [self.completion[row, LENGTHS[row] - 1] for row in (0, 2, 3)]
+        before = [self.completion[row, : LENGTHS[row] - 1].all() for row in (0, 3)]
+        return all(before) and not any(ends)
+
+    @property
+    def goes_on(self) -> bool:
+        """What comes after the end counts."""
+        return all(self.completion[row, LENGTHS[row] :].all() for row in (0, 2))
+
+    @property
+    def drops_truncated(self) -> bool:
+        """A row that was cut off does not count at all."""
+        return not self.numbers[1].any()
+
+    @property
+    def empty_rows(self) -> bool:
+        return bool((self.numbers == 0).all(axis=1).any())
+
+
+def losses(program: Program) -> Iterator[Masked]:
+    for loss, terms in program.losses:
+        if any(term.is_policy for term in terms):
+            yield _masked(program, loss)
+
+
+def _masked(program: Program, loss: Value) -> Masked:
+    found = Masked(loss)
+    way = walk(loss, lambda one: [part for part in _parts(program, one)[1] if program.terms.is_policy(part)])
+    for value in islice(way, _MOST):
+        found.masks += _parts(program, value)[0]
+        found.selects |= value.op in _SELECTS or (value.op == "index" and _is_select(program, value))
+    return found
+
+
+def _parts(program: Program, value: Value) -> tuple[list[Applied], list[Value]]:
+    """The masks of one operation on the way from a loss to log-probs, and where the way goes on."""
+    first, other = value.input, value.argument("other")
+    if value.op in _ENDS or (program.kinds.is_a(value, *_LEAVES) and value.op in ("gather", "index", "sub", "sum")):
+        return [], []
+    if value.op == "mul" and first is not None and other is not None:
+        policy = [one for one in (first, other) if program.terms.is_policy(one)]
+        masks = [Applied(one, value) for one in (first, other) if not any(one is mine for mine in policy)]
+        return masks, policy
+    if value.op == "masked_fill" and first is not None:
+        mask = value.argument("mask")
+        return ([Applied(mask, value, kept=False)] if mask is not None else []), [first]
+    if value.op == "where":
+        condition = value.argument("condition")
+        kept = first is None or not isinstance(first.constant, int | float)
+        sides = [one for one in (first, other) if one is not None]
+        return ([Applied(condition, value, kept)] if condition is not None else []), sides
+    if value.op == "div":
+        return [], [first] if first is not None else []
+    if value.op in ("index", "index_select"):
+        return [], [first] if first is not None else []
+    return [], list(value.arguments.values())
+
+
+def _is_select(program: Program, value: Value) -> bool:
+    """x[mask]: tokens are picked."""
+    keys = value.keys
+    return any(program.kinds.is_a(key, Kind.MASK) for key in keys)
+
+
+class Fillings:
+    """What masks of a program hold on the example rows."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.endings = Endings(program)
+        self.shared = self.endings.shared  # where padding is made the end token
+        self._found: dict[tuple[int, bool, bool], list[Filled]] = {}
+
+    def of(self, mask: Applied, pad_is_end: bool | None = None) -> list[Filled]:
+        """One for each way that the branches of the script can go; nothing where the text does not say."""
+        pad_is_end = self.shared is not None if pad_is_end is None else pad_is_end
+        key = (id(mask.value), mask.kept, pad_is_end)
+        if key not in self._found:
+            found: list[Filled] = []
+            for choice in (0, -1):
+                filled = self._filled(mask, choice, pad_is_end)
+                if filled is not None and not any(np.array_equal(filled.numbers, one.numbers) for one in found):
+                    found.append(filled)
+            self._found[key] = found
+        return self._found[key]
+
+    def _filled(self, mask: Applied, choice: int, pad_is_end: bool) -> Filled | None:
+        worked = Worked(self.program, self.endings, pad_is_end, choice)
+        try:
+            numbers = np.asarray(worked.of(mask.value))
+        except (Unclear, ValueError):  # rows of different lengths are no mask of a batch
+            return None
+        if numbers.ndim != 2 or numbers.shape[0] != ROWS or not np.isin(numbers, (0, 1)).all():
+            return None
+        offsets = {COMPLETION: 0, PROMPT + COMPLETION: PROMPT, PROMPT + COMPLETION - 1: PROMPT - 1}
+        if (width := numbers.shape[1]) not in offsets:
+            return None
+        numbers = numbers.astype(bool)
+        return Filled(mask, numbers if mask.kept else ~numbers, offsets[width], worked.assumed)
+
+    @cached_property
+    def losses(self) -> list[tuple[Masked, list[list[Filled]]]]:
+        """Each loss, and what those of its masks hold of which the text says it."""
+        found = []
+        for masked in losses(self.program):
+            filled = [self.of(mask) for mask in masked.masks]
+            found.append((masked, [one for one in filled if one]))
+        return found
+
+    def is_masked_elsewhere(self, masked: Masked) -> bool:
+        """Whether a factor of which nothing is known may hold another mask: advantages that were masked before."""
+        for mask in masked.masks:
+            if self.of(mask) or isinstance(mask.value.constant, int | float):
+                continue
+            if self.program.kinds.is_a(mask.value, Kind.MASK):
+                return True
+            for value in islice(ancestors(mask.value), 80):
+                others = value.inputs if value.op == "mul" else []
+                if any(not one.goes_on for other in others for one in self.of(Applied(other, value))):
+                    return True
+        return False
+
+
+def may_mask(program: Program, factor: Value) -> bool:
+    """Whether a factor of the loss may leave tokens out: it is a mask, is made of one, or nothing is known of it."""
+    for one in islice(ancestors(factor), 60):
+        if program.kinds.is_a(one, Kind.MASK, Kind.COUNT) or one.op in ("parameter", "unknown") or "mask" in one.name:
+            return True
+    return False
+
+
+_READ: list[Fillings] = []  # of the program that was read last: several checks ask in turn
+
+
+def fillings(program: Program) -> Fillings:
+    if not _READ or _READ[0].program is not program:
+        _READ[:] = [Fillings(program)]
+    return _READ[0]
+
+
+def definition(mask: Value) -> Value:
+    """Where a mask is made, behind the rows that are picked of it and its casts."""
+    seen: set[int] = set()
+    current = mask
+    while id(current) not in seen:
+        seen.add(id(current))
+        following = current.input
+        if current.op == "phi":
+            following = next((one for one in current.inputs if one.constant is not None), None)
+        if current.op not in ("index", "cast", "phi", "clone", "detach", "unsqueeze", "leave") or following is None:
+            return current
+        if following.op in ("parameter", "constant", "call", "method", "element", "generate"):
+            return current
+        if current.op == "cast" and following.op not in ("index", "phi", "cast"):
+            return current
+        if current.op == "index" and following.op in ("multinomial", "sample", "eq", "ne"):
+            return current
+        current = following
+    return current

@@ -1,0 +1,171 @@
+"""Rows that are padded, and the passes of a network over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from assay.programs.facts.advantages.groups import is_one_row
+from assay.programs.facts.kinds import Kind
+from assay.programs.facts.positions import given_ids
+from assay.programs.facts.sampling.draws import draws, weights_of
+from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of, scorings
+from assay.programs.facts.sampling.tokens import encoding_behind, text_of
+from assay.programs.graph import Value
+from assay.programs.program import Program
+
+_ONES = ("ones", "ones_like", "new_ones")
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A pass over padded rows; `fault` says what is wrong with its mask, "" if nothing is."""
+
+    call: Value
+    padded: Value
+    fault: str
+
+
+def padded_passes(program: Program) -> Iterator[Pass]:
+    """Each pass over rows that the text shows to be padded on the way to being drawn after."""
+    drawn = draws(program)
+    for draw in drawn:
+        if draw.op == "generate":
+            padded = padded_by(_prompts_of(draw))
+            if padded is not None:
+                yield Pass(draw, padded, _fault_of_generate(program, draw))
+    masked = _masked_draws(program, drawn)
+    seen: set[int] = set()
+    for scoring in scorings(program):
+        for call in program.origins.forwards(scoring.logits):
+            ids = given_ids(call)
+            if ids is None or id(call) in seen or any(name == "**" or name == "given_**" for name in call.arguments):
+                continue
+            seen.add(id(call))
+            if not program.kinds.is_a(ids, Kind.SAMPLED):
+                continue  # hidden states, or text that was not drawn
+            if any(id(call) == id(one) for calls in masked.values() for one in calls):
+                continue
+            held = {id(one) for one in made_of(ids)}
+            for draw in drawn:
+                if id(draw) not in held:
+                    continue
+                padded = padded_by(_prompts_of(draw)) if draw.op == "generate" else None
+                if padded is None and id(draw) in masked:
+                    padded = mask_of(masked[id(draw)][0])
+                if padded is not None and not _is_packed(call):
+                    yield Pass(call, padded, fault_of(call))
+                    break
+    yield from _unmasked_draws(program, drawn)
+
+
+def mask_of(call: Value) -> Value | None:
+    """The attention mask that a pass is given."""
+    for name, value in call.arguments.items():
+        if name.removeprefix("given_") in ("attention_mask", "attn_mask", "mask", "padding_mask", "key_padding_mask"):
+            return value if value.constant is not None or value.op == "phi" else None
+    return call.arguments.get("given_1")
+
+
+def fault_of(call: Value) -> str:
+    mask = mask_of(call)
+    if mask is None:
+        return "without an attention mask"
+    return "with a mask of ones" if _is_ones(mask) else ""
+
+
+def _is_ones(mask: Value) -> bool:
+    return mask.op == "call" and mask.name.rpartition(".")[2] in _ONES
+
+
+def _is_packed(call: Value) -> bool:
+    return any(name.removeprefix("given_") in ("cu_seqlens", "packed_seq_params") for name in call.arguments)
+
+
+def _prompts_of(draw: Value) -> Value | None:
+    return draw.argument("input_ids") or draw.argument("**") or draw.argument("inputs") or draw.argument("1")
+
+
+def padded_by(prompts: Value | None) -> Value | None:
+    """The call of a tokenizer that pads several texts to one length."""
+    encoding = encoding_behind(prompts)
+    if encoding is None or encoding.setting("padding", False) not in (True, "longest", "max_length"):
+        return None
+    text = text_of(encoding)
+    if text is None or isinstance(text.constant, str) or text.op in ("string", "list_repeat", "element"):
+        return None
+    if text.op == "apply_chat_template" or (text.op == "listing" and _is_one(text)):
+        return None
+    return encoding
+
+
+def _is_one(texts: Value) -> bool:
+    thing = texts.thing
+    return bool(getattr(thing, "exact", False)) and len(getattr(thing, "elements", ())) == 1
+
+
+def _fault_of_generate(program: Program, draw: Value) -> str:
+    mask = draw.argument("attention_mask")
+    if mask is not None:
+        return "with a mask of ones" if _is_ones(mask) else ""
+    if "**" in draw.arguments:
+        return ""
+    ends = any(
+        one.name in ("pad_token", "pad_token_id")
+        and one.arguments["value"].op == "attribute"
+        and one.arguments["value"].name in ("eos_token", "eos_token_id")
+        for one in program.of("setattr")
+    )  # generate() finds padding by itself, but not where it is the end of text
+    return "without an attention mask, and padding is the end-of-text token" if ends else ""
+
+
+def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]]:
+    """Draws of the script's own loop -> the passes behind them, where these were given a mask that hides something."""
+    found: dict[int, list[Value]] = {}
+    for draw in drawn:
+        weights = weights_of(draw)
+        calls = program.origins.forwards(weights) if weights is not None else []
+        if draw.op == "generate":
+            calls = [draw]
+        if any(hides_prompt(program, mask) for call in calls if (mask := mask_of(call)) is not None):
+            found[id(draw)] = calls
+    return found
+
+
+def hides_prompt(program: Program, mask: Value) -> bool:
+    """Whether a mask is 0 at padding of a prompt: compared, filled by hand, or made by a tokenizer that pads."""
+    drawn = {id(one) for one in draws(program)}
+    for one in ancestors_and_lists(mask):
+        if padded_by(one) is not None or (one.op == "list_repeat" and _is_zero(one)):
+            return True
+        if one.op in ("ne", "setitem") and not any(id(part) in drawn for part in made_of(one)):
+            return True
+    return False
+
+
+def _is_zero(repeated: Value) -> bool:
+    elements = list(getattr(repeated.thing, "elements", ()))
+    return len(elements) == 1 and elements[0].constant == 0 and elements[0].op == "constant"
+
+
+def _unmasked_draws(program: Program, drawn: list[Value]) -> Iterator[Pass]:
+    """Passes that draw without a mask, where the scoring of what they drew is given one."""
+    for draw in drawn:
+        weights = weights_of(draw)
+        calls = program.origins.forwards(weights) if weights is not None else []
+        if draw.op == "generate":
+            mask = draw.argument("attention_mask")
+            bare = mask is not None and _is_ones(mask) and padded_by(prompts := _prompts_of(draw)) is None
+            calls = [draw] if bare and not is_one_row(prompts) else []
+        elif any(mask_of(call) is not None for call in calls):
+            continue
+        if not calls:
+            continue
+        for scoring in scorings(program):
+            if not any(one is draw for one in made_of(scoring.tokens)):
+                continue
+            scored = [mask for call in program.origins.forwards(scoring.logits) if (mask := mask_of(call)) is not None]
+            hiding = [mask for mask in scored if not _is_ones(mask) and hides_prompt(program, mask)]
+            if hiding:
+                yield Pass(calls[0], hiding[0], "without the mask that their scoring has")
+                break

@@ -1,0 +1,398 @@
+"""Which positions of a sequence a tensor holds, as far as slices say: logits[:, p - 1 : -1] are p - 1 to L - 2.
+
+A position is a linear expression of numbers that the text does not know: the length of a sequence, of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from assay.programs.facts.kinds import SCORES, Kind
+from assay.programs.facts.origin import is_network_call
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program
+from assay.programs.read.things import Listing
+
+Linear = dict[Hashable, int]  # coefficient of each unknown; that of 1 is the constant
+
+# the same positions
+_KEEPS = frozenset(
+    "cast clone detach contiguous tensor div mul log_softmax softmax clamp nan_to_num view reshape flatten transpose "
+    "log exp".split()
+)
+_INPUTS = ("input_ids", "0", "ids", "idx", "tokens", "x", "input", "inputs", "seq", "sequences")
+_DEEP = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Positions `start` to `end` of the sequence `root`. `is_row`: one row, the batch is gone."""
+
+    root: Value
+    start: Linear
+    end: Linear
+    is_row: bool = False
+
+
+def constant(linear: Linear) -> int | None:
+    """The number an expression is, where nothing unknown is left in it."""
+    return linear.get(1, 0) if all(key == 1 or not count for key, count in linear.items()) else None
+
+
+def plus(one: Linear, other: Linear, sign: int = 1) -> Linear:
+    total = dict(one)
+    for key, count in other.items():
+        total[key] = total.get(key, 0) + sign * count
+    return {key: count for key, count in total.items() if count}
+
+
+class Spans:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._built: list[Value] = []  # batches that were put together by hand, no two of them alike
+
+    def of(self, value: Value, depth: int = _DEEP) -> Span:
+        """The span of a tensor; itself whole where nothing is known of how it was cut."""
+        inner = value.input
+        if value.op == "phi" and depth and (start := filled_tensor(value)) is not None:
+            return self.of(start, depth - 1)
+        if value.op in ("setitem", "masked_fill", "where") and depth and inner is not None and is_ignored(value):
+            return self.of(inner, depth - 1)
+        if value.op in BUILT:
+            value = self._first_alike(value)
+            inner = value.input
+        whole = Span(value, {}, self.length(value, depth))
+        if depth == 0 or (inner is None and value.op not in ("forward", "tensor", "call")):
+            return whole
+        if is_network_call(value, self.program.kinds):
+            return self._of_output(value, depth) or whole
+        if value.op == "index" and inner is not None:
+            return self._of_index(value, inner, depth) or whole
+        if value.op == "attribute" and value.name in ("logits", "sequences", "input_ids") and inner is not None:
+            is_field = value.name == "input_ids" or inner.op in ("generate", "forward", "call")
+            return self.of(inner, depth - 1) if is_field and value.name != "input_ids" else whole
+        if value.op in ("unsqueeze", "squeeze") and inner is not None:
+            if value.setting("dim", value.setting("1", -1)) in (-1, 2):
+                return self.of(inner, depth - 1)
+            return whole
+        if value.op == "pad" and inner is not None:
+            return self._of_pad(value, inner, depth) or whole
+        if value.op == "roll" and inner is not None and value.setting("dim", value.setting("dims")) in (1, -1):
+            shift = value.setting("shifts")
+            if isinstance(shift, int):
+                span = self.of(inner, depth - 1)
+                return replace(span, start=plus(span.start, {1: -shift}), end=plus(span.end, {1: -shift}))
+        if value.op in ("masked_fill", "where") and inner is not None:
+            return self.of(inner, depth - 1) if self._is_scores(inner) else whole
+        if value.op in _KEEPS and inner is not None:
+            other = value.argument("other")
+            if value.op in ("div", "mul") and other is not None and not self._is_scores(inner):
+                return whole
+            return self.of(inner, depth - 1)
+        return whole
+
+    def _first_alike(self, value: Value) -> Value:
+        for one in self._built:
+            if one is value or are_alike(one, value):
+                return one
+        self._built.append(value)
+        return value
+
+    def _is_scores(self, value: Value) -> bool:
+        return self.program.kinds.is_a(value, *SCORES, Kind.LOG_SOFTMAX, Kind.PROBABILITIES)
+
+    def _of_output(self, call: Value, depth: int) -> Span | None:
+        """Logits stand at the positions of the ids that went in."""
+        ids = given_ids(call)
+        if ids is None or _is_cached(call) or _cuts_inside(call):
+            return None
+        span = self.of(ids, depth - 1)
+        for name in ("given_logits_to_keep", "given_num_logits_to_keep", "logits_to_keep", "num_logits_to_keep"):
+            kept = call.argument(name)
+            if kept is not None:
+                return replace(span, start=plus(span.end, self.linear(kept, depth - 1), -1))
+        return span
+
+    def _of_index(self, value: Value, inner: Value, depth: int) -> Span | None:
+        keys = value.keys
+        if value.name == "unpacked" or (is_network_call(inner, self.program.kinds) and len(keys) == 1):
+            return self.of(inner, depth - 1) if self._is_scores(value) and value.setting("0") == 0 else None
+        if isinstance(value.name, str) and value.name in ("logits", "sequences"):
+            return self.of(inner, depth - 1)
+        if isinstance(keys[0].constant, str):
+            return None  # a field of a batch is a tensor of its own
+        if keys[0].constant is Ellipsis:
+            return self.of(inner, depth - 1) if len(keys) == 2 and keys[1].constant in (None, 0) else None
+        if any(key.constant is Ellipsis for key in keys):
+            return None
+        span = self.of(inner, depth - 1)
+        if not span.is_row:
+            if keys[0].op != "slice":
+                if self.program.kinds.is_a(keys[0], Kind.MASK):
+                    return None  # positions, not rows
+                is_row = isinstance(keys[0].constant, int)
+                span, keys = replace(span, is_row=is_row), keys[1:]
+            elif keys[0].arguments:
+                return None  # rows of a batch, or positions of one row: not known
+            else:
+                keys = keys[1:]
+        if not keys:
+            return span
+        if keys[0].op != "slice" or "step" in keys[0].arguments:
+            return None
+        return self._cut(span, keys[0], depth)
+
+    def _cut(self, span: Span, cut: Value, depth: int) -> Span:
+        start, end = span.start, span.end
+        first, last = cut.argument("start"), cut.argument("stop")
+        if first is not None and first.constant is not None:
+            linear = self.linear(first, depth - 1)
+            start = plus(span.end, linear) if self._from_end(first) else plus(span.start, linear)
+        if last is not None and last.constant is not None:
+            linear = self.linear(last, depth - 1)
+            end = plus(span.end, linear) if self._from_end(last) else plus(span.start, linear)
+        return replace(span, start=start, end=end)
+
+    def _from_end(self, bound: Value) -> bool:
+        """-1, -n, -n - 1 count from the end."""
+        if isinstance(bound.constant, int):
+            return bound.constant < 0
+        if bound.op == "neg":
+            return True
+        if bound.op in ("sub", "add") and bound.input is not None:
+            return bound.input.op == "neg"
+        return False
+
+    def _of_pad(self, value: Value, inner: Value, depth: int) -> Span | None:
+        widths = value.argument("pad")
+        elements = getattr(widths.thing, "elements", None) if widths is not None else None
+        numbers = [one.constant for one in elements] if elements is not None else []
+        if not numbers or not all(isinstance(one, int) for one in numbers):
+            return None
+        at = 2 if len(numbers) == 4 else 0 if not self._is_scores(inner) and len(numbers) == 2 else None
+        if at is None:
+            return None
+        span = self.of(inner, depth - 1)
+        return replace(span, start=plus(span.start, {1: -numbers[at]}), end=plus(span.end, {1: numbers[at + 1]}))
+
+    # lengths
+
+    def length(self, value: Value, depth: int = _DEEP) -> Linear:
+        """The length of a whole sequence."""
+        parts = cat_parts(value)
+        if parts is not None and depth:
+            total: Linear = {}
+            for part in parts:
+                span = self.of(part, depth - 1)
+                total = plus(total, plus(span.end, span.start, -1))
+            return total
+        return {("length", id(value)): 1}
+
+    def linear(self, value: Value, depth: int = _DEEP) -> Linear:
+        if isinstance(value.constant, int) and not isinstance(value.constant, bool):
+            return {1: value.constant} if value.constant else {}
+        if depth == 0:
+            return {id(value): 1}
+        other = value.argument("other")
+        if value.op in ("add", "sub") and value.input is not None and other is not None:
+            return plus(
+                self.linear(value.input, depth - 1), self.linear(other, depth - 1), 1 if value.op == "add" else -1
+            )
+        if value.op == "neg" and value.input is not None:
+            return plus({}, self.linear(value.input, depth - 1), -1)
+        if value.op == "cast" and value.input is not None and value.name in ("int", "long"):
+            return self.linear(value.input, depth - 1)
+        measured = self._measured(value)
+        if measured is not None:
+            span = self.of(measured, depth - 1)
+            return plus(span.end, span.start, -1)
+        return {expression_key(value): 1}
+
+    def _measured(self, value: Value) -> Value | None:
+        """The tensor whose second dimension a value is: x.size(1), x.shape[1], B, T = x.shape."""
+        shape: Value | None = None
+        dim: object = UNKNOWN
+        if value.op == "method" and value.name == "size":
+            shape, dim = value, value.setting("1", value.setting("dim"))
+        elif value.op == "index" and value.input is not None:
+            inner = value.input
+            if (inner.op == "attribute" and inner.name == "shape") or (inner.op == "method" and inner.name == "size"):
+                shape, dim = inner, value.setting("0")
+        if shape is None or shape.input is None or not isinstance(dim, int):
+            return None
+        of_scores = self._is_scores(shape.input)
+        return shape.input if dim == 1 or (dim == -1 and not of_scores) or (dim == -2 and of_scores) else None
+
+    def located(self, tokens: Span, within: Value) -> Linear | None:
+        """Where in the sequence `within` a span of tokens starts; None where it is not part of it."""
+        if tokens.root is within:
+            return tokens.start
+        offset: Linear = {}
+        for part in cat_parts(within) or []:
+            span = self.of(part)
+            if span.root is tokens.root:
+                return plus(offset, plus(tokens.start, span.start, -1))
+            offset = plus(offset, plus(span.end, span.start, -1))
+        return None
+
+
+def given_ids(call: Value) -> Value | None:
+    """The token ids that a call of a network is given."""
+    names = {name.removeprefix("given_"): one for name, one in call.arguments.items()}
+    if any(name in names for name in ("decoder_input_ids", "inputs_embeds", "labels", "pixel_values")):
+        return None
+    for name in _INPUTS:
+        if name in names:
+            return names[name]
+    given = [one for name, one in call.arguments.items() if name.startswith("given_")]
+    return given[0] if given else None
+
+
+def _is_cached(call: Value) -> bool:
+    for name, one in call.arguments.items():
+        if name.removeprefix("given_") in ("past_key_values", "past", "cache", "kv_cache") and one.constant is not None:
+            return True
+    return False
+
+
+def _cuts_inside(call: Value) -> bool:
+    """Whether the network's own forward shortens the sequence."""
+    value = call.argument("output")
+    for _ in range(_DEEP):
+        if value is None:
+            return False
+        if value.op in ("index", "roll", "pad", "cat"):
+            return True
+        if value.op == "forward" and "output" not in value.arguments:
+            return False
+        value = value.argument("output") or value.input
+    return False
+
+
+def cat_parts(value: Value) -> list[Value] | None:
+    if value.op != "cat" or value.setting("dim", value.setting("1", 0)) not in (1, -1):
+        return None
+    parts = value.argument("tensors")
+    thing = getattr(parts, "thing", None)
+    return list(thing.elements) if thing is not None and getattr(thing, "exact", False) else None
+
+
+# How the rows of a padded batch are laid out: two tensors that are filled alike have the same positions
+
+
+BUILT = frozenset({"setitem", "tensor", "pad_sequence", "stack"})
+_LONGEST = 12
+_FORM = ("cast", "clone", "detach", "contiguous", "unsqueeze")
+Layout = tuple[Hashable, ...]
+
+
+def are_alike(one: Value, other: Value) -> bool:
+    """Whether the text shows that position t of one is position t of the other."""
+    if one.op == "setitem" and other.op == "setitem":
+        return bool(_writes(one) & _writes(other))
+    layout = _of_batch(one)
+    return len(layout) > 1 and layout == _of_batch(other)
+
+
+def is_ignored(change: Value) -> bool:
+    """labels[:, :n] = -100, labels[labels == -100] = 0: positions stay where they are."""
+    written = change.setting("value")
+    if change.op == "where":
+        written = change.setting("other")
+    if not isinstance(written, int) or isinstance(written, bool):
+        return False
+    keys = [one for name, one in change.arguments.items() if name.isdigit() or name == "mask"]
+    return written < 0 or any(_is_of_negative(key) for key in keys)
+
+
+def filled_tensor(phi: Value) -> Value | None:
+    """What a loop fills, row by row; None where it does something else to it."""
+    first, last = phi.argument("0"), phi.argument("1")
+    for _ in range(_LONGEST):
+        if last is None or last is phi:
+            break
+        if last.op != "setitem" or not is_ignored(last):
+            return None
+        last = last.input
+    return first if phi.name == "turn" and last is phi else None
+
+
+def _is_of_negative(key: Value) -> bool:
+    other = key.setting("other") if key.op in ("eq", "lt") else None
+    return isinstance(other, int) and (other < 0 or (key.op == "lt" and other == 0))
+
+
+def _writes(value: Value) -> set[Hashable]:
+    """Where something is written in a loop over rows, and what."""
+    found: set[Hashable] = set()
+    current: Value | None = value
+    for _ in range(_LONGEST):
+        if current is None or current.op not in ("setitem", "phi"):
+            break
+        if current.op == "phi":
+            current = current.argument("0")
+            continue
+        written = current.arguments["value"]
+        keys = [key for name, key in current.arguments.items() if name.isdigit()]
+        if len(keys) == 2 and keys[1].op == "slice" and written.constant is UNKNOWN:
+            found.add((*(expression_key(key) for key in keys), expression_key(written)))
+        current = current.input
+    return found
+
+
+def _of_batch(value: Value | None, depth: int = _LONGEST) -> Layout:
+    """The layout of the one kind of row that a batch is made of; () where it is not known."""
+    if value is None or depth == 0:
+        return ()
+    if value.op in ("tensor", "pad_sequence", "stack"):
+        return _of_batch(value.argument("data") or value.argument("sequences") or value.argument("tensors"), depth - 1)
+    thing = value.thing
+    if not isinstance(thing, Listing) or len(thing.elements) != 1 or thing.exact:
+        return ()
+    return tuple(part for part in _of_row(thing.elements[0], depth - 1) if part != "padding")
+
+
+def _of_row(row: Value, depth: int) -> Layout:
+    """Lengths of the parts that stand one behind the other."""
+    if depth == 0:
+        return (id(row),)
+    if row.op == "tensor" or row.op in _FORM:
+        inner = row.argument("data") or row.input
+        return _of_row(inner, depth - 1) if inner is not None else (id(row),)
+    if row.op == "list_repeat":
+        return _of_repeat(row)
+    if row.op == "add" and row.input is not None:
+        return (*_of_row(row.input, depth - 1), *_of_row(row.arguments["other"], depth - 1))
+    thing = row.thing
+    if row.op == "cat" and isinstance(thing := getattr(row.argument("tensors"), "thing", None), Listing):
+        return tuple(part for one in thing.elements for part in _of_row(one, depth - 1)) if thing.exact else (id(row),)
+    if isinstance(thing, Listing) and thing.cut_from is None:
+        if thing.parts and not row.name:
+            return tuple(part for one in thing.parts for part in _of_row(one, depth - 1))
+        if thing.exact:
+            return ("elements",) * len(thing.elements)
+    return (id(row),)
+
+
+def _of_repeat(row: Value) -> Layout:
+    times, one = row.arguments["other"], row.arguments["input"]
+    elements = getattr(one.thing, "elements", ())
+    if len(elements) != 1:
+        return (id(row),)
+    if times.op == "len" and times.input is not None:
+        return _of_row(times.input, _LONGEST)
+    if times.op == "sub":
+        return ("padding",)
+    return ("elements",) * times.constant if isinstance(times.constant, int) and times.constant < 9 else (id(row),)
+
+
+def expression_key(value: Value, depth: int = 5) -> Hashable:
+    """The same expression on the same values is the same number."""
+    if depth == 0 or not value.arguments or value.op in ("phi", "call", "element", "config"):
+        return id(value) if value.constant is UNKNOWN else ("constant", repr(value.constant))
+    return (
+        value.op,
+        value.name,
+        tuple((name, expression_key(one, depth - 1)) for name, one in sorted(value.arguments.items())),
+    )

@@ -1,0 +1,1 @@
+"""Sampling: who draws tokens, with which settings, and where their log-probs are computed."""

@@ -1,0 +1,136 @@
+"""What tokens were drawn after, and whether it stands before them where they are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.programs.facts.positions import given_ids
+from assay.programs.facts.sampling.draws import draws, weights_of
+from assay.programs.facts.sampling.scoring import data_of, lists_of, made_of
+from assay.programs.graph import UNKNOWN, Value
+from assay.programs.program import Program
+
+# puts values together or gives them another form
+_HOLDS = frozenset(
+    "listing list_repeat phi setitem tensor cat stack pad_sequence pad cast leave clone detach contiguous unsqueeze "
+    "squeeze view reshape flatten expand repeat repeat_interleave element index where masked_fill add zip table".split()
+)
+# the same in each row, whatever the prompt is: special tokens, padding, sizes
+_FIXED = frozenset("constant library config len range full arange neg".split())
+_CALLS = ("full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros", "new_ones")
+_GIVEN = frozenset(
+    "attention_mask position_ids use_cache return_dict logits_to_keep num_logits_to_keep output_hidden_states mask "
+    "attn_mask padding_mask".split()
+)
+_PROMPTS = ("input_ids", "**", "inputs", "1", "prompts")
+LONELY = 2  # tokens: so few of a prompt are no prompt
+
+
+def prompts_of(program: Program) -> Iterator[Value]:
+    """What is drawn after: given to generate(), or to the network of the script's own loop."""
+    for draw in draws(program):
+        if draw.op == "generate":
+            yield from (one for name, one in draw.arguments.items() if name in _PROMPTS)
+            continue
+        weights = weights_of(draw)
+        for call in program.origins.forwards(weights) if weights is not None else []:
+            ids = given_ids(call)
+            if ids is not None:
+                yield ids
+
+
+def is_prompted(program: Program, tokens: Value) -> bool:
+    """Whether the tokens were drawn after something that was given, and not after a start token."""
+    known = {id(one) for one in draws(program)}
+    return any(
+        first.op in ("index", "parameter", "setitem", "element", "tensor", "attribute")
+        for draw in made_of(tokens)
+        if id(draw) in known
+        for first in _drawn_after(program, draw)
+    )
+
+
+def _drawn_after(program: Program, draw: Value) -> Iterator[Value]:
+    """What the script's own loop begins with."""
+    weights = weights_of(draw)
+    for call in program.origins.forwards(weights) if weights is not None else []:
+        ids = given_ids(call)
+        if ids is not None and ids.op == "phi":
+            yield from (first for first in (ids.argument("0"),) if first is not None)
+        elif ids is not None:
+            yield ids
+
+
+def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
+    """Whether drawn tokens are scored with nothing of their prompt before them but special tokens."""
+    names = {name.removeprefix("given_") for name in call.arguments if name not in ("model", "output", "callee")}
+    if len(names - _GIVEN) > 1:
+        return ""  # a state, a cache, an encoder's output may stand for the prompt
+    known = {id(one) for one in draws(program)}
+    drawn: list[Value] = []
+    lonely = False
+    for one in _parts(ids, known):
+        if id(one) in known:
+            drawn.append(one)
+        elif _is_cut_short(one):
+            lonely = True
+        elif _is_content(one):
+            return ""
+    after = [first for draw in drawn if draw.op != "generate" for first in _drawn_after(program, draw)]
+    if not after or not all(any(_is_content(one) for one in made_of(first) if id(one) not in known) for first in after):
+        return ""
+    few = "the last tokens of the prompt" if lonely else "special tokens"
+    return f"which is {few} and the completion: the prompt it was drawn after is not there"
+
+
+def _parts(value: Value, known: set[int]) -> Iterator[Value]:
+    """What a sequence is put together of, down to draws and to what was cut off."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        drawn = [one for one in made_of(current) if id(one) in known] if _begins_later(current) else []
+        if drawn:
+            yield from drawn
+            continue
+        yield current
+        if id(current) not in known and not _is_cut_short(current) and current.op in _HOLDS:
+            waiting += _pieces(current)
+
+
+def _pieces(value: Value) -> list[Value]:
+    """Of a joined list the lists, and of its elements only those that are in none of them."""
+    lists = lists_of(value)
+    held = {id(element) for one in lists for element in getattr(one.thing, "elements", ())}
+    return [*lists, *(one for one in data_of(value) if id(one) not in held)]
+
+
+def _begins_later(value: Value) -> bool:
+    """ids[:, len(prompt):]: what was drawn, without what it was drawn after."""
+    keys = value.keys
+    last = keys[-1] if value.op == "index" and keys else None
+    start = last.argument("start") if last is not None and last.op == "slice" else None
+    return start is not None and (start.constant is UNKNOWN or start.op in ("len", "neg", "index", "method"))
+
+
+def _is_cut_short(value: Value) -> bool:
+    """prompt[-1:], prompt[:1]"""
+    cut = value.argument("slice") if value.op == "listing" else None
+    if cut is None:
+        return False
+    start, stop = cut.setting("start", None), cut.setting("stop", None)
+    if stop is None and isinstance(start, int):
+        return -LONELY <= start < 0
+    return start is None and isinstance(stop, int) and 0 < stop <= LONELY
+
+
+def _is_content(value: Value) -> bool:
+    """Whether a prompt may be in it: anything that is not put together of constants."""
+    if value.constant is not UNKNOWN or value.op in _FIXED or value.op in _HOLDS:
+        return False
+    if value.op == "attribute":
+        return not value.name.endswith("_id")
+    return not (value.op == "call" and value.name.rpartition(".")[2] in _CALLS)

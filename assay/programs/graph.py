@@ -1,0 +1,272 @@
+"""The graph: each value of a program, the operation that made it, where it stands, and under what circumstances.
+
+The same nouns serve a program that was only read and one that ran. A reader knows the operations and the constants; a
+run knows the numbers too (`Value.thing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeVar
+
+from assay.verdict import Place
+
+T = TypeVar("T")
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNKNOWN = _Unknown()  # a constant that is not known; None is a constant
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """One loop of the program. `source` is what it runs over, where that is known."""
+
+    place: Place
+    source: Value | None = None
+
+    @property
+    def turns(self) -> int | None:
+        """How often it runs, where the text says so: `for _ in range(4)`."""
+        stop = self.source.arguments.get("stop") if self.source is not None and self.source.op == "range" else None
+        if stop is None or not isinstance(stop.constant, int) or isinstance(stop.constant, bool):
+            return None
+        start = self.source.arguments.get("start") if self.source is not None else None
+        first = start.constant if start is not None and isinstance(start.constant, int) else 0
+        return max(stop.constant - first, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One side of an `if` that the text does not decide."""
+
+    place: Place
+    condition: Value
+    side: bool
+
+
+@dataclass(frozen=True)
+class Context:
+    """The circumstances of an operation."""
+
+    no_grad: bool = False
+    grad_unknown: bool = False  # a condition or a context manager of the program decides
+    autocast: bool = False
+    adapter_off: bool = False  # peft: inside `with model.disable_adapter()`
+    loops: tuple[Loop, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    calls: tuple[Place, ...] = ()  # where the functions around it were called
+    functions: tuple[str, ...] = ()  # their names
+    handled: bool = False  # inside a `try` whose handler swallows what is raised
+    in_handler: bool = False  # inside an `except`
+
+    def is_under(self, branch: Branch) -> bool:
+        """Whether it stands on that side of the same `if`; a loop or a call may have read the `if` twice."""
+        return any((one.place, one.side) == (branch.place, branch.side) for one in self.branches)
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One value. `arguments` are named as the operation's documentation names them: see SIGNATURES.
+
+    In a loop a value may depend on itself: assay.programs.walk goes through it once.
+    """
+
+    op: str
+    arguments: dict[str, Value]
+    place: Place
+    context: Context
+    order: int  # of evaluation
+    name: str = ""  # of an attribute, a parameter, a called function
+    constant: Any = UNKNOWN
+    thing: Any = None  # a function, class, instance or container of the program; of a run: the tensor
+    names: list[str] = field(default_factory=list)  # that it was bound to
+    users: list[Value] = field(default_factory=list)
+    given: dict[str, Place] = field(default_factory=dict)  # where each argument stands in the text of the operation
+
+    def place_of(self, name: str) -> Place:
+        """Where an argument is written; `arguments[name].place` is where its value was made."""
+        return self.given.get(name, self.place)
+
+    def argument(self, name: str) -> Value | None:
+        return self.arguments.get(name)
+
+    def setting(self, name: str, default: Any = UNKNOWN) -> Any:
+        """The constant of an argument; `default` where it is not given, UNKNOWN where it is no constant."""
+        value = self.arguments.get(name)
+        return default if value is None else value.constant
+
+    @property
+    def input(self) -> Value | None:
+        return self.arguments.get("input")
+
+    @property
+    def inputs(self) -> list[Value]:
+        return list(self.arguments.values())
+
+    @property
+    def keys(self) -> list[Value]:
+        """What stands between the brackets of x[...] or x[...] = y."""
+        return [one for name, one in self.arguments.items() if name not in ("input", "value")]
+
+    @property
+    def shown(self) -> str:
+        """How a sentence calls it: by its name, else by its text."""
+        names = [name for name in self.names if name != "self"]
+        return f"`{names[0]}`" if names else f"`{self.place.text}`"
+
+    def __repr__(self) -> str:
+        constant = "" if self.constant is UNKNOWN else f"={self.constant!r}"
+        return f"<{self.op}{':' + self.name if self.name else ''}{constant} line {self.place.line}>"
+
+
+@dataclass
+class Graph:
+    """All values in the order in which they were made."""
+
+    values: list[Value] = field(default_factory=list)
+    _made_by: dict[str, list[Value]] = field(default_factory=dict)
+
+    def new(
+        self,
+        op: str,
+        arguments: Mapping[str, Value],
+        place: Place,
+        context: Context,
+        *,
+        name: str = "",
+        constant: Any = UNKNOWN,
+        thing: Any = None,
+    ) -> Value:
+        value = Value(op, dict(arguments), place, context, len(self.values), name, constant, thing)
+        for argument in value.arguments.values():
+            argument.users.append(value)
+        self.values.append(value)
+        self._made_by.setdefault(op, []).append(value)
+        return value
+
+    def of(self, *ops: str) -> list[Value]:
+        """What these operations made, in order."""
+        found = [self._made_by[op] for op in dict.fromkeys(ops) if op in self._made_by]
+        return list(found[0]) if len(found) == 1 else sorted(chain(*found), key=lambda value: value.order)
+
+
+# names: however it is written, one operation has one name and its arguments have theirs. `F.softmax(x, -1)`,
+# `x.softmax(dim=-1)` and `torch.nn.functional.softmax(input=x, dim=-1)` are all softmax(input=x, dim=-1). numpy's
+# functions answer to the same names.
+
+# the names of the arguments --> the operations that have them, as torch names them
+_ARGUMENTS = {
+    "input": (
+        "exp expm1 log log1p sqrt square abs neg sigmoid tanh relu sign logsigmoid repeat tile expand view "
+        "reshape permute clone detach isfinite isnan logical_not"
+    ),
+    "input other": (
+        "add sub mul div floordiv mod matmul minimum maximum eq ne lt le gt ge expand_as logical_and logical_or"
+    ),
+    "input dim keepdim": "logsumexp mean sum median nanmean min max amin amax any all argmax argmin",
+    "input dim": "softmin cumsum cumprod unbind squeeze unsqueeze",
+    "input dim dtype": "softmax log_softmax",
+    "input dim index": "gather index_select",
+    "input dim index src": "scatter scatter_add",
+    "input repeats dim": "repeat_interleave",
+    "input index dim": "take_along_dim",
+    "parameters max_norm": "clip_grad_norm",
+    "input mask": "masked_select",
+    "input target weight size_average ignore_index reduce reduction label_smoothing": "cross_entropy",
+    "input dim descending": "argsort sort",
+    "sequences batch_first padding_value": "pad_sequence",
+    "input num_samples replacement": "multinomial",
+    "input mask value": "masked_fill",
+    "seed": "manual_seed",
+    "input nan": "nan_to_num",
+    "input p dim eps": "normalize",
+    "tensors dim": "cat stack",
+    "input dim0 dim1": "transpose",
+    "input target weight size_average ignore_index reduce reduction": "nll_loss",
+    "input target size_average reduce reduction": "mse_loss",
+    "n": "randperm",
+    "input dim unbiased keepdim": "std var",
+    "input num_classes": "one_hot",
+    "input p training": "dropout",
+    "input start_dim end_dim": "flatten",
+    "input target size_average reduce reduction log_target": "kl_div",
+    "data dtype device": "tensor",
+    "start end step": "arange",
+    "equation": "einsum",
+    "input min max": "clamp",
+    "condition input other": "where",
+    "input size dim": "split",
+    "input chunks dim": "chunk",
+    "input k dim": "topk",
+    "input dims": "flip",
+    "input shifts dims": "roll",
+    "size fill_value": "full",
+    "input exponent": "pow",
+    "input pad mode value": "pad",
+}
+SIGNATURES = {op: tuple(names.split()) for names, ops in _ARGUMENTS.items() for op in ops.split()}
+
+_SPELLINGS = {
+    "clamp": "clip clamp_min clamp_max", "div": "divide true_divide", "sub": "subtract", "mul": "multiply",
+    "neg": "negative", "abs": "absolute", "cat": "concat concatenate vstack hstack", "pow": "power float_power",
+    "gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "ne": "not_equal", "eq": "equal",
+    "tensor": "as_tensor from_numpy FloatTensor LongTensor asarray array", "view": "view_as", "reshape": "reshape_as",
+    "logical_and": "bitwise_and __and__", "logical_or": "bitwise_or", "logical_not": "bitwise_not", "minimum": "fmin",
+    "maximum": "fmax", "transpose": "swapaxes t", "clip_grad_norm": "clip_grad_norm_ clip_grad_value_",
+    "rsub": "rsub", "scatter": "scatter_", "softmax": "softmax_", "expand": "broadcast_to", "sum": "nansum",
+    "std": "nanstd", "take_along_dim": "take_along_axis", "log_softmax": "special.log_softmax",
+}  # fmt: skip
+ALIASES = {other: op for op, others in _SPELLINGS.items() for other in others.split()}
+_KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "self": "input", "dims": "dim",
+             "a_min": "min", "a_max": "max", "arr": "input", "indices": "index"}  # fmt: skip
+
+# methods and functions that give the same numbers in another form
+CASTS = frozenset(
+    "to float double half bfloat16 long int bool cuda cpu type astype contiguous requires_grad_ type_as npu xpu "
+    "to_device pin_memory".split()
+)
+LEAVES = frozenset({"item", "tolist", "numpy"})  # out of torch: nothing can be differentiated behind them
+
+
+def canonical(name: str) -> str | None:
+    """The operation behind the last part of a function's name or a method; None if it is not one of ours.
+
+    >>> canonical("clip"), canonical("mul_"), canonical("softmax"), canonical("frobnicate")
+    ('clamp', 'mul', 'softmax', None)
+    """
+    if name in CASTS:
+        return "cast"
+    if name in LEAVES:
+        return "leave"
+    if name in ALIASES:
+        return ALIASES[name]
+    if name in SIGNATURES:
+        return name
+    bare = name.removesuffix("_")
+    return canonical(bare) if bare != name and not name.startswith("_") else None
+
+
+def bound(op: str, name: str, positional: Sequence[T], keywords: Mapping[str, T]) -> dict[str, T]:
+    """Arguments by the operation's own names. What has no name there is numbered: "1", "2" after the input."""
+    names = SIGNATURES.get(op, ("input",))
+    if name == "clamp_min":
+        names = ("input", "min")
+    elif name == "clamp_max":
+        names = ("input", "max")
+    arguments: dict[str, T] = {}
+    for number, value in enumerate(positional):
+        arguments[names[number] if number < len(names) else str(number)] = value
+    for keyword, value in keywords.items():
+        renamed = keyword if keyword in names else _KEYWORDS.get(keyword, keyword)
+        arguments[renamed] = value
+    return arguments

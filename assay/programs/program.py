@@ -1,0 +1,105 @@
+"""A program: its graph of values, and the facts that every check asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+from assay.programs.facts.kinds import Kinds
+from assay.programs.facts.loss.terms import Term, Terms
+from assay.programs.facts.origin import Origins
+from assay.programs.graph import Graph, Value
+from assay.programs.walk import walk
+from assay.verdict import Place
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """A comment `# assay: ignore[CODE] reason`; no codes means all of them."""
+
+    place: Place
+    codes: frozenset[str]  # or names, in capitals: RAT04, RATIO_FORM
+    reason: str
+    is_for_below: bool = False  # it ends no statement, so it may speak of the next line
+
+
+@dataclass
+class Program:
+    """What a script does, as far as its text says. `values` are in the order in which they are made."""
+
+    path: str
+    graph: Graph
+    files: tuple[str, ...]
+    lines: int
+    notes: tuple[str, ...] = ()
+    ignores: tuple[Ignore, ...] = ()
+    used_ignores: set[Ignore] = field(default_factory=set)
+    silenced: dict[tuple[str, Place], Ignore] = field(default_factory=dict)  # by code and place, and who asked
+    computed: dict[Callable[..., Any], list[Any]] = field(default_factory=dict)  # by the function, see `once`
+
+    @property
+    def values(self) -> list[Value]:
+        return self.graph.values
+
+    def of(self, *ops: str) -> list[Value]:
+        return self.graph.of(*ops)
+
+    def ignores_at(self, place: Place, code: str, name: str = "") -> bool:
+        """Whether a comment on the lines of the expression, or above it, asks to ignore a code or its name there."""
+        asked = [
+            one
+            for one in self.ignores
+            if one.place.file == place.file
+            and place.line - one.is_for_below <= one.place.line <= max(place.end_line, place.line)
+            and (not one.codes or not one.codes.isdisjoint((code, name.upper())))
+        ]
+        self.used_ignores.update(asked)
+        if asked:
+            self.silenced[code, place] = asked[0]
+        return bool(asked)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        return Kinds(self.graph)
+
+    @cached_property
+    def origins(self) -> Origins:
+        return Origins(self.graph, self.kinds)
+
+    @cached_property
+    def terms(self) -> Terms:
+        return Terms(self.kinds, self.origins)
+
+    @cached_property
+    def losses(self) -> list[tuple[Value, list[Term]]]:
+        """Each loss that is differentiated, and its terms."""
+        found: dict[int, Value] = {}
+        for backward in self.of("backward"):
+            if backward.input is not None:
+                found.setdefault(id(backward.input), backward.input)
+        return [(loss, self.terms.of(loss)) for loss in found.values()]
+
+    @cached_property
+    def weights(self) -> frozenset[int]:
+        """ids of all values that become a factor of a policy term: advantages and what they are made of."""
+        policy = [term for _, terms in self.losses for term in terms if term.is_policy]
+        factors = [factor for term in policy for factor in self.terms.factors(term)]
+        ends = ("forward", "generate", "multinomial")
+        behind = walk(factors, until=lambda value: value.op in ends)
+        return frozenset(id(value) for value in behind if value.op not in ends)
+
+
+def once(find: Callable[[Program], list[Found]]) -> Callable[[Program], list[Found]]:
+    """A function of a program alone that many checks call: it is computed once per program."""
+
+    @wraps(find)
+    def found(program: Program) -> list[Found]:
+        if find not in program.computed:
+            program.computed[find] = find(program)
+        return list(program.computed[find])
+
+    return found
