@@ -9,7 +9,7 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.programs.read.program import read_program
-from assay.programs.run.trace import Trace
+from assay.programs.run.watched import WatchedRun
 from assay.programs.value import Context, Graph
 from assay.verdict import Confidence, Place, State
 from proof.corpus import as_script, specimens
@@ -96,7 +96,7 @@ def place(line):
 
 
 def test_a_finding_is_noted_once_for_a_place_and_outweighs_health():
-    trace = Trace("script.py")
+    trace = WatchedRun("script.py")
     trace.is_well("RAT08", "fine so far")
     trace.found("RAT08", "the first", place(3))
     trace.found("RAT08", "the same again", place(3))
@@ -112,7 +112,7 @@ def test_what_only_the_text_shows_is_told_as_such(tmp_path):
     illness = by_code("SAMP07")
     script = tmp_path / "script.py"
     script.write_text(illness.scripts.sick)
-    evidence = Evidence(trace=Trace(str(script)), programs=(read_program(script),))
+    evidence = Evidence(trace=WatchedRun(str(script)), programs=(read_program(script),))
     diagnosis = diagnose(evidence, [illness])
     assert [(word.confidence, word.seen_in) for word in diagnosis.findings] == [(Confidence.LIKELY, "text")]
     report = Report.of("script.py", evidence, diagnosis)
@@ -124,7 +124,7 @@ def test_a_proven_finding_wins_over_one_of_the_text(tmp_path):
     illness = by_code("SAMP07")
     script = tmp_path / "script.py"
     script.write_text(illness.scripts.sick)
-    trace = Trace(str(script))
+    trace = WatchedRun(str(script))
     trace.found("SAMP07", "proven on the tensors", place(9))
     diagnosis = diagnose(Evidence(trace=trace, programs=(read_program(script),)), [illness])
     (word,) = diagnosis.findings
@@ -132,7 +132,7 @@ def test_a_proven_finding_wins_over_one_of_the_text(tmp_path):
 
 
 def test_a_trace_in_which_nothing_was_looked_at_says_so():
-    word = diagnose(Evidence(trace=Trace("script.py")), [by_code("OPT03")]).words[0]
+    word = diagnose(Evidence(trace=WatchedRun("script.py")), [by_code("OPT03")]).words[0]
     assert word.verdict.state is State.NOT_APPLICABLE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
-from assay.programs.run.trace import Sampling, numbers_of
+from assay.programs.run.watched import Sampling, numbers_of
 from assay.programs.value import Value
 
 _PASSED = frozenset(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.programs.run.trace import numbers_of, sight
+from assay.programs.run.watched import numbers_of, sight
 from assay.programs.value import UNKNOWN, Value
 from assay.record.batch import Array
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.programs.run.origins import CHOSEN, above, is_mask, requires_grad
-from assay.programs.run.trace import Backward, Forward, Trace, numbers_of, sight
+from assay.programs.run.watched import Backward, Forward, WatchedRun, numbers_of, sight
 from assay.programs.value import Value
 
 MOST = 8  # backwards that are looked at
@@ -17,7 +17,7 @@ _NORMALISES = frozenset("log_softmax cross_entropy logsumexp softmax nll_loss".s
 _WRITES = frozenset("setitem changed masked_fill mul zero fill".split())
 
 
-def mark_graph(trace: Trace) -> None:
+def mark_graph(trace: WatchedRun) -> None:
     for backward in trace.backwards[:MOST]:
         _outer(trace, backward)
         _precision(trace, backward)
@@ -27,7 +27,7 @@ def mark_graph(trace: Trace) -> None:
     _nothing_to_train(trace)
 
 
-def _outer(trace: Trace, backward: Backward) -> None:
+def _outer(trace: WatchedRun, backward: Backward) -> None:
     """[B, 1] with [B]: every row meets every other."""
     chosen = [sight(one) for one in above(backward.loss) if trace.origins.kind(one) == CHOSEN]
     rows = {seen.shape[0] for seen in chosen if seen is not None and len(seen.shape) == 2}
@@ -61,7 +61,7 @@ def _outer(trace: Trace, backward: Backward) -> None:
     trace.is_well("ADV08", "no operation of the loss combines every row with every other")
 
 
-def _precision(trace: Trace, backward: Backward) -> None:
+def _precision(trace: WatchedRun, backward: Backward) -> None:
     """The softmax behind log-probs in the loss, computed in 16 bits."""
     for value in _chosen(trace, backward):
         for one in _behind_logprobs(value):
@@ -95,13 +95,13 @@ def _behind_logprobs(value: Value) -> Iterator[Value]:
                 waiting += list(one.arguments.values())[:1] if one.op == "listing" else [one]
 
 
-def _chosen(trace: Trace, backward: Backward) -> list[Value]:
+def _chosen(trace: WatchedRun, backward: Backward) -> list[Value]:
     """The last log-probs of chosen tokens, whatever was done to them later."""
     pieces = backward.roles.pieces if backward.roles is not None else ()
     return [one for piece in pieces for one in (piece.new, piece.old, piece.ref) if one is not None]
 
 
-def _autocast(trace: Trace, backward: Backward) -> None:
+def _autocast(trace: WatchedRun, backward: Backward) -> None:
     for piece in backward.roles.pieces if backward.roles is not None else ():
         mine = piece.forward
         others = [("old", trace.origins.pass_of(piece.old_operand))]
@@ -122,7 +122,7 @@ def _autocast(trace: Trace, backward: Backward) -> None:
                 trace.is_well("NUM02", "the passes whose log-probs are compared ran in the same precision")
 
 
-def _is_sampler(forward: Forward, trace: Trace) -> bool:
+def _is_sampler(forward: Forward, trace: WatchedRun) -> bool:
     return any(draw.forward is forward for draw in trace.samplings)
 
 
@@ -137,7 +137,7 @@ def _dtype(forward: Forward) -> str:
 # -- memory that two names share
 
 
-def _aliases(trace: Trace) -> None:
+def _aliases(trace: WatchedRun) -> None:
     for value in trace.graph.of("setitem"):
         before = sight(value.input)
         if before is not None and before.overlaps:
@@ -176,7 +176,7 @@ def _writes(value: Value | None) -> Iterator[Value]:
         value = value.input
 
 
-def _were_attended(trace: Trace, forward: Forward, ids: np.ndarray, hidden: np.ndarray) -> bool:
+def _were_attended(trace: WatchedRun, forward: Forward, ids: np.ndarray, hidden: np.ndarray) -> bool:
     """Whether a sampler saw the tokens that are hidden now."""
     seen = set(ids[hidden].tolist())
     prompts = [numbers_of(one.input_ids) for one in trace.generations]
@@ -184,7 +184,7 @@ def _were_attended(trace: Trace, forward: Forward, ids: np.ndarray, hidden: np.n
     return any(prompt is not None and len(seen & set(prompt.reshape(-1).tolist())) == len(seen) for prompt in prompts)
 
 
-def _changed_between(trace: Trace) -> None:
+def _changed_between(trace: WatchedRun) -> None:
     """A mask of rollouts that is changed in place while updates on them go on."""
     borders = [update.order for update in trace.updates]
     masks: dict[int, Value] = {}
@@ -220,7 +220,7 @@ def _changed_between(trace: Trace) -> None:
             masks.setdefault(id(root), root)
 
 
-def _sums(trace: Trace) -> None:
+def _sums(trace: WatchedRun) -> None:
     """Sums of losses that went backward already, and keep their graphs."""
     gone = {id(one.loss): one for one in trace.backwards}
     used = {id(value) for one in trace.backwards for value in above(one.loss)}
@@ -239,14 +239,14 @@ def _sums(trace: Trace) -> None:
                 )
 
 
-def _orders(trace: Trace) -> list[int]:
+def _orders(trace: WatchedRun) -> list[int]:
     return [value.order for value in trace.graph.of("backward")]
 
 
 # -- nothing that could learn
 
 
-def _nothing_to_train(trace: Trace) -> None:
+def _nothing_to_train(trace: WatchedRun) -> None:
     failure = trace.failure
     if failure is None or "does not require grad" not in failure.message or failure.place is None:
         return

@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.programs.run.origins import above, chosen_ids, differences, requires_grad
 from assay.programs.run.roles import Flow
-from assay.programs.run.trace import Backward, Trace, numbers_of
+from assay.programs.run.watched import Backward, WatchedRun, numbers_of
 from assay.programs.value import Value
 from assay.verdict import Confidence
 
@@ -18,7 +18,7 @@ _SUMS = frozenset(
 )
 
 
-def mark_penalty(trace: Trace) -> None:
+def mark_penalty(trace: WatchedRun) -> None:
     for backward in trace.backwards[:MOST]:
         if backward.roles is not None:
             _penalty(trace, backward, backward.roles.flow)
@@ -26,7 +26,7 @@ def mark_penalty(trace: Trace) -> None:
     _zero_kl(trace)
 
 
-def _penalty(trace: Trace, backward: Backward, flow: Flow) -> None:
+def _penalty(trace: WatchedRun, backward: Backward, flow: Flow) -> None:
     """A difference to the reference in the value of the loss, but not in its gradient."""
     pieces = backward.roles.pieces if backward.roles is not None else []
     if not pieces or any(piece.advantages is None for piece in pieces):
@@ -105,7 +105,7 @@ def _reaches_loss(value: Value, loss: Value, flow: Flow) -> bool:
     return False
 
 
-def _is_to_reference(one: Value, other: Value, trace: Trace) -> bool:
+def _is_to_reference(one: Value, other: Value, trace: WatchedRun) -> bool:
     mine, theirs = trace.origins.pass_of(one), trace.origins.pass_of(other)
     if mine is None or theirs is None:
         return False
@@ -113,7 +113,7 @@ def _is_to_reference(one: Value, other: Value, trace: Trace) -> bool:
     return sorted(trained) == [False, True]
 
 
-def _same_network(trace: Trace, backward: Backward, flow: Flow) -> None:
+def _same_network(trace: WatchedRun, backward: Backward, flow: Flow) -> None:
     """Beside old another set of log-probs of the same tokens by the very weights that are trained: a reference that "
     "is none."""
     for piece in backward.roles.pieces if backward.roles is not None else ():
@@ -146,7 +146,7 @@ def _same_network(trace: Trace, backward: Backward, flow: Flow) -> None:
                 )
 
 
-def _zero_kl(trace: Trace) -> None:
+def _zero_kl(trace: WatchedRun) -> None:
     """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
     samplers = {id(draw.forward) for draw in trace.samplings}
     for value, one, other in differences(trace.graph.values):

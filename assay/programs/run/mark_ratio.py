@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.programs.run.origins import KEEPS_NUMBERS, chosen_ids, differences, is_mask, requires_grad
 from assay.programs.run.roles import Flow, Piece
-from assay.programs.run.trace import Backward, Sight, Trace, numbers_of, sight
+from assay.programs.run.watched import Backward, Sight, WatchedRun, numbers_of, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 from assay.verdict import Place
@@ -36,7 +36,7 @@ _WRONG: dict[str, Form] = {
 }
 
 
-def mark_ratio(trace: Trace) -> None:
+def mark_ratio(trace: WatchedRun) -> None:
     flows = [
         (one, one.roles.flow if one.roles is not None else Flow(one.loss, trace.origins))
         for one in trace.backwards[:MOST]
@@ -50,7 +50,7 @@ def mark_ratio(trace: Trace) -> None:
 # -- old
 
 
-def _gradient_of_old(trace: Trace, flow: Flow) -> None:
+def _gradient_of_old(trace: WatchedRun, flow: Flow) -> None:
     """A difference of two log-probs of the same tokens by the policy, with gradients on both sides."""
     looked = False
     for value, one, other in differences(flow.values):
@@ -83,7 +83,7 @@ def _root(value: Value) -> Value:
     return value
 
 
-def _is_of_policy(value: Value, trace: Trace) -> bool:
+def _is_of_policy(value: Value, trace: WatchedRun) -> bool:
     forward = trace.origins.pass_of(value)
     if forward is None or forward.adapter_off:
         return False
@@ -94,7 +94,7 @@ def _is_of_policy(value: Value, trace: Trace) -> bool:
 # -- the form of the ratio
 
 
-def _forms(trace: Trace, flows: list[tuple[Backward, Flow]]) -> None:
+def _forms(trace: WatchedRun, flows: list[tuple[Backward, Flow]]) -> None:
     """What is multiplied by the advantages, in all updates together: a form that fits only some is not it."""
     fitting: dict[Place, set[str]] = {}
     told: dict[Place, Value] = {}
@@ -250,7 +250,7 @@ def _side(value: Value) -> int | None:
 # -- the clip
 
 
-def _clips(trace: Trace, flows: list[tuple[Backward, Flow]]) -> None:
+def _clips(trace: WatchedRun, flows: list[tuple[Backward, Flow]]) -> None:
     several = len(trace.updates) > 1
     used: set[Place] = set()
     for backward, flow in flows:
@@ -330,7 +330,7 @@ def _behind(value: Value, flow: Flow) -> Iterator[Value]:
                     waiting.append(user)
 
 
-def _unclipped_pair(trace: Trace, root: Value, flow: Flow) -> None:
+def _unclipped_pair(trace: WatchedRun, root: Value, flow: Flow) -> None:
     for value in flow.values:
         pair = _sides(value)
         if pair is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from assay.programs.run.follow import carried
 from assay.programs.run.roles import Piece
-from assay.programs.run.trace import Forward, Trace, numbers_of, sight
+from assay.programs.run.watched import Forward, WatchedRun, numbers_of, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 
@@ -24,7 +24,7 @@ _MOVES = frozenset(
 )
 
 
-def mark_rows(trace: Trace) -> None:
+def mark_rows(trace: WatchedRun) -> None:
     for backward in trace.backwards[:MOST]:
         for piece in backward.roles.pieces if backward.roles is not None else ():
             _order(trace, piece)
@@ -34,7 +34,7 @@ def mark_rows(trace: Trace) -> None:
 # -- the order of rows
 
 
-def _order(trace: Trace, piece: Piece) -> None:
+def _order(trace: WatchedRun, piece: Piece) -> None:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
     ids = _picked(piece.forward.input_ids)
     if ids is None or _is_reordered(piece):
@@ -119,7 +119,7 @@ def _takes_rows(value: Value) -> bool:
 # -- positions
 
 
-def _positions(trace: Trace) -> None:
+def _positions(trace: WatchedRun) -> None:
     """How far the position of each attended token is from the number of attended tokens before it, pass by pass."""
     if not _are_off(trace):
         return
@@ -149,7 +149,7 @@ def _positions(trace: Trace) -> None:
         )
 
 
-def _are_off(trace: Trace) -> bool:
+def _are_off(trace: WatchedRun) -> bool:
     """Whether log-probs that should agree do not: positions that are shifted in a whole row may not matter to a "
     "model."""
     for batch in trace.batches:
@@ -165,13 +165,13 @@ def _are_off(trace: Trace) -> bool:
     return False
 
 
-def _scored(trace: Trace) -> Iterator[Forward]:
+def _scored(trace: WatchedRun) -> Iterator[Forward]:
     for forward in trace.forwards:
         if trace.models[forward.model].is_trained and forward.attention_mask is not None:
             yield forward
 
 
-def _offsets(forward: Forward, trace: Trace) -> tuple[Array, Array] | None:
+def _offsets(forward: Forward, trace: WatchedRun) -> tuple[Array, Array] | None:
     """(rows with padding, by how much the last attended token of each is off); None where it is not known."""
     mask_BL, ids_BS = numbers_of(forward.attention_mask), numbers_of(forward.input_ids)
     if mask_BL is None or ids_BS is None or mask_BL.ndim != 2 or ids_BS.ndim != 2 or len(mask_BL) != len(ids_BS):

@@ -12,7 +12,7 @@ import numpy as np
 
 from assay.programs.run.origins import LOGITS, PROBABILITIES
 from assay.programs.run.roles import is_corrected
-from assay.programs.run.trace import Generation, Sampling, Trace, numbers_of, sight
+from assay.programs.run.watched import Generation, Sampling, WatchedRun, numbers_of, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 from assay.verdict import Place
@@ -34,7 +34,7 @@ _NORMALISES = frozenset("softmax log_softmax exp".split())
 _ALONG = ("input", "logits", "probs")
 
 
-def mark_sampling(trace: Trace) -> None:
+def mark_sampling(trace: WatchedRun) -> None:
     _settings(trace)
     _random_numbers(trace)
     _weights(trace)
@@ -42,7 +42,7 @@ def mark_sampling(trace: Trace) -> None:
     _behaviour(trace)
 
 
-def _settings(trace: Trace) -> None:
+def _settings(trace: WatchedRun) -> None:
     for call in trace.generations:
         if not call.config.get("do_sample"):
             continue
@@ -78,13 +78,13 @@ def _key(value: Value) -> tuple[object, ...]:
     return (value.place, value.context.calls)
 
 
-def _is_trained_on(value: Value, trace: Trace) -> bool:
+def _is_trained_on(value: Value, trace: WatchedRun) -> bool:
     """Whether an update used what was drawn at this place; what only an evaluation draws is nobody's fault."""
     known = [update for update in trace.updates if update.sampled_at]
     return any(_key(value) in update.sampled_at for update in known)
 
 
-def _random_numbers(trace: Trace) -> None:
+def _random_numbers(trace: WatchedRun) -> None:
     first: dict[tuple[object, ...], Value] = {}
     repeated = 0
     spot: tuple[Place, Place] | None = None
@@ -119,7 +119,7 @@ def _random_numbers(trace: Trace) -> None:
 # -- the weights of a draw
 
 
-def _weights(trace: Trace) -> None:
+def _weights(trace: WatchedRun) -> None:
     draws = [one.value for one in trace.samplings[:MOST]]
     failed = trace.failure.value if trace.failure is not None else None
     if failed is not None and failed.op == "multinomial":
@@ -142,7 +142,7 @@ def _weights(trace: Trace) -> None:
         )
 
 
-def _judged(trace: Trace, draw: Value, weights: Value | None) -> Iterator[frozenset[int]] | list[frozenset[int]]:
+def _judged(trace: WatchedRun, draw: Value, weights: Value | None) -> Iterator[frozenset[int]] | list[frozenset[int]]:
     if weights is None:
         return []
     is_log = weights.op == "categorical" and "logits" in weights.arguments
@@ -185,7 +185,7 @@ def _judged(trace: Trace, draw: Value, weights: Value | None) -> Iterator[frozen
     return [row for row in rows if row]
 
 
-def _uncut(chain: Sequence[Value], logits_BV: Array, trace: Trace) -> Array:
+def _uncut(chain: Sequence[Value], logits_BV: Array, trace: WatchedRun) -> Array:
     """The logits before anything was taken out of them, where they have the same width."""
     whole = [one for one in chain if trace.origins.kind(one) == LOGITS]
     for one in reversed(whole):
@@ -214,7 +214,7 @@ def _rows(value: Value) -> Array | None:
 
 
 def _form(
-    trace: Trace, chain: Sequence[Value], weights_BV: Array, logits_BV: Array, limit: float, *, is_log: bool
+    trace: WatchedRun, chain: Sequence[Value], weights_BV: Array, logits_BV: Array, limit: float, *, is_log: bool
 ) -> str:
     """What the weights are, if they are no softmax at any temperature; "": they are, or it is not known."""
     if all(
@@ -262,7 +262,7 @@ def _is_line(one_V: Array, other_V: Array, limit: float) -> bool | None:
     return bool(slope > 0 and rest <= limit * max(float(np.ptp(other_V[both_V])), 1e-2))
 
 
-def _scores_cut(trace: Trace) -> bool:
+def _scores_cut(trace: WatchedRun) -> bool:
     """Whether the log-probs in the loss were cut as well."""
     pieces = [piece for one in trace.backwards[:2] if one.roles is not None for piece in one.roles.pieces]
     return any(one.op in ("topk", "sort") for piece in pieces for one in _chain(piece.new))
@@ -271,7 +271,7 @@ def _scores_cut(trace: Trace) -> bool:
 # -- what it cost, and whose weights
 
 
-def _caches(trace: Trace) -> None:
+def _caches(trace: WatchedRun) -> None:
     for call in trace.generations:
         if not trace.models[call.model].can_cache or len(call.widths) < LEAST_PASSES:
             continue
@@ -300,7 +300,7 @@ def _no_cache(passes: int, width: int) -> str:
     )
 
 
-def _behaviour(trace: Trace) -> None:
+def _behaviour(trace: WatchedRun) -> None:
     """Old log-probs must be those of the weights that sampled."""
     others = {one.weights for one in trace.forwards if not trace.models[one.model].is_trained}
     for update in trace.updates:

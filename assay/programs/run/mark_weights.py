@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.programs.run.mark_ratio import slope
-from assay.programs.run.trace import Trace, Update
+from assay.programs.run.watched import Update, WatchedRun
 from assay.programs.value import Value
 from assay.record.batch import Array, Batch
 from assay.verdict import Confidence, Place
@@ -52,7 +52,7 @@ class Weighed:
         return sum(part.tokens for part in self.parts)
 
 
-def mark_weights(trace: Trace) -> None:
+def mark_weights(trace: WatchedRun) -> None:
     weighed = list(_weighed(trace))
     for one in weighed:
         _sign(trace, one)
@@ -61,7 +61,7 @@ def mark_weights(trace: Trace) -> None:
     _rewards(trace)
 
 
-def _weighed(trace: Trace) -> Iterator[Weighed]:
+def _weighed(trace: WatchedRun) -> Iterator[Weighed]:
     by_source = {f"optimizer step {update.number + 1} ({update.place})": update for update in trace.updates}
     for batch in trace.batches:
         update = by_source.get(batch.source)
@@ -120,7 +120,7 @@ def _is(number: float, expected: float) -> bool:
     return abs(number - expected) <= FIT * expected
 
 
-def _sign(trace: Trace, one: Weighed) -> None:
+def _sign(trace: WatchedRun, one: Weighed) -> None:
     roles = [backward.roles for backward in one.update.backwards if backward.roles is not None]
     ways = {slope(piece.ratio or piece.new, piece, each.flow) for each in roles for piece in each.pieces}
     if ways != {1}:
@@ -181,7 +181,7 @@ def _split(one: Weighed) -> dict[str, str]:
     return {"LOSS02": f"the gradients of {count} micro-batches are {how} by {count}: the step is that of a loss {size}"}
 
 
-def _splits(trace: Trace, weighed: Sequence[Weighed]) -> None:
+def _splits(trace: WatchedRun, weighed: Sequence[Weighed]) -> None:
     told = [(one, _split(one)) for one in weighed]
     for code in ("LOSS02", "LOSS03"):
         words = [(one, found[code]) for one, found in told if code in found]
@@ -197,7 +197,7 @@ def _splits(trace: Trace, weighed: Sequence[Weighed]) -> None:
             trace.found(code, message, one.update.backwards[0].loss.place, one.update.place, confidence=sure)
 
 
-def _padding(trace: Trace, weighed: list[Weighed]) -> None:
+def _padding(trace: WatchedRun, weighed: list[Weighed]) -> None:
     """Each token weighs 1 / (rows x padded columns), in updates of different widths or by a mean over the columns."""
     widths: dict[int, Weighed] = {}
     for one in weighed:
@@ -241,7 +241,7 @@ def _mean_over_columns(one: Weighed) -> Place | None:
     return None
 
 
-def _rewards(trace: Trace) -> None:
+def _rewards(trace: WatchedRun) -> None:
     by_step: dict[int, Array] = {}
     for batch in trace.batches:
         rewards = batch.get("rewards")

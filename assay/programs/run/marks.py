@@ -1,4 +1,4 @@
-"""Trace --> marks: verdicts that follow from what the script really did, each for one illness.
+"""WatchedRun --> marks: verdicts that follow from what the script really did, each for one illness.
 
 A finding is proven where an invariant was computed anew on the run's own tensors and failed.
 """
@@ -11,10 +11,10 @@ from assay.programs.run.mark_ratio import mark_ratio
 from assay.programs.run.mark_rows import mark_rows
 from assay.programs.run.mark_sampling import mark_sampling
 from assay.programs.run.mark_weights import mark_weights
-from assay.programs.run.trace import Trace
+from assay.programs.run.watched import WatchedRun
 
 
-def mark(trace: Trace) -> None:
+def mark(trace: WatchedRun) -> None:
     if trace.origins is None:
         return
     mark_sampling(trace)

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.programs.run.trace import Trace, numbers_of, sight
+from assay.programs.run.watched import WatchedRun, numbers_of, sight
 from assay.programs.value import Value
 
 _GIVEN = frozenset("given constant empty empty_like new_empty".split())
 _LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits
 
 
-def first_not_finite(trace: Trace) -> Value | None:
+def first_not_finite(run: WatchedRun) -> Value | None:
     known: dict[int, bool | None] = {}
-    for value in trace.graph.values:
+    for value in run.graph.values:
         finite = known[id(value)] = _is_finite(value)
         if finite is not False or value.op in _GIVEN:
             continue

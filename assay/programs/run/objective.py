@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.programs.run.origins import requires_grad
 from assay.programs.run.roles import Piece, Roles
-from assay.programs.run.trace import numbers_of, sight
+from assay.programs.run.watched import numbers_of, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from assay.programs.run.follow import carried
-from assay.programs.run.trace import Forward, Sight, Trace, numbers_of, sight
+from assay.programs.run.watched import Forward, Sight, WatchedRun, numbers_of, sight
 from assay.programs.value import UNKNOWN, Value
 from assay.record.batch import Array
 
@@ -37,8 +37,8 @@ _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter"
 class Origins:
     """Kinds of values, remembered; and which pass a value came from."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
         self.logits: set[int] = set()  # ids of Values that are a model's logits
         self.forwards: dict[int, Forward] = {}  # by id of the Value of the pass
         self._kinds: dict[int, str | None] = {}

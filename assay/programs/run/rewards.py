@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.programs.run.follow import RESHAPES, SAME, carried
 from assay.programs.run.origins import above
-from assay.programs.run.trace import numbers_of, sight
+from assay.programs.run.watched import numbers_of, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 

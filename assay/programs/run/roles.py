@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids, is_mask, requires_grad
-from assay.programs.run.trace import Backward, Forward, numbers_of, sight
+from assay.programs.run.watched import Backward, Forward, numbers_of, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 

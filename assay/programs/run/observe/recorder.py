@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from assay.programs.operations import bound, canonical
 from assay.programs.run.drawn import random_state
-from assay.programs.run.guard import attempt, sentence
-from assay.programs.run.places import Places
-from assay.programs.run.trace import Sight, Trace
+from assay.programs.run.observe.guard import attempt, sentence
+from assay.programs.run.observe.places import Places
+from assay.programs.run.watched import Sight, WatchedRun
 from assay.programs.value import UNKNOWN, Context, Value
 from assay.verdict import Place
 
@@ -72,9 +72,9 @@ class _Ref(weakref.ref[Tensor]):
 class Recorder(TorchFunctionMode):
     """`before` holds what is told of a call before it is made: backward is where gradients are caught."""
 
-    def __init__(self, trace: Trace, places: Places) -> None:
+    def __init__(self, run: WatchedRun, places: Places) -> None:
         super().__init__()
-        self.trace, self.places = trace, places
+        self.run, self.places = run, places
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
         self.version = 0
@@ -96,7 +96,7 @@ class Recorder(TorchFunctionMode):
         if self.off:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _TELLS or len(self.trace.graph.values) > MOST_VALUES:
+        if name in _TELLS or len(self.run.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
@@ -107,7 +107,7 @@ class Recorder(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
-            self.trace.raised = Value(op, given, where[0], where[2], len(self.trace.graph.values), name)
+            self.run.raised = Value(op, given, where[0], where[2], len(self.run.graph.values), name)
             raise
         attempt(self.broke, self._result, op, name, given, where, result, args)
         return result
@@ -115,7 +115,7 @@ class Recorder(TorchFunctionMode):
     def broke(self, error: Exception) -> None:
         """A fault of ours is no reason to end somebody's script: it is told, and nothing more is looked at."""
         self.off += 1
-        self.trace.notes.append(sentence(error))
+        self.run.notes.append(sentence(error))
 
     def _given(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: Any
@@ -153,7 +153,7 @@ class Recorder(TorchFunctionMode):
         """The Value of whatever the script handed over. A tensor that was changed behind our back is a new one."""
         if isinstance(one, Tensor):
             return self.tensor(one, where)
-        order = len(self.trace.graph.values)
+        order = len(self.run.graph.values)
         if isinstance(one, slice):
             parts = {name: getattr(one, name) for name in ("start", "stop", "step") if getattr(one, name) is not None}
             inner = {name: self.value_of(part, where) for name, part in parts.items()}
@@ -185,7 +185,7 @@ class Recorder(TorchFunctionMode):
         self, tensor: Tensor, op: str, arguments: Mapping[str, Value], where: tuple[Place, str, Context], **how: Any
     ) -> Value:
         place, name, context = where
-        value = self.trace.graph.new(op, arguments, place, context, **how)
+        value = self.run.graph.new(op, arguments, place, context, **how)
         if name and op != "given":
             value.names.append(name)
         self.adopt(tensor, value)
@@ -257,14 +257,14 @@ class Recorder(TorchFunctionMode):
             value = self.remember(args[0], op, given, where, name=name)
         elif isinstance(result, (tuple, list)) and any(isinstance(one, Tensor) for one in result):
             place, _, context = where
-            value = self.trace.graph.new(op, given, place, context, name=name)
+            value = self.run.graph.new(op, given, place, context, name=name)
             fields = getattr(result, "_fields", ()) or getattr(type(result), "__match_args__", ())
             for number, one in enumerate(result):
                 if isinstance(one, Tensor):
                     field_name = str(fields[number]) if number < len(fields) else ""
                     self.remember(one, "element", {"input": value}, where, name=field_name, constant=number)
         elif op == "leave":
-            value = self.trace.graph.new(op, given, where[0], where[2], name=name)
+            value = self.run.graph.new(op, given, where[0], where[2], name=name)
         else:
             return
         if op == "multinomial" and self.drawn is not None:
@@ -283,7 +283,7 @@ class Recorder(TorchFunctionMode):
         if not isinstance(loss, Tensor):
             return None
         where = self.here(frame)
-        value = self.trace.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
+        value = self.run.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
         return self.before["backward"](value)
 
     def widen(self, value: Value) -> None:
@@ -320,7 +320,7 @@ class Recorder(TorchFunctionMode):
 
     def event(self, op: str, arguments: Mapping[str, Value], frame: Any, **how: Any) -> Value:
         place, name, context = self.here(frame)
-        value = self.trace.graph.new(op, arguments, place, context, **how)
+        value = self.run.graph.new(op, arguments, place, context, **how)
         if name:
             value.names.append(name)
         return value

@@ -189,7 +189,7 @@ class Mark:
 
 
 @dataclass(repr=False)
-class Trace:
+class WatchedRun:
     script: str
     folder: str = ""  # in which the script was started
     graph: Graph = field(default_factory=Graph)
@@ -243,18 +243,18 @@ class Trace:
         return trained[0] if len(trained) == 1 else None
 
 
-def as_of_now(trace: Trace) -> Trace:
+def as_of_now(run: WatchedRun) -> WatchedRun:
     """What was known at this moment; what is found is still found for all."""
     return replace(
-        trace,
-        models=[replace(model) for model in trace.models],
-        forwards=list(trace.forwards),
-        generations=list(trace.generations),
-        samplings=list(trace.samplings),
-        backwards=list(trace.backwards),
-        updates=list(trace.updates),
-        events=list(trace.events),
-        history=dict(trace.history),
+        run,
+        models=[replace(model) for model in run.models],
+        forwards=list(run.forwards),
+        generations=list(run.generations),
+        samplings=list(run.samplings),
+        backwards=list(run.backwards),
+        updates=list(run.updates),
+        events=list(run.events),
+        history=dict(run.history),
     )
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from assay.programs.run.modules import described
-from assay.programs.run.trace import Model, Trace
+from assay.programs.run.observe.modules import described
+from assay.programs.run.watched import Model, WatchedRun
 from assay.programs.run.weights import first_and_last, sums_of
 
 
 class Models:
     """Modules are not held: a script may let one go."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
         self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
         self._summed: dict[int, tuple[int, tuple[float, ...]]] = {}
         self._few: dict[int, tuple[weakref.ref[nn.Module], int, list[weakref.ref[Tensor]]]] = {}
@@ -28,9 +28,9 @@ class Models:
         known = self._models.get(key)
         if known is not None and known[0]() is not None:
             return known[1]
-        model = described(module, len(self.trace.models))
+        model = described(module, len(self.run.models))
         self._models[key] = (weakref.ref(module), model)
-        self.trace.models.append(model)
+        self.run.models.append(model)
         return model
 
     def sums(self, module: nn.Module) -> tuple[float, ...]:
@@ -48,9 +48,9 @@ class Models:
     def _some(self, module: nn.Module) -> list[Tensor]:
         """Its first and last parameters. A large module has hundreds, and a loop asks at every token."""
         known = self._few.get(id(module))
-        if known is None or known[0]() is not module or known[1] != len(self.trace.updates):
+        if known is None or known[0]() is not module or known[1] != len(self.run.updates):
             refs = [weakref.ref(one) for one in first_and_last(list(module.parameters()))]
-            known = self._few[id(module)] = (weakref.ref(module), len(self.trace.updates), refs)
+            known = self._few[id(module)] = (weakref.ref(module), len(self.run.updates), refs)
         return [one for ref in known[2] if (one := ref()) is not None]
 
     def module(self, number: int) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""Beside a running script: what it calls --> Trace. Gradients are caught by hooks on tensors; nothing is retained.
+"""Beside a running script: what it calls --> WatchedRun. Gradients are caught by hooks on tensors; nothing is retained.
 
 An Observer is told by patches.py. It holds tensors only from the pass that made them to the backward that uses them.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from assay.programs.run.drawn import random_state, sampling_of
-from assay.programs.run.guard import attempt
-from assay.programs.run.ledger import Ledger
-from assay.programs.run.models import Models
-from assay.programs.run.modules import (
+from assay.programs.run.observe.guard import attempt
+from assay.programs.run.observe.ledger import Ledger
+from assay.programs.run.observe.models import Models
+from assay.programs.run.observe.modules import (
     active_dropout,
     adapter_is_off,
     catch,
@@ -28,12 +28,12 @@ from assay.programs.run.modules import (
     stated_config,
     tensors_of,
 )
+from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
+from assay.programs.run.observe.places import Places
+from assay.programs.run.observe.reading import Reading
+from assay.programs.run.observe.recorder import MOST_VALUES, Recorder
 from assay.programs.run.origins import Origins
-from assay.programs.run.patches import Patches, patch_generate, patch_torch
-from assay.programs.run.places import Places
-from assay.programs.run.reading import Reading
-from assay.programs.run.recorder import MOST_VALUES, Recorder
-from assay.programs.run.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
+from assay.programs.run.watched import Backward, Event, Forward, Generation, Sight, Update, WatchedRun
 from assay.programs.run.weights import Weights
 from assay.programs.value import Value
 
@@ -46,17 +46,17 @@ class Enough(SystemExit):
 
 
 class Observer:
-    def __init__(self, trace: Trace, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
-        self.trace, self.steps, self._finished = trace, steps, finished
-        self.recorder = Recorder(trace, places)
+    def __init__(self, run: WatchedRun, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
+        self.run, self.steps, self._finished = run, steps, finished
+        self.recorder = Recorder(run, places)
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
-        self.origins = trace.origins = Origins(trace)
-        self.ledger = Ledger(trace)
-        self.models = Models(trace)
-        self.reading = Reading(trace, self.models, self.origins)
+        self.origins = run.origins = Origins(run)
+        self.ledger = Ledger(run)
+        self.models = Models(run)
+        self.reading = Reading(run, self.models, self.origins)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
         self._state: int | None = None  # of the random numbers before the draw under way
@@ -76,7 +76,7 @@ class Observer:
     # -- beginning and end
 
     def start(self) -> None:
-        self.trace.torch_was_used = True
+        self.run.torch_was_used = True
         patch_torch(self.patches, self)
         self.recorder.__enter__()  # type: ignore[no-untyped-call]
 
@@ -98,7 +98,7 @@ class Observer:
         self._tensors.clear()
 
     def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if (self._leaving or len(self.trace.graph.values) > MOST_VALUES) and self.steps is None:
+        if (self._leaving or len(self.run.graph.values) > MOST_VALUES) and self.steps is None:
             self._enough()
             return False
         if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
@@ -121,7 +121,7 @@ class Observer:
             self._transparent.add(id(module))
         if "attention_mask" not in arguments and "1" in arguments and looks_like_mask(arguments["1"], found):
             arguments["attention_mask"] = arguments["1"]
-        self.trace.forwards.append(
+        self.run.forwards.append(
             Forward(
                 value=value,
                 model=model.number,
@@ -136,7 +136,7 @@ class Observer:
                 adapter_off=adapter_is_off(module) if model.has_adapter else False,
             )
         )
-        self.origins.forwards[id(value)] = self.trace.forwards[-1]
+        self.origins.forwards[id(value)] = self.run.forwards[-1]
 
     def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
         """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
@@ -149,7 +149,7 @@ class Observer:
             else:
                 op = "element" if name.isdigit() else "attribute"
                 place, _, context = where
-                made = self.trace.graph.new(op, {"input": value}, place, context, name=name)
+                made = self.run.graph.new(op, {"input": value}, place, context, name=name)
             if is_logits:
                 logits = made
                 self.recorder.widen(made)
@@ -189,7 +189,7 @@ class Observer:
             self.recorder.adopt(sequences, made)
         config = self._config.to_dict() if hasattr(self._config, "to_dict") else {}
         given = {name: one for name, one in kwargs.items() if isinstance(one, (int, float, bool, str))}
-        self.trace.generations.append(
+        self.run.generations.append(
             Generation(
                 value=value,
                 model=seen.number,
@@ -236,7 +236,7 @@ class Observer:
     def _drawn(self, value: Value) -> None:
         told = sampling_of(value, self.origins)
         told.state = self.recorder.state if value.op == "multinomial" else self._state
-        self.trace.samplings.append(told)
+        self.run.samplings.append(told)
         self._sampled()
 
     def _sampled(self) -> None:
@@ -244,7 +244,7 @@ class Observer:
             self._sampled_since_step = True
             self._rollouts += 1
             # not here: torch puts the mode back behind the call that is under way
-            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.trace.updates) >= LEAST_UPDATES
+            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.run.updates) >= LEAST_UPDATES
 
     # -- learning
 
@@ -261,7 +261,7 @@ class Observer:
             number = float(seen.numbers.reshape(-1)[0])
         told = Backward(loss, number, self.recorder.version)
         self.ledger.backward(value.place)
-        self.trace.backwards.append(told)
+        self.run.backwards.append(told)
         self._pending.append(told)
         caught: dict[int, Tensor] = {}
         hooked = [(key, one) for key, one in self._tensors.items() if one.requires_grad]
@@ -299,7 +299,7 @@ class Observer:
         place = self.recorder.here(frame)[0]
         if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(plain)):
             self.ledger.happened(kind, place)
-        self.trace.events.append(Event(kind, place, len(self.trace.graph.values), self.recorder.version, plain))
+        self.run.events.append(Event(kind, place, len(self.run.graph.values), self.recorder.version, plain))
 
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         held = [one for group in optimizer.param_groups for one in group["params"]]
@@ -307,18 +307,18 @@ class Observer:
             model.is_trained = True
             module = self.models.module(model.number)
             if module is not None:
-                self.trace.history[self.models.sums(module)] = (model.number, model.version)
+                self.run.history[self.models.sums(module)] = (model.number, model.version)
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._optimizers)
         self._weights[id(optimizer)] = Weights.before(held)
         group = optimizer.param_groups[0]
         update = Update(
-            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.trace.updates),
+            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.run.updates),
             optimizer=self._optimizers[id(optimizer)],
             optimizer_name=type(optimizer).__name__,
             place=self.recorder.here(frame)[0],
             version=self.recorder.version,
-            order=len(self.trace.graph.values),
+            order=len(self.run.graph.values),
             learning_rate=float(group.get("lr", 0.0)),
             weight_decay=float(group.get("weight_decay", 0.0) or 0.0),
             backwards=tuple(self._pending),
@@ -329,7 +329,7 @@ class Observer:
             held=len(held),
             dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
         )
-        self.trace.updates.append(update)
+        self.run.updates.append(update)
         is_now = self.reading.begins(update)
         modules = {id(one): one for number in models_of(update) if (one := self.models.module(number)) is not None}
         self.ledger.stepping(optimizer, held, modules.values(), update.place)
@@ -337,7 +337,7 @@ class Observer:
             self.reading.before(update, now=is_now)
 
     def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
-        update = next(one for one in reversed(self.trace.updates) if one.optimizer == self._optimizers[id(optimizer)])
+        update = next(one for one in reversed(self.run.updates) if one.optimizer == self._optimizers[id(optimizer)])
         with self.recorder.suspended():
             update.numbers |= self._weights.pop(id(optimizer)).after()
             self.reading.after(update)
@@ -348,10 +348,10 @@ class Observer:
         for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):
             model.version += 1
         self.recorder.next_update()
-        if self.steps is not None and len(self.trace.updates) >= self.steps:
+        if self.steps is not None and len(self.run.updates) >= self.steps:
             attempt(self.recorder.broke, self._enough)
             raise Enough(0)
-        if self.steps is None and len(self.trace.updates) >= MOST_UPDATES:
+        if self.steps is None and len(self.run.updates) >= MOST_UPDATES:
             self._enough()
 
     def _enough(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.programs.run.trace import Model, Sight, Update
+from assay.programs.run.watched import Model, Sight, Update
 from assay.programs.value import Value
 
 _INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")

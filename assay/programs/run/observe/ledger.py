@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.programs.run.trace import Sight, Trace
+from assay.programs.run.watched import Sight, WatchedRun
 from assay.programs.value import Value
 from assay.verdict import Place
 
@@ -37,8 +37,8 @@ class _Optimizer:
 
 
 class Ledger:
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
         self._moves: list[tuple[str, Place]] = []
         self._optimizers: dict[int, _Optimizer] = {}
         self._wrappers: dict[int, tuple[weakref.ref[Any], int]] = {}  # DDP and its passes with gradients since a step
@@ -97,23 +97,23 @@ class Ledger:
         if self._left_out is not None:
             missing, trainable, place = self._left_out
             all_of = "none" if missing == trainable else f"{missing} of {trainable}"
-            self.trace.found(
+            self.run.found(
                 "OPT02",
                 f"{all_of} of the policy's trainable tensors {'is' if missing == trainable else 'are not'} held by an "
                 f"optimizer: {missing} get a gradient in each update and are never changed",
                 place,
             )
         if self._scheduled is not None and self._optimizers:
-            self.trace.found(
+            self.run.found(
                 "LOSS04",
                 "the scheduler steps before the first step of the optimizer: the first learning rate is never used",
                 self._scheduled,
             )
         if self._optimizers:
-            self.trace.is_well("LOSS04", "gradients are made, used and cleared in this order")
-            self.trace.is_well("OPT04", "no tensor is stepped by two optimizers")
+            self.run.is_well("LOSS04", "gradients are made, used and cleared in this order")
+            self.run.is_well("OPT04", "no tensor is stepped by two optimizers")
         if self._wrappers:
-            self.trace.is_well("OPT03", "gradients come from passes through the wrapper")
+            self.run.is_well("OPT03", "gradients come from passes through the wrapper")
 
     # -- what is judged at a step
 
@@ -128,7 +128,7 @@ class Ledger:
             return
         cleared = [number for number, kind in enumerate(kinds) if kind == "zero_grad" and number > backwards[-1]]
         if cleared and (known is None or known.reached) and not _has_gradient(held, most=len(held)):
-            self.trace.found(
+            self.run.found(
                 "LOSS04",
                 "gradients are cleared between backward and step: the optimizer finds none",
                 since[cleared[-1]][1],
@@ -142,7 +142,7 @@ class Ledger:
         if known.lost and self._lost > 1:  # a step that a scaler skips once is no fault
             count = kinds.count("backward")
             zeros = [spot for kind, spot in since if kind == "zero_grad"]
-            self.trace.found(
+            self.run.found(
                 "LOSS04",
                 f"gradients of {len(known.lost)} of {count} backward passes are cleared before the step that should "
                 "use "
@@ -151,7 +151,7 @@ class Ledger:
                 place,
             )
         elif not known.lost and not known.clean and known.reached:
-            self.trace.found(
+            self.run.found(
                 "LOSS04",
                 "gradients of the last step are still there when the next backward adds its own: nothing cleared them",
                 place,
@@ -161,7 +161,7 @@ class Ledger:
         if clips and max(clips) < backwards[0] and "zero_grad" not in kinds[: clips[0]]:
             self._late_clips += 1
             if self._late_clips > 1:
-                self.trace.found(
+                self.run.found(
                     "LOSS04",
                     "gradients are clipped after the step that used them, and not before it",
                     since[clips[0]][1],
@@ -178,7 +178,7 @@ class Ledger:
                 continue
             both = [one for one in held if id(one) in other.ids and one.grad is not None]
             if both:
-                self.trace.found(
+                self.run.found(
                     "OPT04",
                     f"{len(both)} tensors are held by two optimizers, and both step with the same gradient",
                     place,
@@ -195,8 +195,8 @@ class Ledger:
                 continue
             if not passes and _has_gradient(list(wrapper.module.parameters())):
                 spots = [spot for kind, spot in self._moves if kind == "backward"]
-                inner = [one.value.place for one in self.trace.forwards if not one.value.context.no_grad]
-                self.trace.found(
+                inner = [one.value.place for one in self.run.forwards if not one.value.context.no_grad]
+                self.run.found(
                     "OPT03",
                     f"the gradients of {type(wrapper.module).__name__} were made without a pass through "
                     f"{type(wrapper).__name__}: they are not averaged over the processes",
@@ -218,7 +218,7 @@ class Ledger:
 
     def _alive(self, known: Iterable[tuple[Any, Value, int]]) -> None:
         """Tensors with a graph that outlive the updates they were made in."""
-        borders = [update.order for update in self.trace.updates]
+        borders = [update.order for update in self.run.updates]
         made: dict[Place, set[int]] = {}
         for ref, value, _ in known:
             seen = value.thing
@@ -231,7 +231,7 @@ class Ledger:
                 made.setdefault(value.place, set()).add(sum(border <= value.order for border in borders))
         for place, updates in made.items():
             if len(updates) >= KEPT:
-                self.trace.found(
+                self.run.found(
                     "PERF02",
                     f"numbers of {len(updates)} earlier updates are kept with their graphs: detach() or item() them",
                     place,
