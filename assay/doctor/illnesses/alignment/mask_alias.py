@@ -172,7 +172,10 @@ SICK = GENERATE.replace(
     "    mask = loss_mask[:, -completions.shape[1]:].float()\n"
     "    rewards = torch",
 )
+
+
 WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
+
 
 ILLNESS = Illness(
     code="ALGN06",

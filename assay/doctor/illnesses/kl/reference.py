@@ -72,6 +72,39 @@ def check_batch(batch: Batch) -> Verdict:
     return not_enough_data("plain_ref_logprobs, or old_logprobs of the first step or of a later one")
 
 
+def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("kl_coef") == 0:
+        return not_applicable("no reference: the KL coefficient is 0")
+    (kl_N,) = curves.need("ref_kl")
+    steps_N, applied_N = curves.steps, _or_one(curves, "updates_applied")
+    if steps_N[0] == 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
+        return finding(
+            f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
+            Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
+            confidence=Confidence.POSSIBLE,
+        )
+    later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
+    if len(later_N) < SETTLED or curves.settings.get("reference_every"):
+        return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
+    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
+    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
+    if later_N.max() > SAME or not moving:
+        return healthy("the KL to the reference leaves 0 as the policy learns", fact)
+    return finding(
+        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for doubt in doubts(program):
+        if isinstance(doubt, Doubt):
+            yield finding(doubt.what, confidence=doubt.confidence, places=doubt.places, why=doubt.why)
+        else:
+            yield healthy("the reference is a network of its own", places=(doubt,))
+
+
 def _limit(batch: Batch) -> float:
     return LIMIT.get(batch.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
 
@@ -159,41 +192,8 @@ def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
     )
 
 
-def check_curves(curves: Curves) -> Verdict:
-    if curves.settings.get("kl_coef") == 0:
-        return not_applicable("no reference: the KL coefficient is 0")
-    (kl_N,) = curves.need("ref_kl")
-    steps_N, applied_N = curves.steps, _or_one(curves, "updates_applied")
-    if steps_N[0] == 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
-        return finding(
-            f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
-            Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
-            confidence=Confidence.POSSIBLE,
-        )
-    later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
-    if len(later_N) < SETTLED or curves.settings.get("reference_every"):
-        return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
-    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
-    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > SAME or not moving:
-        return healthy("the KL to the reference leaves 0 as the policy learns", fact)
-    return finding(
-        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
-        fact,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
 def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    for doubt in doubts(program):
-        if isinstance(doubt, Doubt):
-            yield finding(doubt.what, confidence=doubt.confidence, places=doubt.places, why=doubt.why)
-        else:
-            yield healthy("the reference is a network of its own", places=(doubt,))
 
 
 def sick() -> Evidence:

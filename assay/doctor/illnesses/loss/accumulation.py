@@ -98,7 +98,10 @@ WELL = changed(
         optimizer.step()
 """,
 )
+
+
 SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
+
 
 ILLNESS = Illness(
     code="LOSS02",

@@ -74,25 +74,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
-    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
-    found = terms(batch)
-    meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
-    recorded_BT = batch.get("token_loss")
-    if recorded_BT is not None:
-        kl_BT = 0.0 if found.kl_BT is None else found.kl_coef * found.kl_BT
-        inside = np.isfinite(recorded_BT) & found.mask_BT
-        near, far = (float(np.abs(recorded_BT - side * meant_BT - kl_BT)[inside].sum()) for side in (1, -1))
-        return int(np.sign(np.nan_to_num(far - near)))
-    part = batch.numbers.get("policy_loss", batch.numbers.get("loss"))
-    meant = float((weights_BT * meant_BT).sum())
-    if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):
-        return 0
-    near, far = abs(float(part) - meant), abs(float(part) + meant)
-    # another fault may turn the sign of a sum of both signs; a flipped loss is what is meant, times -1
-    return int(np.sign(far - near)) if min(near, far) < EXACT * abs(meant) else 0
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     if not is_minimised(program) and not is_maximised(program):
         return  # who makes the step, and which way, is not seen
@@ -113,6 +94,25 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     places=(term.core.place, loss.place),
                     why=program.kinds.why(term.core),
                 )
+
+
+def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
+    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
+    found = terms(batch)
+    meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
+    recorded_BT = batch.get("token_loss")
+    if recorded_BT is not None:
+        kl_BT = 0.0 if found.kl_BT is None else found.kl_coef * found.kl_BT
+        inside = np.isfinite(recorded_BT) & found.mask_BT
+        near, far = (float(np.abs(recorded_BT - side * meant_BT - kl_BT)[inside].sum()) for side in (1, -1))
+        return int(np.sign(np.nan_to_num(far - near)))
+    part = batch.numbers.get("policy_loss", batch.numbers.get("loss"))
+    meant = float((weights_BT * meant_BT).sum())
+    if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):
+        return 0
+    near, far = abs(float(part) - meant), abs(float(part) + meant)
+    # another fault may turn the sign of a sum of both signs; a flipped loss is what is meant, times -1
+    return int(np.sign(far - near)) if min(near, far) < EXACT * abs(meant) else 0
 
 
 def _is_judged(program: Program, term: Term) -> bool:

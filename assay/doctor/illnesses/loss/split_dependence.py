@@ -59,6 +59,27 @@ def check_batch(batch: Batch) -> Verdict:
     return (found or verdicts)[0]
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    told: set[Place] = set()
+    for part in parts(program):
+        assert part.backward.input is not None
+        share = share_of(program, part.backward.input)
+        if share is None or share.scales or part.backward.place in told:
+            continue
+        told.add(part.backward.place)
+        own = token_mean(program, share, part)
+        if own is None or any(is_of_whole(one, part) for one in share.divisors):
+            yield healthy("no part is divided by its own count of tokens", places=(part.backward.place,))
+            continue
+        yield finding(
+            f"each part of the batch is divided by its own count of tokens, `{own.place.text}`, before "
+            f"`{part.backward.place.text}`: the tokens of a part with short answers weigh more",
+            confidence=Confidence.LIKELY,
+            places=(own.place, part.backward.place),
+            why=program.kinds.why(own.input) if own.input is not None else (),
+        )
+
+
 def _loss_differs(batch: Batch) -> Verdict | None:
     if not {"loss_again", "loss_split"} <= batch.numbers.keys():
         return None
@@ -113,27 +134,6 @@ def _factors(gradients_BT: Array, split_BT: Array) -> Array:
     return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    told: set[Place] = set()
-    for part in parts(program):
-        assert part.backward.input is not None
-        share = share_of(program, part.backward.input)
-        if share is None or share.scales or part.backward.place in told:
-            continue
-        told.add(part.backward.place)
-        own = token_mean(program, share, part)
-        if own is None or any(is_of_whole(one, part) for one in share.divisors):
-            yield healthy("no part is divided by its own count of tokens", places=(part.backward.place,))
-            continue
-        yield finding(
-            f"each part of the batch is divided by its own count of tokens, `{own.place.text}`, before "
-            f"`{part.backward.place.text}`: the tokens of a part with short answers weigh more",
-            confidence=Confidence.LIKELY,
-            places=(own.place, part.backward.place),
-            why=program.kinds.why(own.input) if own.input is not None else (),
-        )
-
-
 def _example(*, own_counts: bool) -> Evidence:
     """The batch in two halves, each divided by its own count of loss tokens and halved, or by that of the whole."""
     batch = healthy_batch(update=1)
@@ -168,7 +168,10 @@ WELL_SCRIPT = changed(
         optimizer.step()
 """,
 )
+
+
 SICK_SCRIPT = WELL_SCRIPT.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4")
+
 
 ILLNESS = Illness(
     code="LOSS03",

@@ -51,6 +51,7 @@ from assay.programs.value import Loop, Value
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm
+Complaint = tuple[str, tuple[Place, ...]]
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -69,9 +70,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 f"{optimizer.value.shown}: gradients are made, used and cleared in order",
                 places=(optimizer.steps[0].place,),
             )
-
-
-Complaint = tuple[str, tuple[Place, ...]]
 
 
 def _of_steps(program: Program, optimizer: Optimizer, unknown: list[Value]) -> Iterator[Complaint]:
@@ -223,7 +221,10 @@ def _never(program: Program, optimizer: Optimizer) -> Iterator[Complaint]:
 
 
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
+
+
 SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
+
 
 ILLNESS = Illness(
     code="LOSS04",

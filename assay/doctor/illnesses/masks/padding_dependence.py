@@ -60,13 +60,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _example(columns: int) -> Evidence:
-    """A loss divided by the width of the tensors, seen with `columns` of padding."""
-    batch = healthy_batch(update=1)
-    width = batch.arrays["tokens"].shape[1]
-    return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     """How the losses of tokens are summed up where a mask says that some of them are padding."""
     masked = masked_losses(program)
@@ -107,6 +100,13 @@ def _over_the_width(term: Term) -> Value | None:
         if one.op == "div" and width_of(one.argument("other")) is not None:
             return one
     return None
+
+
+def _example(columns: int) -> Evidence:
+    """A loss divided by the width of the tensors, seen with `columns` of padding."""
+    batch = healthy_batch(update=1)
+    width = batch.arrays["tokens"].shape[1]
+    return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
 
 
 def sick() -> Evidence:

@@ -74,36 +74,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
-    """Of the loss tokens; near 0 a float32 log-softmax keeps few bits, and 0 fits any precision."""
-    if values_BT is None:
-        return np.zeros(0)
-    values_N: Array = values_BT[mask_BT]
-    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > CERTAIN)])
-
-
-def _share_of_16_bits(values_N: Array) -> tuple[str, float]:
-    """The 16-bit kind that more of the numbers fit, and how many do."""
-    shares = {
-        "bfloat16": float(np.mean(_to_bfloat16(values_N) == values_N)),
-        "float16": float(np.mean(values_N.clip(-6e4, 6e4).astype(np.float16) == values_N)),
-    }
-    return max(shares.items(), key=lambda item: item[1])
-
-
-def _to_bfloat16(values: Array) -> Array:
-    """To nearest; ties, which no sum of logits hits, away from zero."""
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x8000) & 0xFFFF0000).astype(np.uint32)
-    return np.asarray(rounded.view(np.float32), dtype=np.float64)
-
-
-def _step(values_N: Array, kind: str) -> float:
-    """Half the distance between neighbours at the largest number."""
-    bits = 8 if kind == "bfloat16" else 11
-    return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     """The two sides of each difference of log-probs: passes under autocast on one side only, or rounded on one only."""
     mixed = is_mixed(program)
@@ -140,6 +110,36 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
         else:
             yield healthy("both sides are computed in the same precision", places=(value.place,))
+
+
+def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
+    """Of the loss tokens; near 0 a float32 log-softmax keeps few bits, and 0 fits any precision."""
+    if values_BT is None:
+        return np.zeros(0)
+    values_N: Array = values_BT[mask_BT]
+    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > CERTAIN)])
+
+
+def _share_of_16_bits(values_N: Array) -> tuple[str, float]:
+    """The 16-bit kind that more of the numbers fit, and how many do."""
+    shares = {
+        "bfloat16": float(np.mean(_to_bfloat16(values_N) == values_N)),
+        "float16": float(np.mean(values_N.clip(-6e4, 6e4).astype(np.float16) == values_N)),
+    }
+    return max(shares.items(), key=lambda item: item[1])
+
+
+def _to_bfloat16(values: Array) -> Array:
+    """To nearest; ties, which no sum of logits hits, away from zero."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x8000) & 0xFFFF0000).astype(np.uint32)
+    return np.asarray(rounded.view(np.float32), dtype=np.float64)
+
+
+def _step(values_N: Array, kind: str) -> float:
+    """Half the distance between neighbours at the largest number."""
+    bits = 8 if kind == "bfloat16" else 11
+    return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
 
 
 def _stored(value: Value) -> Value:

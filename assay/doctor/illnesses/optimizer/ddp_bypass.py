@@ -119,6 +119,7 @@ WELL = changed(
     "optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-6)\n",
 ).replace("        new = score(policy, ids", "        new = score(wrapped, ids")
 
+
 ILLNESS = Illness(
     code="OPT03",
     name="ddp_bypass",

@@ -99,6 +99,30 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy(f"all {tensors} trainable tensors that have a gradient changed", *facts)
 
 
+def check_curves(curves: Curves) -> Verdict:
+    (share_N,) = curves.need("tensors_changed_share")
+    known_N = share_N[np.isfinite(share_N)]
+    if len(known_N) < STEPS:
+        raise Missing(f"tensors_changed_share of {STEPS} steps")
+    share = float(np.median(known_N[len(known_N) // 2 :]))
+    fact = Fact("share of the trainable tensors that an update changes", share, ALL)
+    if share >= ALL:
+        return healthy("every update changes all trainable tensors", fact)
+    return finding(
+        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for found in unmoved(program):
+        if found.what:
+            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
+        else:
+            yield healthy("the optimizer holds what the loss is computed with", places=found.places)
+
+
 def _without_rate(batch: Batch) -> Verdict:
     """Many schedules begin at 0, and many end there."""
     step, steps = batch.step or 0, batch.settings.get("steps", 0)
@@ -146,30 +170,6 @@ def _clipped(batch: Batch) -> Array | None:
     ratio_BT = np.exp(moved_BT)
     beyond_BT = ((advantages_BT > 0) & (ratio_BT > 1 + high)) | ((advantages_BT < 0) & (ratio_BT < 1 - low))
     return np.asarray(beyond_BT if clipped_BT is None else beyond_BT | clipped_BT)
-
-
-def check_curves(curves: Curves) -> Verdict:
-    (share_N,) = curves.need("tensors_changed_share")
-    known_N = share_N[np.isfinite(share_N)]
-    if len(known_N) < STEPS:
-        raise Missing(f"tensors_changed_share of {STEPS} steps")
-    share = float(np.median(known_N[len(known_N) // 2 :]))
-    fact = Fact("share of the trainable tensors that an update changes", share, ALL)
-    if share >= ALL:
-        return healthy("every update changes all trainable tensors", fact)
-    return finding(
-        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
-        fact,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    for found in unmoved(program):
-        if found.what:
-            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
-        else:
-            yield healthy("the optimizer holds what the loss is computed with", places=found.places)
 
 
 def sick() -> Evidence:

@@ -128,6 +128,7 @@ for states, actions in batches():
     critic_optimizer.step()
 """
 
+
 ILLNESS = Illness(
     code="OPT04",
     name="shared_parameters",

@@ -92,16 +92,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
-    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
-    size = float((expected * expected).sum())
-    if not len(recorded) or size == 0:
-        return 0.0, np.inf
-    scale = float((recorded * expected).sum()) / size
-    whole = float(np.linalg.norm(recorded))
-    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     """Both sides of the minimum unclipped, bounds that nothing reaches, or a clamp that no loss sees."""
     clipped = set()
@@ -143,6 +133,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(clamp.place, use.ratio.place),
                 why=program.kinds.why(inner),
             )
+
+
+def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
+    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
+    size = float((expected * expected).sum())
+    if not len(recorded) or size == 0:
+        return 0.0, np.inf
+    scale = float((recorded * expected).sum()) / size
+    whole = float(np.linalg.norm(recorded))
+    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
 
 
 def sick() -> Evidence:

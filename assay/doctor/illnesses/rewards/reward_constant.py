@@ -78,20 +78,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
-    if "min_reward" in settings:
-        return bool(value <= settings["min_reward"])
-    return value in CONVENTIONAL
-
-
-def _different(batch: Batch, scored_B: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int | None:
-    tokens_BT = batch.get("tokens")
-    if tokens_BT is not None:
-        return len(np.unique(tokens_BT[scored_B], axis=0))
-    texts = batch.texts.get("completion")
-    return None if texts is None else len({text for text, scored in zip(texts, scored_B, strict=True) if scored})
-
-
 def check_curves(curves: Curves) -> Verdict:
     if curves.has("rollouts_scored", "rollouts_unscored"):
         scored_N, unscored_N = curves.need("rollouts_scored", "rollouts_unscored")
@@ -142,6 +128,20 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))
 
 
+def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
+    if "min_reward" in settings:
+        return bool(value <= settings["min_reward"])
+    return value in CONVENTIONAL
+
+
+def _different(batch: Batch, scored_B: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int | None:
+    tokens_BT = batch.get("tokens")
+    if tokens_BT is not None:
+        return len(np.unique(tokens_BT[scored_B], axis=0))
+    texts = batch.texts.get("completion")
+    return None if texts is None else len({text for text, scored in zip(texts, scored_B, strict=True) if scored})
+
+
 def sick() -> Evidence:
     return Evidence((_all_worth(0.5),), healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5))
 
@@ -172,7 +172,10 @@ WELL = (
         "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(one))) for one in ids[:, start:].tolist()])"
     )
 )
+
+
 SICK = WELL.replace("text.split('=')[1])", "text['answer'])")
+
 
 ILLNESS = Illness(
     code="REW01",

@@ -48,6 +48,7 @@ SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is 
 CHANCE = 1e-9  # that independent samples repeat so
 RARE = 1e-8  # a completion less probable than this does not come twice among thousands of rows
 FEWEST = 3  # of such repeats: one may be a prompt that was answered twice with a quotation
+OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -86,6 +87,20 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    drawn = {id(one.draw): one.draw for one in trained_draws(program)}
+    if any(one.name.endswith("fork_rng") for one in program.of("call", "method")):
+        return  # the random numbers of the draw are put back
+    for draw in drawn.values():
+        if is_greedy(draw):
+            continue
+        found = [verdict for verdict in (_engine_seed(program, draw), _generator(draw)) if verdict is not None]
+        found += [_seeded(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)]
+        yield from found
+        if not found:
+            yield healthy("no seed is set before each draw", places=(draw.place,))
+
+
 def _patterns(size: int) -> list[tuple[str, list[int]]]:
     """Name of a way to copy inside a group, and the place that the completion at each place then comes from."""
     divisors = [number for number in range(2, size) if size % number == 0]
@@ -107,38 +122,6 @@ def _rare_repeats(places: Sequence[int], rows: Sequence[Completion], chances_B: 
         if first != row and chances_B[row] < math.log(RARE):
             repeats.append((row, first))
     return repeats
-
-
-def sick() -> Evidence:
-    """The second half of every group is its first half again."""
-    batch = healthy_batch()
-    return of_batch(
-        gathered(batch, [row - row % SIZE + row % (SIZE // 2) for row in range(len(batch.arrays["tokens"]))])
-    )
-
-
-def well() -> Evidence:
-    """The same repeats, of a policy that knows little but these answers."""
-    (batch,) = sick().batches
-    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
-    return of_batch(edited(batch, **{name: 1e-2 * batch.arrays[name] for name in names}, ratio=None, kl=None))
-
-
-OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    drawn = {id(one.draw): one.draw for one in trained_draws(program)}
-    if any(one.name.endswith("fork_rng") for one in program.of("call", "method")):
-        return  # the random numbers of the draw are put back
-    for draw in drawn.values():
-        if is_greedy(draw):
-            continue
-        found = [verdict for verdict in (_engine_seed(program, draw), _generator(draw)) if verdict is not None]
-        found += [_seeded(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)]
-        yield from found
-        if not found:
-            yield healthy("no seed is set before each draw", places=(draw.place,))
 
 
 def _seeded(seed: Value, draw: Value) -> Verdict:
@@ -206,7 +189,23 @@ def _engine_seed(program: Program, draw: Value) -> Verdict | None:
     )
 
 
+def sick() -> Evidence:
+    """The second half of every group is its first half again."""
+    batch = healthy_batch()
+    return of_batch(
+        gathered(batch, [row - row % SIZE + row % (SIZE // 2) for row in range(len(batch.arrays["tokens"]))])
+    )
+
+
+def well() -> Evidence:
+    """The same repeats, of a policy that knows little but these answers."""
+    (batch,) = sick().batches
+    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
+    return of_batch(edited(batch, **{name: 1e-2 * batch.arrays[name] for name in names}, ratio=None, kl=None))
+
+
 SICK = GENERATE.replace("    model.eval()\n", "    model.eval()\n    torch.manual_seed(0)\n")
+
 
 ILLNESS = Illness(
     code="SAMP05",

@@ -92,6 +92,7 @@ def _is_small(draw: Value) -> bool:
 
 SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")
 
+
 ILLNESS = Illness(
     code="SAMP03",
     name="genconfig_leak",

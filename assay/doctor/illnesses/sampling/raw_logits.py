@@ -244,7 +244,10 @@ def sample(ids, steps):
         ids = torch.cat([ids, torch.multinomial(scores, 1)], dim=1)
     return ids
 """
+
+
 WELL = SICK.replace("multinomial(scores, 1)", "multinomial(scores.softmax(-1), 1)")
+
 
 ILLNESS = Illness(
     code="SAMP07",

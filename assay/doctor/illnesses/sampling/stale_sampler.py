@@ -90,6 +90,34 @@ def check_batch(batch: Batch) -> Verdict:
     return _older_by_its_looks(batch, mismatch, facts)
 
 
+def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("correction", "off") != "off":
+        return not_applicable("importance weights correct for a sampler that lags")
+    (mismatch_N,) = curves.need("mismatch_mean")
+    known_N = mismatch_N[np.isfinite(mismatch_N)]
+    if len(known_N) < STEPS or curves.steps[0] != 1:
+        return not_enough_data(f"mismatch_mean of {STEPS} steps, the first of the run among them")
+    limit = LIMIT.get(curves.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+    first, last = float(known_N[0]), float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
+    facts = (Fact("mismatch_mean at the first step", first, step=1), Fact("mismatch_mean at the end", last, limit))
+    if first <= limit / GROWTH and last > limit and last > GROWTH * first:
+        return finding(
+            f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
+            "sampler does not follow the policy",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+        )
+    return healthy("the sampler follows the policy", *facts)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for sampler in samplers(program):
+        if sampler.what:
+            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
+        else:
+            yield healthy("what samples has the trained weights", places=sampler.places)
+
+
 def _lag(batch: Batch) -> int | None:
     """Versions between the weights that sampled and those before the rollout's first update; None if unknown."""
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
@@ -171,34 +199,6 @@ def _correlation(one_N: Array, other_N: Array) -> float:
     return float(np.corrcoef(one_N, other_N)[0, 1])
 
 
-def check_curves(curves: Curves) -> Verdict:
-    if curves.settings.get("correction", "off") != "off":
-        return not_applicable("importance weights correct for a sampler that lags")
-    (mismatch_N,) = curves.need("mismatch_mean")
-    known_N = mismatch_N[np.isfinite(mismatch_N)]
-    if len(known_N) < STEPS or curves.steps[0] != 1:
-        return not_enough_data(f"mismatch_mean of {STEPS} steps, the first of the run among them")
-    limit = LIMIT.get(curves.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
-    first, last = float(known_N[0]), float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
-    facts = (Fact("mismatch_mean at the first step", first, step=1), Fact("mismatch_mean at the end", last, limit))
-    if first <= limit / GROWTH and last > limit and last > GROWTH * first:
-        return finding(
-            f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
-            "sampler does not follow the policy",
-            *facts,
-            confidence=Confidence.POSSIBLE,
-        )
-    return healthy("the sampler follows the policy", *facts)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    for sampler in samplers(program):
-        if sampler.what:
-            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
-        else:
-            yield healthy("what samples has the trained weights", places=sampler.places)
-
-
 def sick() -> Evidence:
     return Evidence((_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0)))
 
@@ -227,7 +227,10 @@ WELL_SCRIPT = (
         "    ids = policy.generate(", "    sampler.load_state_dict(policy.state_dict())\n    ids = sampler.generate("
     )
 )
+
+
 SICK_SCRIPT = WELL_SCRIPT.replace("    sampler.load_state_dict(policy.state_dict())\n", "")
+
 
 ILLNESS = Illness(
     code="SYNC01",

@@ -95,32 +95,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _truncation(batch: Batch) -> str:
-    off = {"top_k": (0, -1, None), "top_p": (1, None), "min_p": (0, None)}
-    stated = {name: batch.settings.get(name) for name in off}
-    return ", ".join(f"{name} = {value}" for name, value in stated.items() if value not in off[name])
-
-
-def _is_another_token(difference_N: np.ndarray) -> bool:
-    """Equal at most tokens and far below at the others: the sampler's number belongs to another token."""
-    differing_N = np.abs(difference_N) > 0.05
-    return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
-
-
-def sick() -> Evidence:
-    """One tenth of what the sampled token leaves was cut away, at every token."""
-    batch = healthy_batch(top_p=0.9)
-    old_BT = batch.arrays["old_logprobs"]
-    surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
-    sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
-
-
-def well() -> Evidence:
-    """The same setting; the trainer renormalises over the same tokens."""
-    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     seen: set[int] = set()
     for trained in trained_draws(program, same_pass=True):
@@ -143,6 +117,18 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
         elif weights is not None:
             yield healthy("tokens are drawn from the whole distribution", places=(draw.place,))
+
+
+def _truncation(batch: Batch) -> str:
+    off = {"top_k": (0, -1, None), "top_p": (1, None), "min_p": (0, None)}
+    stated = {name: batch.settings.get(name) for name in off}
+    return ", ".join(f"{name} = {value}" for name, value in stated.items() if value not in off[name])
+
+
+def _is_another_token(difference_N: np.ndarray) -> bool:
+    """Equal at most tokens and far below at the others: the sampler's number belongs to another token."""
+    differing_N = np.abs(difference_N) > 0.05
+    return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
 
 
 def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
@@ -222,6 +208,20 @@ def _has_bound(running: Value, depth: int = 4) -> bool:
         elif depth and user.op in ("sub", "index", "cast", "phi", "roll", "pad") and _has_bound(user, depth - 1):
             return True
     return False
+
+
+def sick() -> Evidence:
+    """One tenth of what the sampled token leaves was cut away, at every token."""
+    batch = healthy_batch(top_p=0.9)
+    old_BT = batch.arrays["old_logprobs"]
+    surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
+    sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
+    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
+
+
+def well() -> Evidence:
+    """The same setting; the trainer renormalises over the same tokens."""
+    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
 
 
 ILLNESS = Illness(

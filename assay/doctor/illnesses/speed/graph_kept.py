@@ -190,6 +190,7 @@ WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100)
     "        optimizer.step()\n", "        optimizer.step()\n        losses.append(loss.item())\n"
 )
 
+
 ILLNESS = Illness(
     code="PERF02",
     name="graph_kept",
