@@ -97,6 +97,7 @@ class Watch:
 
     def _explain(self, error: BaseException) -> None:
         self.run.failure = self._failure(error)
+        self.run.computed.clear()  # how it ended is part of what the facts are made of
 
     def _failure(self, error: BaseException) -> Failure:
         from assay.programs.run.watched import Failure

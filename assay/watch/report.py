@@ -14,7 +14,6 @@ from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
 from assay.programs.read.program import Program, read_program
 from assay.programs.read.text import SourceError
-from assay.programs.run.marks import mark
 from assay.programs.run.not_finite import first_not_finite
 from assay.programs.run.watched import WatchedRun
 from assay.watch.ratio_table import ratio_lines
@@ -40,13 +39,6 @@ def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
     """The run, its batches, and the script's text: what the run does not prove may still be read there."""
-    run.not_finite = run.not_finite or first_not_finite(run)
-    if not run.is_marked:
-        run.is_marked = True
-        try:
-            mark(run)
-        except _FAULTS as error:
-            run.notes.append(f"the run was not judged to its end, by a fault of assay: {type(error).__name__}: {error}")
     notes = [*_sentences(run), *run.notes]
     programs: tuple[Program, ...] = ()
     if read:
@@ -59,7 +51,7 @@ def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
         except _FAULTS as error:
             notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
     seen = run if run.torch_was_used else None
-    return Evidence(batches=tuple(run.batches), notes=tuple(notes), trace=seen, programs=programs)
+    return Evidence(batches=tuple(run.batches), notes=tuple(notes), run=seen, programs=programs)
 
 
 def _sentences(run: WatchedRun) -> list[str]:
@@ -72,7 +64,7 @@ def _sentences(run: WatchedRun) -> list[str]:
         lines.append(
             f"the script ended with {run.failure.kind}{where}: {run.failure.message.partition(chr(10))[0][:200]}"
         )
-    first = run.not_finite
+    first = first_not_finite(run)
     if first is not None:
         lines.append(
             f"the first number that is not finite was made at {first.place}: {first.place.text} ({first.op}), of "

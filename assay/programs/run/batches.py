@@ -15,7 +15,8 @@ from assay.programs.run.objective import objective_of, penalty_of
 from assay.programs.run.rewards import credit_of
 from assay.programs.run.roles import Piece, is_corrected
 from assay.programs.run.rollouts import Found, Rollout, locate, moment, rollouts_of
-from assay.programs.run.watched import Backward, Update, WatchedRun, numbers_of
+from assay.programs.run.sight import numbers_of
+from assay.programs.run.watched import Backward, Update, WatchedRun
 from assay.record.batch import Array, Batch, BatchError
 
 MOST_ROWS = 256
@@ -197,7 +198,7 @@ def _settings(trace: WatchedRun, update: Update, pieces: Sequence[Piece]) -> dic
 
 def _penalty(trace: WatchedRun, update: Update, rows: Rows) -> dict[str, Any]:
     """The KL in the loss; none at all if only the policy was ever asked."""
-    penalties = [penalty_of(backward.roles, piece) for backward, piece in rows.pieces]
+    penalties = [penalty_of(backward.roles, piece) for backward, piece in rows.pieces if backward.roles is not None]
     if all(penalty is None for penalty in penalties):
         trained = {piece.forward.model for _, piece in rows.pieces}
         alone = {one.model for one in trace.forwards} <= trained and not any(one.adapter_off for one in trace.forwards)

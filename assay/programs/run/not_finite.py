@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.programs.run.watched import WatchedRun, numbers_of, sight
+from assay.programs.run.sight import numbers_of, sight
+from assay.programs.run.watched import WatchedRun, once
 from assay.programs.value import Value
 
 _GIVEN = frozenset("given constant empty empty_like new_empty".split())
 _LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits
 
 
+@once
 def first_not_finite(run: WatchedRun) -> Value | None:
     known: dict[int, bool | None] = {}
     for value in run.graph.values:

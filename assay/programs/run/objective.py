@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from assay.programs.run.origins import requires_grad
 from assay.programs.run.roles import Piece, Roles
-from assay.programs.run.watched import numbers_of, sight
+from assay.programs.run.sight import numbers_of, requires_grad, sight
 from assay.programs.value import Value
 from assay.record.batch import Array
 

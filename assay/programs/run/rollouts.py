@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from assay.programs.run.origins import above
-from assay.programs.run.watched import Forward, Generation, Sampling, WatchedRun, numbers_of, sight
+from assay.programs.run.sight import numbers_of, sight
+from assay.programs.run.watched import Forward, Generation, Sampling, WatchedRun
 from assay.programs.value import Value
 from assay.record.batch import Array
 

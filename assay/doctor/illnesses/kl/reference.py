@@ -35,9 +35,12 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.reference import Doubt, doubts
 from assay.programs.read.program import Program
+from assay.programs.run.origins import above, chosen_ids, differences
+from assay.programs.run.roles import Flow, Piece, flows
+from assay.programs.run.sight import numbers_of, requires_grad
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -103,6 +106,13 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(doubt.what, confidence=doubt.confidence, places=doubt.places, why=doubt.why)
         else:
             yield healthy("the reference is a network of its own", places=(doubt,))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for backward, flow in flows(run):
+        for piece in backward.pieces:
+            yield from _policy_as_reference(run, piece, flow)
+    yield from _differences_of_zero(run)
 
 
 def _limit(batch: Batch) -> float:
@@ -196,6 +206,50 @@ def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
 
 
+def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[Verdict]:
+    """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
+    before = run.origins.pass_of(piece.old_operand)
+    if before is None or piece.product is None:
+        return
+    inside = {id(one) for one in above(piece.product)}
+    for value, one, other in differences(flow.values):
+        fixed = other if requires_grad(one) else one
+        if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
+            continue
+        forward = run.origins.pass_of(fixed)
+        if forward is None or forward is before or forward.weights != before.weights or forward.adapter_off:
+            continue
+        if forward.model == piece.forward.model and run.models[forward.model].is_trained:
+            yield finding(
+                f"the reference in `{value.place.text}` is the policy itself: its log-probs come from a pass of the "
+                "weights that are trained",
+                places=(forward.value.place, value.place),
+            )
+
+
+def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
+    """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
+    samplers = {id(draw.forward) for draw in run.samplings}
+    for value, one, other in differences(run.graph.values):
+        if requires_grad(one) or requires_grad(other):
+            continue
+        mine, theirs = run.origins.pass_of(one), run.origins.pass_of(other)
+        if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
+            continue
+        if mine.model != theirs.model or mine.weights != theirs.weights or mine.adapter_off or theirs.adapter_off:
+            continue
+        tokens, their_tokens = chosen_ids(one, run.origins), chosen_ids(other, run.origins)
+        if tokens is None or their_tokens is None or not np.array_equal(tokens, their_tokens):
+            continue
+        numbers = numbers_of(value)
+        if run.models[mine.model].is_trained and numbers is not None and not numbers.any():
+            yield finding(
+                f"`{value.place.text}` is the difference of two passes of the same weights, 0 everywhere: the "
+                "reference is the policy itself",
+                places=(value.place, theirs.value.place),
+            )
+
+
 def sick() -> Evidence:
     return Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0))
 
@@ -237,7 +291,7 @@ ILLNESS = Illness(
         "reference model is trained too",
         "reference changes during training",
     ),
-    trace=seen_in_run("KL05"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -34,11 +34,13 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.direction import is_advantage, is_maximised, is_minimised, policy_sign
 from assay.programs.facts.kind import Kind
 from assay.programs.facts.terms import Term, TermKind
 from assay.programs.read.program import Program
+from assay.programs.run.ratio import slope
+from assay.programs.run.token_weights import token_weights
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
@@ -46,6 +48,7 @@ DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
 NEARLY_ALL = 0.99  # of these tokens
 EXACT = 0.1  # of the loss that is meant: what is further from it and from its negative is neither
 VISIBLE = 1e-2  # of the sum of the terms' sizes: a smaller loss has no sign that could be trusted
+ALL_IN_RUN = 0.999  # of the tokens of an update of a run
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -94,6 +97,22 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     places=(term.core.place, loss.place),
                     why=program.kinds.why(term.core),
                 )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for seen in token_weights(run):
+        roles = [backward.roles for backward in seen.update.backwards if backward.roles is not None]
+        slopes = {slope(piece.ratio or piece.new, piece, one.flow) for one in roles for piece in one.pieces}
+        if slopes != {1}:
+            continue
+        if all(part.against > ALL_IN_RUN for part in seen.parts):
+            yield finding(
+                "the loss pulls every token against its advantage, although what it is multiplied by grows with the "
+                "new log-probs: the sign of the loss is flipped",
+                places=(seen.place, seen.update.backwards[0].loss.place),
+            )
+        elif all(part.against < 1 - ALL_IN_RUN for part in seen.parts):
+            yield healthy("the loss pulls every token the way of its advantage")
 
 
 def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
@@ -156,7 +175,7 @@ ILLNESS = Illness(
         "policy gets worse every step",
         "reward falls to 0",
     ),
-    trace=seen_in_run("LOSS01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

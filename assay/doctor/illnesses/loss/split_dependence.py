@@ -37,11 +37,13 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.illnesses.loss.accumulation import judge_splits
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.parts import is_of_whole, parts, share_of, token_mean
 from assay.programs.read.program import Program
+from assay.programs.run.token_weights import Split, TokenWeights
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
 
@@ -78,6 +80,10 @@ def check_source(program: Program) -> Iterator[Verdict]:
             places=(own.place, part.backward.place),
             why=program.kinds.why(own.input) if own.input is not None else (),
         )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    return judge_splits(run, _own_averages)
 
 
 def _loss_differs(batch: Batch) -> Verdict | None:
@@ -134,6 +140,18 @@ def _factors(gradients_BT: Array, split_BT: Array) -> Array:
     return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
 
 
+def _own_averages(weights: TokenWeights) -> str | None:
+    if weights.split is Split.WHOLE:
+        return ""
+    if weights.split not in (Split.OWN_TOKENS_ADDED, Split.OWN_TOKENS_AVERAGED):
+        return None
+    lengths = ", ".join(str(part.tokens) for part in weights.parts)
+    return (
+        f"each micro-batch is averaged over its own tokens ({lengths}): a token counts more in a short one, and the "
+        "update depends on the split"
+    )
+
+
 def _example(*, own_counts: bool) -> Evidence:
     """The batch in two halves, each divided by its own count of loss tokens and halved, or by that of the whole."""
     batch = healthy_batch(update=1)
@@ -185,7 +203,7 @@ ILLNESS = Illness(
         "loss depends on micro-batches",
         "different results with another per-device batch size",
     ),
-    trace=seen_in_run("LOSS03"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

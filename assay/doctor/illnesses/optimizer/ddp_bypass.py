@@ -25,11 +25,11 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ownership import differentiated, is_network
 from assay.programs.facts.steps import optimizer_of, optimizers
 from assay.programs.read.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
@@ -56,6 +56,17 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 told.add(call.place)
                 yield healthy("the loss is computed through the wrapper", places=(call.place,))
     yield from _left_out(program, prepared)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for bypass in run.gradients.bypasses:
+        yield finding(
+            f"the gradients of {bypass.module} were made without a pass through {bypass.wrapper}: they are not "
+            "averaged over the processes",
+            places=(bypass.place,) if bypass.made_at is None else (bypass.made_at, bypass.place),
+        )
+    if run.gradients.is_wrapped:
+        yield healthy("gradients come from passes through the wrapper")
 
 
 def _averages_by_hand(call: Value) -> bool:
@@ -134,7 +145,7 @@ ILLNESS = Illness(
         "multi-GPU gives other results than one GPU",
         "model.module is used in the loss",
     ),
-    trace=seen_in_run("OPT03"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=WELL.replace("new = score(wrapped, ids", "new = score(wrapped.module, ids"), well=WELL),
 )

@@ -36,10 +36,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.running import seen_in_run
 from assay.doctor.trend import STEPS
 from assay.programs.facts.updated import unmoved
 from assay.programs.read.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -123,6 +123,25 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the optimizer holds what the loss is computed with", places=found.places)
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    left_out = run.gradients.left_out
+    if left_out is not None:
+        missing, trainable = left_out.missing, left_out.trainable
+        how_many = "none" if missing == trainable else f"{missing} of {trainable}"
+        yield finding(
+            f"{how_many} of the policy's trainable tensors {'is' if missing == trainable else 'are not'} held by an "
+            f"optimizer: {missing} get a gradient in each update and are never changed",
+            places=(left_out.place,),
+        )
+    failure = run.failure
+    if failure is not None and failure.place is not None and "does not require grad" in failure.message:
+        yield finding(
+            "backward() failed because nothing that the loss is made of requires a gradient: the policy's parameters "
+            "are frozen, or the loss was detached",
+            places=(failure.place,),
+        )
+
+
 def _without_rate(batch: Batch) -> Verdict:
     """Many schedules begin at 0, and many end there."""
     step, steps = batch.step or 0, batch.settings.get("steps", 0)
@@ -198,7 +217,7 @@ ILLNESS = Illness(
         "reward does not move",
         "trained model is identical to the base model",
     ),
-    trace=seen_in_run("OPT02"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -25,7 +25,6 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.direction import is_advantage
 from assay.programs.facts.kind import Kind
 from assay.programs.facts.origin import same_network
@@ -33,6 +32,8 @@ from assay.programs.facts.ratios import differences, uses
 from assay.programs.facts.samplers import drawn, is_touched, is_trained, loaded, source_of
 from assay.programs.facts.terms import Term, TermKind
 from assay.programs.read.program import Program
+from assay.programs.run.draws import behaviour
+from assay.programs.run.watched import WatchedRun
 from assay.programs.value import Value, ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -57,6 +58,21 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     confidence=Confidence.LIKELY,
                     places=(drawing.place, model.place),
                 )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    seen = behaviour(run)
+    if seen.agrees:
+        yield healthy("old log-probs are those of the weights that sampled")
+    other = seen.other
+    if other is not None:
+        whose = "other weights" if other.lag is None else f"weights {other.lag} updates older"
+        product = other.piece.product
+        yield finding(
+            f"old log-probs are computed by the policy, but {whose} sampled the tokens, and no importance weight "
+            "corrects for it",
+            places=(other.old.value.place, other.update.place if product is None else product.place),
+        )
 
 
 def _is_policy(program: Program, term: Term) -> bool:
@@ -110,7 +126,7 @@ ILLNESS = Illness(
         "wrong model generates",
         "generating with another model than the one that is trained",
     ),
-    trace=seen_in_run("RAT05"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
     explains=frozenset({"RAT01", "SAMP06", "SYNC01", "RAT02"}),

@@ -36,16 +36,17 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.advantages import policy_weights
 from assay.programs.facts.rewards import always_raises, by_chance, constant, never_equal
 from assay.programs.read.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same
 STEPS = 3  # a constant over fewer is one batch seen twice
 FAILED = 0.5  # of the rollouts without a reward: more than half is a broken reward, not a hard case
 CONVENTIONAL = (-1.0, 0.0, 1.0)  # the ends of a scale that is not stated
+RUN_ROLLOUTS, RUN_ROWS = 3, 12  # of a run with one and the same reward: fewer may well be
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -128,6 +129,21 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    rewards = [(batch.step, batch.get("rewards")) for batch in run.batches]
+    known = [(step, rewards_B) for step, rewards_B in rewards if step is not None and rewards_B is not None]
+    rollouts = len({step for step, _ in known})
+    if rollouts < RUN_ROLLOUTS:
+        return
+    rewards_N = np.concatenate([rewards_B for _, rewards_B in known])
+    if len(rewards_N) >= RUN_ROWS and np.ptp(rewards_N) == 0:
+        yield finding(
+            f"all {len(rewards_N)} rewards of {rollouts} rollout batches are {rewards_N[0]:g}: the reward does not "
+            "depend on the completion",
+            confidence=Confidence.LIKELY,
+        )
+
+
 def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
     if "min_reward" in settings:
         return bool(value <= settings["min_reward"])
@@ -193,7 +209,7 @@ ILLNESS = Illness(
         "every answer gets the same reward",
         "reward does not increase",
     ),
-    trace=seen_in_run("REW01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

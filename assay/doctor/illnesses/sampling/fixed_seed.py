@@ -37,12 +37,13 @@ from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.sampling import draws, is_greedy, settings_of, trained_draws
 from assay.programs.read.program import Program
+from assay.programs.run.draws import is_trained_on
+from assay.programs.run.watched import Generation, Sampling, WatchedRun, spot_of
 from assay.programs.value import Loop, Value, ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is reused everywhere
 CHANCE = 1e-9  # that independent samples repeat so
@@ -99,6 +100,33 @@ def check_source(program: Program) -> Iterator[Verdict]:
         yield from found
         if not found:
             yield healthy("no seed is set before each draw", places=(draw.place,))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    draws_made: list[Sampling | Generation] = [
+        *run.samplings,
+        *(call for call in run.generations if call.config.get("do_sample")),
+    ]
+    is_blind = not any(update.sampled_at for update in run.updates)  # which draws were trained on is not known
+    first: dict[tuple[object, ...], Value] = {}
+    repeated: list[tuple[Place, Place]] = []
+    for draw in sorted(draws_made, key=lambda draw: draw.value.order):
+        if draw.state is None or not (is_blind or is_trained_on(run, draw.value)):
+            continue
+        known = first.setdefault((draw.state, *spot_of(draw.value)), draw.value)
+        if known is not draw.value:
+            repeated.append((draw.value.place, known.place))
+    if not repeated or (is_blind and len(repeated) < len(first)):
+        if first and not is_blind:
+            yield healthy(f"{len(first)} draws began with different random numbers each")
+        return
+    again = [place for place in run.seeds if run.seeds.count(place) > 1]
+    place = repeated[0][0]
+    yield finding(
+        f"{len(repeated)} of {len(repeated) + len(first)} draws began with the same state of the random numbers as an "
+        "earlier one: the same random numbers are used again",
+        places=(again[0] if again else place, place),
+    )
 
 
 def _patterns(size: int) -> list[tuple[str, list[int]]]:
@@ -220,7 +248,7 @@ ILLNESS = Illness(
         "same seed on every GPU",
         "same samples every step",
     ),
-    trace=seen_in_run("SAMP05"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

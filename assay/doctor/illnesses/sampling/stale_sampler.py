@@ -41,9 +41,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.staleness import samplers
 from assay.programs.read.program import Program
+from assay.programs.run.draws import behaviour
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -116,6 +117,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
         else:
             yield healthy("what samples has the trained weights", places=sampler.places)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    other = behaviour(run).other
+    if other is not None and other.lag is not None and not other.is_reference:
+        yield finding(
+            f"the tokens were sampled by weights {other.lag} updates older than the policy, and no importance weight "
+            "corrects for it: the sampler was not given the new ones",
+            places=(other.update.place,),
+        )
 
 
 def _lag(batch: Batch) -> int | None:
@@ -247,7 +258,7 @@ ILLNESS = Illness(
         "LoRA weights do not reach vLLM",
         "parameter synchronization between training and vLLM",
     ),
-    trace=seen_in_run("SYNC01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.programs.run.drawn import random_state, sampling_of
+from assay.programs.run.draws import sampling_of
 from assay.programs.run.observe.guard import attempt
 from assay.programs.run.observe.ledger import Ledger
-from assay.programs.run.observe.models import Models
-from assay.programs.run.observe.modules import (
+from assay.programs.run.observe.models import (
+    Models,
     active_dropout,
     adapter_is_off,
     catch,
@@ -25,6 +25,7 @@ from assay.programs.run.observe.modules import (
     is_plain,
     looks_like_mask,
     models_of,
+    random_state,
     stated_config,
     tensors_of,
 )
@@ -32,8 +33,8 @@ from assay.programs.run.observe.patches import Patches, patch_generate, patch_to
 from assay.programs.run.observe.places import Places
 from assay.programs.run.observe.reading import Reading
 from assay.programs.run.observe.recorder import MOST_VALUES, Recorder
-from assay.programs.run.origins import Origins
-from assay.programs.run.watched import Backward, Event, Forward, Generation, Sight, Update, WatchedRun
+from assay.programs.run.sight import Sight
+from assay.programs.run.watched import Backward, Forward, Generation, Update, WatchedRun
 from assay.programs.run.weights import Weights
 from assay.programs.value import Value
 
@@ -53,10 +54,10 @@ class Observer:
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
-        self.origins = run.origins = Origins(run)
+        self.origins = run.origins
         self.ledger = Ledger(run)
         self.models = Models(run)
-        self.reading = Reading(run, self.models, self.origins)
+        self.reading = Reading(run, self.models)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
         self._state: int | None = None  # of the random numbers before the draw under way
@@ -64,7 +65,6 @@ class Observer:
         self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
         self._pending: list[Backward] = []  # since the last step
-        self._since_zero: list[str] = []
         self._weights: dict[int, Weights] = {}
         self._optimizers: dict[int, int] = {}
         self._config: Any = None
@@ -89,7 +89,6 @@ class Observer:
         if not self._live:
             return
         self._live = False
-        self.ledger.end()
         self.recorder.stopped = True
         self.patches.undo()
         if self.recorder.off == 0:
@@ -126,7 +125,6 @@ class Observer:
                 value=value,
                 model=model.number,
                 version=model.version,
-                training=module.training,
                 dropout=max(self.dropouts, active_dropout(module) if module.training else 0),
                 input_ids=arguments.get("input_ids"),
                 attention_mask=arguments.get("attention_mask"),
@@ -188,16 +186,12 @@ class Observer:
             made = value if is_all else self.recorder.event("attribute", {"input": value}, frame, name="sequences")
             self.recorder.adopt(sequences, made)
         config = self._config.to_dict() if hasattr(self._config, "to_dict") else {}
-        given = {name: one for name, one in kwargs.items() if isinstance(one, (int, float, bool, str))}
         self.run.generations.append(
             Generation(
                 value=value,
                 model=seen.number,
                 version=seen.version,
-                training=bool(model.training),
-                dropout=active_dropout(model) if model.training else 0,
                 config={name: one for name, one in config.items() if is_plain(one)},
-                given=given,
                 input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
                 attention_mask=arguments.get("attention_mask"),
                 sequences=made,
@@ -284,22 +278,19 @@ class Observer:
 
     def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
         args, kwargs = detail
-        plain: Any = None
+        norm: float | None = None
         if kind == "clip_grad_norm":
-            norm = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
-            plain = self._clip_norm = float(norm) if isinstance(norm, (int, float)) else None
-        elif kind == "train":
-            kind = "train" if (args[0] if args else kwargs.get("mode", True)) else "eval"
-            plain = self.models.of(subject).number if isinstance(subject, nn.Module) else None
-        elif kind == "manual_seed":
-            plain = subject if isinstance(subject, int) else kwargs.get("seed")
+            given = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
+            norm = self._clip_norm = float(given) if isinstance(given, (int, float)) else None
+        elif kind == "train" and isinstance(subject, nn.Module):
+            self.models.of(subject)  # it may be called by another one only
         elif kind == "ddp":
             self.ledger.wrapped(subject)
-        self._since_zero.append(kind)
         place = self.recorder.here(frame)[0]
-        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(plain)):
+        if kind == "manual_seed":
+            self.run.seeds.append(place)
+        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(norm)):
             self.ledger.happened(kind, place)
-        self.run.events.append(Event(kind, place, len(self.run.graph.values), self.recorder.version, plain))
 
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         held = [one for group in optimizer.param_groups for one in group["params"]]
@@ -315,7 +306,6 @@ class Observer:
         update = Update(
             number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.run.updates),
             optimizer=self._optimizers[id(optimizer)],
-            optimizer_name=type(optimizer).__name__,
             place=self.recorder.here(frame)[0],
             version=self.recorder.version,
             order=len(self.run.graph.values),
@@ -324,10 +314,7 @@ class Observer:
             backwards=tuple(self._pending),
             maximize=bool(group.get("maximize", False)),
             clip_norm=self._clip_norm,
-            zeroed="zero_grad" in self._since_zero,
             models=tuple(model.number for model in self.models.holding(held)),
-            held=len(held),
-            dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
         )
         self.run.updates.append(update)
         is_now = self.reading.begins(update)
@@ -342,7 +329,7 @@ class Observer:
             update.numbers |= self._weights.pop(id(optimizer)).after()
             self.reading.after(update)
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
-        self._pending, self._since_zero, self._clip_norm = [], [], None
+        self._pending, self._clip_norm = [], None
         self._sampled_since_step = False
         self.recorder.version += 1
         for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):

@@ -11,7 +11,6 @@ from typing import Any
 from assay.programs.run.asked import Answer, ask
 from assay.programs.run.batches import ASKED, batch_of, fields_of
 from assay.programs.run.observe.models import Models
-from assay.programs.run.origins import Origins
 from assay.programs.run.roles import find_roles
 from assay.programs.run.watched import Update, WatchedRun, as_of_now
 
@@ -19,8 +18,8 @@ AT_MOST = 12  # updates that are read at once, where none of them can be asked a
 
 
 class Reading:
-    def __init__(self, run: WatchedRun, models: Models, origins: Origins) -> None:
-        self.run, self.models, self.origins = run, models, origins
+    def __init__(self, run: WatchedRun, models: Models) -> None:
+        self.run, self.models = run, models
         self._fields: Mapping[str, Any] | None = None
         self._answers: dict[tuple[Any, ...], Answer | None] = {}
         self._later: list[tuple[Update, WatchedRun]] = []
@@ -59,7 +58,7 @@ class Reading:
 
     def _find_roles(self, update: Update) -> None:
         for one in update.backwards:
-            one.roles = find_roles(one.loss, self.origins)
+            one.roles = find_roles(one.loss, self.run.origins)
 
     def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
         """A reference answers once for all updates of a rollout batch."""

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from assay.programs.operations import bound, canonical
-from assay.programs.run.drawn import random_state
 from assay.programs.run.observe.guard import attempt, sentence
+from assay.programs.run.observe.models import random_state
 from assay.programs.run.observe.places import Places
-from assay.programs.run.watched import Sight, WatchedRun
+from assay.programs.run.sight import Sight
+from assay.programs.run.watched import WatchedRun
 from assay.programs.value import UNKNOWN, Context, Value
 from assay.verdict import Place
 
