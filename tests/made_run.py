@@ -22,7 +22,7 @@ class MadeRun:
 
     def __init__(self, *models):
         self.run = WatchedRun("script.py", torch_was_used=True)
-        self.run.models += [Model(number, "Net", 1, 1, ("float32",), **how) for number, how in enumerate(models)]
+        self.run.models += [Model(number, "Net", 1, ("float32",), **how) for number, how in enumerate(models)]
 
     def value(self, op, numbers=None, *, grad=False, dtype=None, context=None, line=None, overlaps=False, **arguments):
         made = self.run.graph.new(
@@ -71,13 +71,13 @@ class MadeRun:
 
     def backward(self, loss):
         self.value("backward", input=loss)
-        seen = Backward(loss, None, 0, roles=find_roles(loss, self.run.origins))
+        seen = Backward(loss, None, roles=find_roles(loss, self.run.origins))
         self.run.backwards.append(seen)
         return seen
 
     def update(self, *backwards, **how):
         order = len(self.run.graph.values)
-        seen = Update(len(self.run.updates), 0, place(900), 0, order, 1e-3, 0.0, tuple(backwards), **how)
+        seen = Update(len(self.run.updates), 0, place(900), order, 1e-3, 0.0, tuple(backwards), **how)
         self.run.updates.append(seen)
         return seen
 

@@ -38,7 +38,7 @@ def draws(made, *weights):
         passed = made.value("attribute", logits, input=made.forward([[1]], logits))
         softmax = made.value("softmax", np.exp(log_softmax(logits)), input=passed)
         token = made.value("multinomial", np.array([[1]]), input=softmax, line=300)
-        made.run.samplings.append(Sampling(token, 0, made.run.forwards[-1], 1.0))
+        made.run.samplings.append(Sampling(token, made.run.forwards[-1], 1.0))
     return token
 
 
@@ -51,7 +51,7 @@ def test_tokens_that_had_no_chance():
         kept = made.value("masked_fill", cut, input=whole)
         softmax = made.value("softmax", np.exp(log_softmax(cut)), input=kept)
         token = made.value("multinomial", np.array([[1]]), input=softmax, line=300)
-        made.run.samplings.append(Sampling(token, 0, made.run.forwards[-1], 1.0))
+        made.run.samplings.append(Sampling(token, made.run.forwards[-1], 1.0))
     passes("SAMP07", made.run)
     leaves_alone("SAMP02", made.run)
     made.update(sampled_at=frozenset({spot_of(token)}))
@@ -63,7 +63,7 @@ def test_logits_as_weights():
     logits = np.array([[0.0, 1.0, -2.0, 0.5]])
     raw = made.value("attribute", logits, input=made.forward([[1]], logits))
     token = made.value("multinomial", np.array([[1]]), input=raw)
-    made.run.samplings.append(Sampling(token, 0, made.run.forwards[-1], 1.0))
+    made.run.samplings.append(Sampling(token, made.run.forwards[-1], 1.0))
     finds("SAMP07", made.run, token.place.line, raw.place.line, words="are logits: the lowest is -2")
 
 
@@ -92,7 +92,7 @@ def test_a_loop_without_a_cache():
     made = MadeRun({"can_cache": True})
     for width in range(3, 7):
         passed = made.forward([[1] * width], np.zeros((1, 5)), context=Context())
-        made.run.samplings.append(Sampling(passed, 0, made.run.forwards[-1], 1.0))
+        made.run.samplings.append(Sampling(passed, made.run.forwards[-1], 1.0))
     finds("PERF01", made.run, passed.place.line, words="pass 4 reads 6")
 
 

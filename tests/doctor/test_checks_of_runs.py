@@ -72,7 +72,7 @@ def test_new_under_autocast_and_old_not():
     first = [run.forwards[0].value.place.line, run.forwards[1].value.place.line]
     finds("NUM02", run, *first, old.place.line, words="only that of new ran under autocast")
     assert new.place.line not in first
-    sampled = [Sampling(one.value, 0, one, 1.0) for one in run.forwards[::2]]
+    sampled = [Sampling(one.value, one, 1.0) for one in run.forwards[::2]]
     run.samplings += sampled  # old is what the sampler itself computed
     leaves_alone("NUM02", run)
 
@@ -204,7 +204,7 @@ def test_a_write_into_an_expanded_tensor():
 def test_a_write_that_hides_the_prompt_of_a_later_pass():
     made = MadeRun(TRAINED)
     sampler = made.forward([[1, 2, 3]], np.zeros((1, 3, 5)))
-    made.run.samplings.append(Sampling(sampler, 0, made.run.forwards[0], 1.0))
+    made.run.samplings.append(Sampling(sampler, made.run.forwards[0], 1.0))
     mask = made.value("given", np.array([[1, 1, 1]]))
     write = made.keyed("setitem", np.array([[0, 0, 1]]), 0, input=mask)
     scored = made.forward([[1, 2, 3]], np.zeros((1, 3, 5)), attention_mask=write)

@@ -8,7 +8,7 @@ FAULTS = [
     "assay.programs.run.observe.recorder:Recorder._result",
     "assay.programs.run.observe.recorder:Recorder._before_backward",
     "assay.programs.run.observe.recorder:Recorder._copy",
-    "assay.programs.run.observe.recorder:_summary",
+    "assay.programs.run.observe.recorder:_is_finite",
     "assay.programs.run.observe.places:Places.here",
     "assay.programs.run.observe.observer:Observer.start",
     "assay.programs.run.observe.observer:Observer.is_a_pass",
@@ -54,7 +54,7 @@ def test_a_fault_of_ours_is_told_at_the_end_and_the_script_is_left_alone(serve, 
     assert plain["code"] == 0
     for part in ("code", "out", "words", "digest"):
         assert spoiled[part] == plain[part]
-    used = fault != "assay.programs.run.observe.recorder:_summary"  # letters are too few to be summed up
+    used = fault != "assay.programs.run.observe.recorder:_is_finite"  # letters are too few to be summed up
     assert ("by a fault of assay: Injected: injected" in " ".join(spoiled["text"].split())) == used
 
 

@@ -61,8 +61,7 @@ def sampling_of(value: Value, origins: Origins) -> Sampling:
             is_known = origins.kind(current) in (LOGITS, LOGPROBS, PROBABILITIES)
             temperature = temperature if is_known and current.op in ("add", "clamp") else None
         current = _before(current)
-    forward = origins.forward_of(value)
-    return Sampling(value, 0 if forward is None else forward.version, forward, temperature, tuple(cuts))
+    return Sampling(value, origins.forward_of(value), temperature, tuple(cuts))
 
 
 def chain(value: Value) -> Iterator[Value]:

@@ -35,8 +35,8 @@ def _is_finite(value: Value) -> bool | None:
     seen = sight(value)
     if seen is None or not seen.is_floating:
         return None
-    if seen.summary:
-        return bool(seen.summary["finite"])
+    if seen.is_finite is not None:
+        return seen.is_finite
     numbers = numbers_of(value)
     if numbers is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from assay.programs.run.rows import follow
+from assay.programs.run.rows import replay
 from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.value import UNKNOWN, Value
 from assay.record.batch import Array
@@ -26,15 +26,7 @@ KEEPS_NUMBERS = frozenset(
     "expand expand_as element "
     "attribute stack cat pad pad_sequence split chunk unbind index_select repeat".split()
 )
-_SAME = KEEPS_NUMBERS | {
-    "output",
-    "changed",
-    "setitem",
-    "repeat_interleave",
-    "nan_to_num",
-    "index_select",
-    "contiguous",
-}
+_SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "nan_to_num"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
 
@@ -168,7 +160,7 @@ def _by_a_number(value: Value) -> bool:
 
 def _is_vocabulary_wide(value: Value) -> bool:
     seen = sight(value)
-    return seen is not None and bool(seen.summary)
+    return seen is not None and seen.is_finite is not None
 
 
 def _takes_tokens(value: Value, first: Value) -> bool:
@@ -201,4 +193,4 @@ def chosen_ids(value: Value, origins: Origins) -> Array | None:
             return None
         return numbers if numbers.shape == seen.shape else None
 
-    return follow(value, at)
+    return replay(value, at)

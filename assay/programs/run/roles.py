@@ -20,6 +20,7 @@ from assay.record.batch import Array
 
 MOST = 24  # backwards that are looked at
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}
+_SHAPES = frozenset("neg unsqueeze view reshape expand expand_as cast detach squeeze index".split())
 _UNCHANGED = KEEPS_NUMBERS | {"cast", "nan_to_num", "changed"}
 
 
@@ -240,18 +241,7 @@ def sight_of_new(piece: Piece) -> tuple[int, ...]:
 def _unwrapped(value: Value) -> tuple[Value, float]:
     """(what the weight was before it was only reshaped or negated, sign)."""
     sign = 1.0
-    while value.op in (
-        "neg",
-        "unsqueeze",
-        "view",
-        "reshape",
-        "expand",
-        "expand_as",
-        "cast",
-        "detach",
-        "squeeze",
-        "index",
-    ):
+    while value.op in _SHAPES:
         if value.op == "index" and any(
             sight(one) is not None for name, one in value.arguments.items() if name != "input"
         ):

@@ -1,6 +1,6 @@
 """Which rows a tensor holds, and at which positions a model read them.
 
-`follow(value, at)` asks `at` for the array of each source and moves it as the script moved the source: it cuts, turns
+`replay(value, at)` asks `at` for the array of each source and moves it as the script moved the source: it cuts, turns
 and joins. None where a step is not known.
 
 Shape legend: B rows, S tokens given to the model, L tokens of the mask: those in the cache and those given.
@@ -31,7 +31,7 @@ _MOVES = frozenset(
 )
 
 
-def follow(value: Value, at: At) -> Array | None:
+def replay(value: Value, at: At) -> Array | None:
     found = at(value)
     if found is not None:
         return found
@@ -40,7 +40,7 @@ def follow(value: Value, at: At) -> Array | None:
     before, seen = value.input, sight(value)
     if before is None or seen is None:
         return None
-    inner = follow(before, at)
+    inner = replay(before, at)
     if inner is None:
         return None
     if value.op in RESHAPES:
@@ -90,7 +90,7 @@ def _whole(value: Value) -> Any:
 
 def _joined(value: Value, at: At) -> Array | None:
     tensors = value.arguments.get("tensors")
-    parts = [follow(part, at) for part in tensors.arguments.values()] if tensors is not None else []
+    parts = [replay(part, at) for part in tensors.arguments.values()] if tensors is not None else []
     whole = [part for part in parts if part is not None]
     dim = value.setting("dim", 0)
     if not whole or not isinstance(dim, int) or len(whole) < len(parts):
@@ -139,7 +139,7 @@ def picked_rows(value: Value | None) -> Picked | None:
         numbers = np.arange(seen.shape[0]).reshape(-1, *(1 for _ in seen.shape[1:]))
         return np.broadcast_to(numbers, seen.shape)
 
-    rows = follow(value, at)
+    rows = replay(value, at)
     if rows is None or rows.ndim == 0:
         return None
     flat = rows.reshape(len(rows), -1)

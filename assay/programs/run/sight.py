@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +23,9 @@ class Sight:
     dtype: str  # float32, bfloat16, int64, bool, ...
     requires_grad: bool = False
     data: Tensor | Array | None = None
-    # of a tensor as wide as the vocabulary, by a few of its rows: lowest, highest, row_sum, row_logsumexp, finite
-    summary: Mapping[str, float] = field(default_factory=dict)
-    rows: Array | None = None  # a few of them
+    # of a tensor as wide as the vocabulary: whether a few of its rows are finite, and two of them
+    is_finite: bool | None = None
+    rows: Array | None = None
     overlaps: bool = False  # several of its numbers are one place in memory: expand()
 
     @property

@@ -30,7 +30,6 @@ class Model:
 
     number: int
     name: str  # of its class
-    parameters: int
     trainable: int  # tensors that require a gradient
     dtypes: tuple[str, ...]
     version: int = 0  # optimizer steps that changed it so far
@@ -79,7 +78,6 @@ class Sampling:
     """One draw: multinomial, or a distribution's sample."""
 
     value: Value
-    version: int
     forward: Forward | None  # whose logits it drew from
     temperature: float | None  # None: not known
     cuts: tuple[str, ...] = ()  # operations between logits and draw that take tokens out: topk, sort, ...
@@ -92,7 +90,6 @@ class Backward:
 
     loss: Value
     number: float | None
-    version: int
     roles: Roles | None = None  # None: nothing was recognised
     gradients: Mapping[int, Sight] = field(default_factory=dict)  # d loss / d log-probs, by id of their Value
 
@@ -109,7 +106,6 @@ class Update:
     number: int  # from 0, of this optimizer
     optimizer: int
     place: Place
-    version: int  # optimizer steps of any kind before it
     order: int  # values recorded before it
     learning_rate: float
     weight_decay: float

@@ -135,5 +135,5 @@ def test_weights_that_nobody_knows_prove_nothing():
 
 def test_a_draw_that_was_not_recorded_has_no_weights():
     made = MadeRun({})
-    made.run.samplings.append(Sampling(made.value("multinomial"), 0, None, None))
+    made.run.samplings.append(Sampling(made.value("multinomial"), None, None))
     assert draw_weights(made.run) == []

@@ -4,7 +4,7 @@ import numpy as np
 from made_run import MadeRun
 
 from assay.programs.run.origins import CHOSEN, LOGITS, LOGPROBS, PROBABILITIES, above, chosen_ids, differences
-from assay.programs.run.rows import follow, picked_rows, position_shifts, takes_rows
+from assay.programs.run.rows import picked_rows, position_shifts, replay, takes_rows
 
 LOGITS_23 = np.array([[[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]])
 
@@ -66,8 +66,8 @@ def test_rows_are_followed_through_joins_turns_and_cuts():
     joined = made.value("cat", np.zeros((3, 3)), tensors=parts, dim=0)
     last = made.keyed("index", np.zeros(3), 2, input=joined)
     numbered = {id(one): np.array([[0] * 3, [1] * 3]), id(other): np.array([[7] * 3])}
-    assert follow(last, lambda value: numbered.get(id(value))).tolist() == [7, 7, 7]
-    assert follow(made.value("matmul", np.zeros(3), input=last), lambda value: numbered.get(id(value))) is None
+    assert replay(last, lambda value: numbered.get(id(value))).tolist() == [7, 7, 7]
+    assert replay(made.value("matmul", np.zeros(3), input=last), lambda value: numbered.get(id(value))) is None
 
 
 def test_picked_rows_are_numbered_as_in_the_tensor_they_came_from():

@@ -155,7 +155,6 @@ def described(module: nn.Module, number: int) -> Model:
     return Model(
         number=number,
         name=type(module).__name__,
-        parameters=sum(one.numel() for one in parameters),
         trainable=sum(one.requires_grad for one in parameters),
         dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in parameters})),
         has_adapter=hasattr(module, "disable_adapter"),

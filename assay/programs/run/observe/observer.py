@@ -253,7 +253,7 @@ class Observer:
         number = None
         if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
             number = float(seen.numbers.reshape(-1)[0])
-        told = Backward(loss, number, self.recorder.version)
+        told = Backward(loss, number)
         self.ledger.backward(value.place)
         self.run.backwards.append(told)
         self._pending.append(told)
@@ -307,7 +307,6 @@ class Observer:
             number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.run.updates),
             optimizer=self._optimizers[id(optimizer)],
             place=self.recorder.here(frame)[0],
-            version=self.recorder.version,
             order=len(self.run.graph.values),
             learning_rate=float(group.get("lr", 0.0)),
             weight_decay=float(group.get("weight_decay", 0.0) or 0.0),
@@ -331,7 +330,6 @@ class Observer:
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
         self._pending, self._clip_norm = [], None
         self._sampled_since_step = False
-        self.recorder.version += 1
         for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):
             model.version += 1
         self.recorder.next_update()
