@@ -83,7 +83,7 @@ def is_trained_on(run: WatchedRun, value: Value) -> bool:
 
 def cut_settings(run: WatchedRun, call: Generation) -> dict[str, Any]:
     """The settings in effect that take tokens out of a distribution or bend it."""
-    cuts: dict[str, Any] = {name: one for name, off in OFF.items() if (one := call.config.get(name)) not in off}
+    cuts: dict[str, Any] = {name: setting for name, off in OFF.items() if (setting := call.config.get(name)) not in off}
     vocabulary = run.models[call.model].vocabulary
     if vocabulary is not None and isinstance(cuts.get("top_k"), int) and cuts["top_k"] >= vocabulary:
         cuts.pop("top_k")
@@ -91,7 +91,7 @@ def cut_settings(run: WatchedRun, call: Generation) -> dict[str, Any]:
 
 
 def shown_settings(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={one}" for name, one in settings.items())
+    return ", ".join(f"{name}={setting}" for name, setting in settings.items())
 
 
 # -- the weights of a draw
@@ -113,19 +113,19 @@ class DrawWeights:
 @once
 def draw_weights(run: WatchedRun) -> list[DrawWeights]:
     """Of the first draws, and of the draw that ended the script."""
-    draws = [one.value for one in run.samplings[:MOST]]
+    draws = [draw.value for draw in run.samplings[:MOST]]
     failed = run.failure.value if run.failure is not None else None
     if failed is not None and failed.op == "multinomial":
         draws.append(failed)
     found = [_weights_of(run, draw, draw.arguments.get("input")) for draw in draws]
-    return [one for one in found if one is not None]
+    return [weights for weights in found if weights is not None]
 
 
 def refused_weights(run: WatchedRun) -> list[DrawWeights]:
     """Of the distribution that was made on the line where the script ended."""
     line = run.failure.place.line if run.failure is not None and run.failure.place is not None else None
-    made = [one for one in run.graph.of("categorical") if one.place.line == line][-1:]
-    return [weights for one in made if (weights := _weights_of(run, one, one)) is not None]
+    made = [distribution for distribution in run.graph.of("categorical") if distribution.place.line == line][-1:]
+    return [weights for distribution in made if (weights := _weights_of(run, distribution, distribution)) is not None]
 
 
 def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeights | None:
@@ -136,7 +136,7 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
     if weights.op == "categorical":
         of = weights.arguments.get("logits") or weights.arguments.get("probs") or weights
     made_of = list(chain(of))
-    logits = [one for one in made_of if run.origins.kind(one) == LOGITS]
+    logits = [value for value in made_of if run.origins.kind(value) == LOGITS]
     given_BV = _rows(of)
     if given_BV is None or not logits:
         return None
@@ -161,8 +161,8 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
 
 def _uncut(logits: Sequence[Value], logits_BV: Array) -> Array:
     """The logits before anything was taken out of them, where they have the same width."""
-    for one in reversed(logits):
-        rows = _rows(one)
+    for value in reversed(logits):
+        rows = _rows(value)
         if rows is not None and rows.shape == logits_BV.shape:
             return rows
     return logits_BV
@@ -188,7 +188,7 @@ def _form(
         for logits, weights in zip(logits_BV, _log(weights_BV), strict=True)
     ):
         return ""
-    probabilities = next((one for one in made_of[1:] if run.origins.kind(one) == PROBABILITIES), made_of[0])
+    probabilities = next((value for value in made_of[1:] if run.origins.kind(value) == PROBABILITIES), made_of[0])
     softmax_BV = _rows(probabilities)
     if softmax_BV is not None and _are_lines(softmax_BV, _log(weights_BV), limit):
         return "a softmax of probabilities"
@@ -200,10 +200,10 @@ def _form(
         if down and not across:
             return "a softmax over the rows of the batch"
     between = []
-    for one in made_of:
-        if run.origins.kind(one) == LOGITS:
+    for value in made_of:
+        if run.origins.kind(value) == LOGITS:
             break
-        between.append(one.op)
+        between.append(value.op)
     if not between and not is_log:
         return "the logits themselves, without a softmax"
     if between and set(between) <= _BENT and not set(between) & _NORMALISES:
@@ -255,7 +255,7 @@ class Behaviour:
 @once
 def behaviour(run: WatchedRun) -> Behaviour:
     """Old log-probs beside the weights that sampled, in first updates that no importance weight corrects."""
-    others = {one.weights for one in run.forwards if not run.models[one.model].is_trained}
+    others = {forward.weights for forward in run.forwards if not run.models[forward.model].is_trained}
     agrees = False
     for update in run.updates:
         if len(update.samplers) != 1 or not update.is_first or not update.pieces or is_corrected(update.backwards):
@@ -273,7 +273,9 @@ def behaviour(run: WatchedRun) -> Behaviour:
                 continue  # a copy of another precision has other sums
             if known is not None and known[1] >= old.version:
                 continue
-            references = {ref.model for one in update.pieces if (ref := run.origins.forward_of(one.ref)) is not None}
+            references = {
+                ref.model for other in update.pieces if (ref := run.origins.forward_of(other.ref)) is not None
+            }
             lag = None if known is None else old.version - known[1]
             return Behaviour(agrees, OtherSampler(update, piece, old, lag, bool(update.sampler_models & references)))
     return Behaviour(agrees, None)

@@ -21,14 +21,14 @@ def first_not_finite(run: WatchedRun) -> Value | None:
         finite = known[id(value)] = _is_finite(value)
         if finite is not False or value.op in _GIVEN:
             continue
-        if all(known.get(id(one), _is_finite(one)) is not False for one in _inputs(value)):
+        if all(known.get(id(argument), _is_finite(argument)) is not False for argument in _inputs(value)):
             return value
     return None
 
 
 def _inputs(value: Value) -> Iterator[Value]:
-    for one in value.arguments.values():
-        yield from _inputs(one) if one.op == "listing" else (one,)
+    for argument in value.arguments.values():
+        yield from _inputs(argument) if argument.op == "listing" else (argument,)
 
 
 def _is_finite(value: Value) -> bool | None:

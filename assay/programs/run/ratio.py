@@ -88,7 +88,7 @@ def _pulled(piece: Piece, flow: Flow) -> Iterator[Value]:
 def _plain(value: Value) -> Value:
     while value.op in KEEPS_NUMBERS | {"neg", "cast"} and value.input is not None:
         if value.op == "index" and any(
-            sight(one) is not None for name, one in value.arguments.items() if name != "input"
+            sight(argument) is not None for name, argument in value.arguments.items() if name != "input"
         ):
             break
         value = value.input
@@ -109,14 +109,14 @@ def _other_logprobs(pulled: Value, piece: Piece) -> Value | None:
     waiting, seen = [pulled], set()
     while waiting:
         current = waiting.pop()
-        for one in current.arguments.values():
-            if id(one) in seen or one is piece.new:
+        for argument in current.arguments.values():
+            if id(argument) in seen or argument is piece.new:
                 continue
-            seen.add(id(one))
-            if not requires_grad(one) and not is_mask(one) and _looks_like(one, shape):
-                found[id(one)] = one
-            elif one.op not in ("forward", "generate"):
-                waiting.append(one)
+            seen.add(id(argument))
+            if not requires_grad(argument) and not is_mask(argument) and _looks_like(argument, shape):
+                found[id(argument)] = argument
+            elif argument.op not in ("forward", "generate"):
+                waiting.append(argument)
     return next(iter(found.values())) if len(found) == 1 else None
 
 
@@ -147,7 +147,7 @@ def slope(value: Value, piece: Piece, flow: Flow) -> int | None:
     """1: it grows with the new log-probs; -1: it falls; None: not known."""
     if value is piece.new:
         return 1
-    depending = [(name, one) for name, one in value.arguments.items() if id(piece.new) in flow.upon(one)]
+    depending = [(name, argument) for name, argument in value.arguments.items() if id(piece.new) in flow.upon(argument)]
     if len(depending) != 1:
         return None
     name, inner = depending[0]
@@ -159,11 +159,11 @@ def slope(value: Value, piece: Piece, flow: Flow) -> int | None:
     if value.op == "sub":
         return way if name == "input" else -way
     if value.op == "div":
-        other = next(one for key, one in value.arguments.items() if key != name)
+        other = next(argument for key, argument in value.arguments.items() if key != name)
         side = _side(other)
         return None if side is None else way * side * (1 if name == "input" else -1)
     if value.op == "mul":
-        other = next(one for key, one in value.arguments.items() if key != name)
+        other = next(argument for key, argument in value.arguments.items() if key != name)
         if is_mask(other):
             return way
         return None if not isinstance(other.constant, (int, float)) else way if other.constant > 0 else -way

@@ -60,7 +60,7 @@ def _broadcast(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def _indexed(value: Value, array: Array, shape: tuple[int, ...]) -> Array | None:
-    keys = tuple(_key(one) for name, one in value.arguments.items() if name.isdigit())
+    keys = tuple(_key(key) for name, key in value.arguments.items() if name.isdigit())
     if any(key is UNKNOWN for key in keys):
         return None
     try:
@@ -73,7 +73,7 @@ def _indexed(value: Value, array: Array, shape: tuple[int, ...]) -> Array | None
 def _key(value: Value) -> Any:
     """What stood between the brackets."""
     if value.op == "slice":
-        parts = {name: _whole(one) for name, one in value.arguments.items()}
+        parts = {name: _whole(part) for name, part in value.arguments.items()}
         if any(part is UNKNOWN for part in parts.values()):
             return UNKNOWN
         return slice(parts.get("start"), parts.get("stop"), parts.get("step"))

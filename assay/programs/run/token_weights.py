@@ -80,7 +80,7 @@ class TokenWeights:
         if even:
             factors.append(by_row[0] * self.rows)
         for split, factor in ((Split.WHOLE, 1.0), (Split.ADDED, float(count)), (Split.DIVIDED_TWICE, 1.0 / count)):
-            if any(is_near(one, factor) for one in factors):
+            if any(is_near(seen, factor) for seen in factors):
                 return split
         return None
 

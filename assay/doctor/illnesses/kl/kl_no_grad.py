@@ -125,7 +125,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                     f"`{detached.place.text}` takes the gradient out of the KL before it is added to the loss",
                     places=(detached.place, value.place),
                 )
-            elif any(requires_grad(one) and one.op != "detach" for one in value.users if id(one) in flow.inside):
+            elif any(requires_grad(user) and user.op != "detach" for user in value.users if id(user) in flow.inside):
                 yield healthy("the KL carries a gradient")
 
 
@@ -148,7 +148,9 @@ def _is_added(value: Value, flow: Flow) -> bool:
         for user in current.users:
             if id(user) not in flow.inside or id(user) in seen:
                 continue
-            others = [one for one in user.arguments.values() if one is not current and requires_grad(one)]
+            others = [
+                argument for argument in user.arguments.values() if argument is not current and requires_grad(argument)
+            ]
             if not requires_grad(user) or (user.op in SUMS and (not others or user.op in ("add", "sub"))):
                 seen.add(id(user))
                 waiting.append(user)

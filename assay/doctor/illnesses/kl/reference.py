@@ -211,7 +211,7 @@ def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[
     before = run.origins.pass_of(piece.old_operand)
     if before is None or piece.product is None:
         return
-    inside = {id(one) for one in above(piece.product)}
+    inside = {id(part) for part in above(piece.product)}
     for value, one, other in differences(flow.values):
         fixed = other if requires_grad(one) else one
         if id(value) in inside or not requires_grad(value) or requires_grad(fixed):

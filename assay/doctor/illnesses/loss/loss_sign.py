@@ -102,7 +102,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     for seen in token_weights(run):
         roles = [backward.roles for backward in seen.update.backwards if backward.roles is not None]
-        slopes = {slope(piece.ratio or piece.new, piece, one.flow) for one in roles for piece in one.pieces}
+        slopes = {slope(piece.ratio or piece.new, piece, role.flow) for role in roles for piece in role.pieces}
         if slopes != {1}:
             continue
         if all(part.against > ALL_IN_RUN for part in seen.parts):

@@ -169,7 +169,7 @@ def _stored(value: Value) -> Value:
 
 def _dtype(forward: Forward) -> str:
     """Of what the pass returned."""
-    outputs = [sight(one) for one in [forward.value, *forward.value.users]]
+    outputs = [sight(output) for output in [forward.value, *forward.value.users]]
     return next(
         (seen.dtype for seen in outputs if seen is not None and seen.is_floating),
         "autocast" * forward.value.context.autocast,

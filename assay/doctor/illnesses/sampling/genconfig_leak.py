@@ -73,7 +73,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         if not call.config.get("do_sample"):
             continue
         cuts = cut_settings(run, call)
-        leaked = {name: one for name, one in cuts.items() if name not in call.stated}
+        leaked = {name: setting for name, setting in cuts.items() if name not in call.stated}
         if leaked:
             yield finding(
                 f"generate() ran with {shown_settings(leaked)}, which the script did not ask for: the model's own "

@@ -124,7 +124,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     for call in run.generations:
-        asked = {name: one for name, one in cut_settings(run, call).items() if name in call.stated}
+        asked = {name: setting for name, setting in cut_settings(run, call).items() if name in call.stated}
         is_sampled = call.config.get("do_sample") and is_trained_on(run, call.value)
         if asked and is_sampled and not is_corrected(run.backwards):
             yield finding(

@@ -122,7 +122,7 @@ class Ledger:
                 continue
             if not passes and _has_gradient(list(wrapper.module.parameters())):
                 made_at = [move.place for move in self._moves if move.kind == "backward"]
-                made_at += [one.value.place for one in self.run.forwards if not one.value.context.no_grad]
+                made_at += [forward.value.place for forward in self.run.forwards if not forward.value.context.no_grad]
                 self.run.gradients.bypasses.append(
                     Bypass(
                         type(wrapper.module).__name__, type(wrapper).__name__, made_at[-1] if made_at else None, place
@@ -132,11 +132,18 @@ class Ledger:
         self.run.gradients.is_wrapped = bool(self._wrappers)
 
     def _find_left_out(self, trained: Iterable[nn.Module], place: Place) -> None:
-        held = frozenset().union(*(one.ids for one in self._optimizers.values()))
-        trainable = {id(one): one for module in trained for one in module.parameters() if one.requires_grad}
+        held = frozenset().union(*(optimizer.ids for optimizer in self._optimizers.values()))
+        trainable = {
+            id(parameter): parameter
+            for module in trained
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        }
         if not trainable:
             return
-        missing = [one for one in trainable.values() if one.grad is not None and id(one) not in held]
+        missing = [
+            parameter for parameter in trainable.values() if parameter.grad is not None and id(parameter) not in held
+        ]
         self.run.gradients.left_out = LeftOut(len(missing), len(trainable), place) if missing else None
 
     def _find_kept_graphs(self, known: Iterable[tuple[Any, Value, int]]) -> None:
@@ -170,10 +177,10 @@ def _emptied_at(moves: Sequence[Move], held: Sequence[Tensor]) -> Place | None:
 def _has_gradient(parameters: Sequence[Tensor], most: int = FEW) -> bool:
     looked = 0
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        for one in parameters:
-            if one.grad is None:
+        for parameter in parameters:
+            if parameter.grad is None:
                 continue
-            gradient = one.grad.coalesce().values() if one.grad.is_sparse else one.grad
+            gradient = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
             # the first row tells it in most cases; an embedding is large
             if (gradient.dim() and bool(gradient[:1].any())) or bool(gradient.any()):
                 return True

@@ -228,9 +228,9 @@ class Observer:
             self._state = random_state(None, None)
 
     def _drawn(self, value: Value) -> None:
-        told = sampling_of(value, self.origins)
-        told.state = self.recorder.state if value.op == "multinomial" else self._state
-        self.run.samplings.append(told)
+        draw = sampling_of(value, self.origins)
+        draw.state = self.recorder.state if value.op == "multinomial" else self._state
+        self.run.samplings.append(draw)
         self._sampled()
 
     def _sampled(self) -> None:
@@ -253,10 +253,10 @@ class Observer:
         number = None
         if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
             number = float(seen.numbers.reshape(-1)[0])
-        told = Backward(loss, number)
+        backward = Backward(loss, number)
         self.ledger.backward(value.place)
-        self.run.backwards.append(told)
-        self._pending.append(told)
+        self.run.backwards.append(backward)
+        self._pending.append(backward)
         caught: dict[int, Tensor] = {}
         hooked = [(key, one) for key, one in self._tensors.items() if one.requires_grad]
         handles = [
@@ -267,7 +267,7 @@ class Observer:
         def after() -> None:
             for handle in handles:
                 handle.remove()
-            told.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
+            backward.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
             self._tensors.clear()
             self.ledger.after_backward()
 
