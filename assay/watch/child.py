@@ -90,7 +90,7 @@ class Watch:
         if _failed(error):
             attempt(self._broke, self._explain, error)
         if self.observer is not None:
-            attempt(self._broke, self.observer.reading.settle)
+            attempt(self._broke, self.observer.updates.settle)
         attempt(self._broke, self.write)
         if not self._written:
             attempt(self._broke, self._write_faults)

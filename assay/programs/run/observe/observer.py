@@ -31,8 +31,8 @@ from assay.programs.run.observe.models import (
 )
 from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
 from assay.programs.run.observe.places import Places
-from assay.programs.run.observe.reading import Reading
 from assay.programs.run.observe.recorder import MOST_VALUES, Recorder
+from assay.programs.run.observe.updates import UpdateReader
 from assay.programs.run.sight import Sight
 from assay.programs.run.watched import Backward, Forward, Generation, Update, WatchedRun
 from assay.programs.run.weights import Weights
@@ -57,7 +57,7 @@ class Observer:
         self.origins = run.origins
         self.ledger = Ledger(run)
         self.models = Models(run)
-        self.reading = Reading(run, self.models)
+        self.updates = UpdateReader(run, self.models)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
         self._state: int | None = None  # of the random numbers before the draw under way
@@ -316,17 +316,17 @@ class Observer:
             models=tuple(model.number for model in self.models.holding(held)),
         )
         self.run.updates.append(update)
-        is_now = self.reading.begins(update)
+        is_now = self.updates.begins(update)
         modules = {id(one): one for number in models_of(update) if (one := self.models.module(number)) is not None}
         self.ledger.stepping(optimizer, held, modules.values(), update.place)
         with self.recorder.suspended():
-            self.reading.before(update, now=is_now)
+            self.updates.before(update, now=is_now)
 
     def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         update = next(one for one in reversed(self.run.updates) if one.optimizer == self._optimizers[id(optimizer)])
         with self.recorder.suspended():
             update.numbers |= self._weights.pop(id(optimizer)).after()
-            self.reading.after(update)
+            self.updates.after(update)
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
         self._pending, self._clip_norm = [], None
         self._sampled_since_step = False
@@ -341,5 +341,5 @@ class Observer:
 
     def _enough(self) -> None:
         self.stop()
-        self.reading.settle()
+        self.updates.settle()
         self._finished()

@@ -17,7 +17,7 @@ from assay.programs.run.watched import Update, WatchedRun, as_of_now
 AT_MOST = 12  # updates that are read at once, where none of them can be asked about
 
 
-class Reading:
+class UpdateReader:
     def __init__(self, run: WatchedRun, models: Models) -> None:
         self.run, self.models = run, models
         self._fields: Mapping[str, Any] | None = None
