@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SCRIPTS, PLANTS = HERE / "scripts", HERE / "plants" / "scripts"
-# where an illness can be seen at all: in the source (s), in a run of the script (d); the catalogue's own marks
+# where an illness can be seen at all: in the source (s), in a run of the script (d); as the catalogue says
 SEEN_IN_SOURCE = frozenset(
     "SAMP01 SAMP02 SAMP03 SAMP04 SAMP05 SAMP07 ALGN01 ALGN02 ALGN03 ALGN05 ALGN06 ALGN07 ALGN08 ALGN09 MASK01 MASK02 "
     "MASK03 MASK04 MASK06 MASK07 MASK08 ADV01 ADV02 ADV03 ADV04 ADV05 ADV06 ADV07 ADV08 ADV10 RAT02 RAT03 RAT04 RAT05 "

@@ -31,7 +31,7 @@ LIBRARIES = (
     "numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch.distributions",
     "transformers", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers", "accelerate",
-    "tokenizers", "assay.programs.run.observer", "assay.watch.report",
+    "tokenizers", "assay.programs.run.observe.observer", "assay.watch.report",
 )  # fmt: skip
 PAUSE = 0.02
 _LEAVE = os._exit  # a watched script's process has another one
@@ -142,7 +142,7 @@ def _run(script: Path, folder: Path) -> NoReturn:
     class Proof(Watch):
         def write(self) -> None:
             self._written = True
-            told = _told(self.trace, script)
+            told = _told(self.run, script)
             (folder / "part").write_text(json.dumps(told))
             os.replace(folder / "part", folder / "told.json")
 
@@ -159,20 +159,20 @@ def _run(script: Path, folder: Path) -> NoReturn:
         _LEAVE(code)
 
 
-def _told(trace: Any, script: Path) -> dict[str, Any]:
+def _told(run: Any, script: Path) -> dict[str, Any]:
     from assay.doctor.diagnosis import diagnose
     from assay.watch.report import evidence_of
 
     told: dict[str, Any] = {}
     for name, read in (("run", False), ("all", True)):
-        diagnosis = diagnose(evidence_of(trace, read=read))
+        diagnosis = diagnose(evidence_of(run, read=read))
         told[name] = [[word.code, word.confidence.value] for word in diagnosis.findings]
         told[f"{name}_messages"] = [word.verdict.message for word in diagnosis.findings]
         crashed = [
             f"{word.code}: {word.verdict.message}" for word in diagnosis.words if word.verdict.state == "crashed"
         ]
         told["crashed"] = crashed
-    told["notes"] = list(trace.notes)
+    told["notes"] = list(run.notes)
     return told
 
 

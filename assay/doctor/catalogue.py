@@ -11,10 +11,10 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.programs.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Severity, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
@@ -23,8 +23,8 @@ BatchCheck = Callable[[Batch], Verdict]
 CurvesCheck = Callable[[Curves], Verdict]
 # one verdict for each thing that was looked at, the healthy ones too; none: the script has nothing of the kind
 SourceCheck = Callable[[Program], Iterable[Verdict]]
-TraceCheck = Callable[[Any], Iterable[Verdict]]
-KINDS = ("curves", "batch", "source", "trace")
+RunCheck = Callable[[WatchedRun], Iterable[Verdict]]
+KINDS = ("curves", "batch", "source", "run")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Illness:
     curves: CurvesCheck | None = None
     source: SourceCheck | None = None
     scripts: Scripts | None = None  # with `source`
-    trace: TraceCheck | None = None
+    run: RunCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
 

@@ -26,7 +26,7 @@ _NEEDED = {
     "batch": "a recorded batch",
     "curves": "curves",
     "source": "the script",
-    "trace": "a run under assay watch",
+    "run": "a run under assay watch",
 }
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
 # of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
@@ -152,8 +152,8 @@ def _rank(word: Word) -> tuple[int, int]:
 
 def _word(illness: Illness, evidence: Evidence) -> Word:
     words: list[Word] = []  # of equals the first counts: the whole run before a batch, a late batch before an early one
-    if illness.trace is not None and evidence.trace is not None:
-        words.append(Word(illness, _ask(_together(illness, illness.trace), evidence.trace)))
+    if illness.run is not None and evidence.run is not None:
+        words.append(Word(illness, _ask(_together(illness, illness.run), evidence.run)))
     if illness.source is not None:
         words += [Word(illness, _ask(_together(illness, illness.source), one), one.path) for one in evidence.programs]
     if illness.curves is not None and evidence.curves is not None:
@@ -161,16 +161,16 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
     if illness.batch is not None:
         words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
     if not words:
-        if evidence.programs and evidence.trace is None:
+        if evidence.programs and evidence.run is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
         # a run under watch is too short for curves: what would do is told
-        needed = _NEEDED if evidence.trace is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
+        needed = _NEEDED if evidence.run is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
         return Word(illness, not_enough_data(" or ".join(needed[one] for one in kinds)))
     loudest = max(words, key=lambda word: (_LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
     found = [word for word in words if word.verdict.state is State.FINDING]
     texts = {program.path for program in evidence.programs}
-    seen_in = "" if evidence.trace is None else "text" if loudest.source in texts else "run"
+    seen_in = "" if evidence.run is None else "text" if loudest.source in texts else "run"
     verdict = loudest.verdict
     if loudest in found and not verdict.places:  # a batch knows no lines; the text does
         verdict = replace(verdict, places=next((word.verdict.places for word in found if word.verdict.places), ()))

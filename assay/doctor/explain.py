@@ -38,9 +38,7 @@ FAMILIES = {
     "MET": "curves",
 }
 BEGIN, END = "<!-- illnesses: begin -->", "<!-- illnesses: end -->"
-
-
-_KINDS = {"batch": "batch", "curves": "curves", "source": "source", "trace": "run"}  # a check, and what it looks at
+_KINDS = ("batch", "curves", "source", "run")  # what an illness can be seen in
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Entry:
 
     @classmethod
     def of(cls, illness: Illness) -> Entry:
-        kinds = tuple(word for kind, word in _KINDS.items() if getattr(illness, kind) is not None)
+        kinds = tuple(kind for kind in _KINDS if getattr(illness, kind) is not None)
         return cls(
             illness.code,
             illness.name,

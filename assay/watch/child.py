@@ -15,17 +15,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.programs.run.guard import attempt, sentence
+from assay.programs.run.observe.guard import attempt, sentence
 from assay.watch.imports import AfterImport
 from assay.watch.process import run_script
 
 if TYPE_CHECKING:
-    from assay.programs.run.places import Places
-    from assay.programs.run.trace import Failure, Trace
+    from assay.programs.run.observe.places import Places
+    from assay.programs.run.watched import Failure, WatchedRun
 
 
 class Watch:
-    """Holds the trace; begins when torch is imported; writes the report when enough was seen, and at the end."""
+    """Holds the run; begins when torch is imported; writes the report when enough was seen, and at the end."""
 
     def __init__(self, script: Path, settings: dict[str, Any]) -> None:
         self.script, self.folder = script, os.getcwd()
@@ -44,14 +44,14 @@ class Watch:
         os.register_at_fork(after_in_child=self._forked)
 
     @cached_property
-    def trace(self) -> Trace:
-        from assay.programs.run.trace import Trace
+    def run(self) -> WatchedRun:
+        from assay.programs.run.watched import WatchedRun
 
-        return Trace(str(self.script), self.folder)
+        return WatchedRun(str(self.script), self.folder)
 
     @cached_property
     def places(self) -> Places:
-        from assay.programs.run.places import Places
+        from assay.programs.run.observe.places import Places
 
         return Places(self.script, self._whole)
 
@@ -62,9 +62,9 @@ class Watch:
 
     def _torch(self, module: Any) -> None:
         import assay.watch.report  # noqa: F401  # now: later it may cost a step
-        from assay.programs.run.observer import Observer
+        from assay.programs.run.observe.observer import Observer
 
-        self.observer = Observer(self.trace, self.places, self.settings["steps"], self._enough)
+        self.observer = Observer(self.run, self.places, self.settings["steps"], self._enough)
         self.observer.start()
 
     def _transformers(self, module: Any) -> None:
@@ -90,16 +90,17 @@ class Watch:
         if _failed(error):
             attempt(self._broke, self._explain, error)
         if self.observer is not None:
-            attempt(self._broke, self.observer.reading.settle)
+            attempt(self._broke, self.observer.updates.settle)
         attempt(self._broke, self.write)
         if not self._written:
             attempt(self._broke, self._write_faults)
 
     def _explain(self, error: BaseException) -> None:
-        self.trace.failure = self._failure(error)
+        self.run.failure = self._failure(error)
+        self.run.computed.clear()  # how it ended is part of what the facts are made of
 
     def _failure(self, error: BaseException) -> Failure:
-        from assay.programs.run.trace import Failure
+        from assay.programs.run.watched import Failure
 
         place = None
         traceback = error.__traceback__
@@ -108,7 +109,7 @@ class Watch:
                 where = (traceback.tb_frame.f_code, traceback.tb_lasti)
                 place = self.places.place(where)
             traceback = traceback.tb_next
-        raised = self.trace.raised
+        raised = self.run.raised
         is_it = (
             raised is not None
             and place is not None
@@ -119,9 +120,9 @@ class Watch:
     def write(self) -> None:
         from assay.watch.report import report
 
-        self.trace.notes += self._faults
+        self.run.notes += self._faults
         self._faults = []
-        self._put(report(self.trace, self.settings))
+        self._put(report(self.run, self.settings))
         self._written = True
 
     def _write_faults(self) -> None:

@@ -1,4 +1,4 @@
-"""Trace --> what is printed: the doctor's report, and the ratio of each update of each rollout batch."""
+"""WatchedRun --> what is printed: the doctor's report, and the ratio of each update of each rollout batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from assay.doctor.report.select import select
 from assay.programs.program import Program
 from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError
-from assay.programs.run.marks import mark
 from assay.programs.run.not_finite import first_not_finite
-from assay.programs.run.ratios import ratio_lines
-from assay.programs.run.trace import Trace
+from assay.programs.run.watched import WatchedRun
+from assay.watch.ratio_table import ratio_lines
 
 # what a bug of ours may raise: it is told, and the script ends as it would have
 _FAULTS = (
@@ -27,70 +26,61 @@ _FAULTS = (
 )  # fmt: skip
 
 
-def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
+def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
     """{text, counts, code}: in the form that was asked for; `code` is the exit code of the findings."""
-    evidence = evidence_of(trace)
+    evidence = evidence_of(run)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
-    told = Report.of(trace.script, evidence, diagnose(evidence, illnesses))
+    told = Report.of(run.script, evidence, diagnose(evidence, illnesses))
     how = settings["how"]
     text = write([told], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])
     if how == "full":
-        text = "\n".join([text, "", *ratio_lines(trace)])
+        text = "\n".join([text, "", *ratio_lines(run)])
     return {"text": text, "counts": told.counts, "code": exit_code([told], settings["fail_on"] or "never")}
 
 
-def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
+def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
     """The run, its batches, and the script's text: what the run does not prove may still be read there."""
-    trace.not_finite = trace.not_finite or first_not_finite(trace)
-    if not trace.is_marked:
-        trace.is_marked = True
-        try:
-            mark(trace)
-        except _FAULTS as error:
-            trace.notes.append(
-                f"the run was not judged to its end, by a fault of assay: {type(error).__name__}: {error}"
-            )
-    notes = [*_sentences(trace), *trace.notes]
+    notes = [*_sentences(run), *run.notes]
     programs: tuple[Program, ...] = ()
     if read:
-        shown = Path(trace.script)
+        shown = Path(run.script)
         try:
             # the script may have gone to another folder meanwhile
-            programs = (read_program(shown if shown.exists() else Path(trace.folder) / shown),)
+            programs = (read_program(shown if shown.exists() else Path(run.folder) / shown),)
         except SourceError as error:
             notes.append(str(error))
         except _FAULTS as error:
             notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
-    seen = trace if trace.torch_was_used else None
-    return Evidence(batches=tuple(trace.batches), notes=tuple(notes), trace=seen, programs=programs)
+    seen = run if run.torch_was_used else None
+    return Evidence(batches=tuple(run.batches), notes=tuple(notes), run=seen, programs=programs)
 
 
-def _sentences(trace: Trace) -> list[str]:
+def _sentences(run: WatchedRun) -> list[str]:
     """What the reader must know before the findings."""
-    if not trace.torch_was_used:
+    if not run.torch_was_used:
         return ["the script did not import torch: nothing could be observed"]
     lines = []
-    if trace.failure is not None:
-        where = f" at {trace.failure.place}" if trace.failure.place is not None else ""
+    if run.failure is not None:
+        where = f" at {run.failure.place}" if run.failure.place is not None else ""
         lines.append(
-            f"the script ended with {trace.failure.kind}{where}: {trace.failure.message.partition(chr(10))[0][:200]}"
+            f"the script ended with {run.failure.kind}{where}: {run.failure.message.partition(chr(10))[0][:200]}"
         )
-    first = trace.not_finite
+    first = first_not_finite(run)
     if first is not None:
         lines.append(
             f"the first number that is not finite was made at {first.place}: {first.place.text} ({first.op}), of "
             "numbers that are"
         )
-    if not trace.updates:
+    if not run.updates:
         lines.append("no optimizer step was observed")
-    elif not trace.batches and any(one.roles is not None for update in trace.updates for one in update.backwards):
+    elif not run.batches and any(one.roles is not None for update in run.updates for one in update.backwards):
         lines.append(
-            f"{len(trace.updates)} optimizer steps were observed, but none of them could be read as a step of the "
+            f"{len(run.updates)} optimizer steps were observed, but none of them could be read as a step of the "
             "model whose log-probs are in the loss"
         )
-    elif not trace.batches:
+    elif not run.batches:
         lines.append(
-            f"{len(trace.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in "
+            f"{len(run.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in "
             "a loss"
         )
     return lines

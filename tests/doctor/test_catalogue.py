@@ -111,7 +111,7 @@ def test_codes_and_names_are_unique_and_well_formed():
 def test_each_kind_of_check_carries_its_proof(illness):
     assert (illness.sick is None) == (illness.well is None) == (illness.batch is None and illness.curves is None)
     assert (illness.scripts is None) == (illness.source is None)
-    assert any(getattr(illness, kind) is not None for kind in ("batch", "curves", "source", "trace"))
+    assert any(getattr(illness, kind) is not None for kind in ("batch", "curves", "source", "run"))
 
 
 def test_a_file_is_named_after_its_illness():

@@ -7,7 +7,6 @@ import subprocess
 import time
 
 import pytest
-from proof.plants.runs import plants
 
 from assay.doctor.catalogue import Illness, by_code, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word
@@ -15,6 +14,7 @@ from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, h
 from proof.__main__ import main, told
 from proof.child import Job, outcomes_of
 from proof.outcome import Outcome, of_healthy, of_planted
+from proof.plants.runs import plants
 from proof.shelf import SHELF
 from proof.table import MARK, Report, markdown, save
 

@@ -1,7 +1,6 @@
 """Real runs of the real trainer: planted faults are named, healthy runs are not accused, and plants are taken back."""
 
 import pytest
-from proof.plants.runs import plants
 
 import assay.train.step.verbs
 from assay.doctor.catalogue import by_code
@@ -10,6 +9,7 @@ from assay.policy.causal import CausalPolicy
 from assay.train.run.checkpoint import CheckpointError
 from proof.outcome import of_healthy, of_planted
 from proof.plants.plant import Plant
+from proof.plants.runs import plants
 from proof.shelf import SHELF
 from proof.trial import diagnosed, failure_of, planted, run_trial, steps_recorded
 

@@ -102,7 +102,7 @@ def fork(job):
 
 
 if __name__ == "__main__":
-    for library in ("numpy", "torch", "torch._dynamo", "assay.watch.report", "assay.programs.run.observer"):
+    for library in ("numpy", "torch", "torch._dynamo", "assay.watch.report", "assay.programs.run.observe.observer"):
         importlib.import_module(library)
     importlib.import_module("torch").set_num_threads(1)
     importlib.import_module("assay.doctor.catalogue").catalogue()

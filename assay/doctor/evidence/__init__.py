@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from assay.doctor.evidence.curves import Curves
 from assay.programs.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Batch
 
 __all__ = ["Batch", "Curves", "Evidence"]
@@ -20,4 +20,4 @@ class Evidence:
     curves: Curves | None = None
     notes: tuple[str, ...] = ()
     programs: tuple[Program, ...] = ()
-    trace: Any = None
+    run: WatchedRun | None = None  # of a script under `assay watch`

@@ -60,7 +60,7 @@ class Report:
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
         texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
         quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
-        is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.trace)
+        is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.run)
         return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
 
     @property
@@ -202,8 +202,8 @@ def _looked_at(evidence: Evidence) -> str:
     for program in evidence.programs:
         files = f" in {len(program.files)} files" if len(program.files) > 1 else ""
         parts.append(f"the source, {program.lines} line{'s' * (program.lines != 1)}{files}")
-    if evidence.trace is not None:
-        parts.append(str(evidence.trace))
+    if evidence.run is not None:
+        parts.append(str(evidence.run))
     if evidence.curves is not None:
         steps = len(evidence.curves)
         parts.append(f"curves of {steps} step{'s' * (steps != 1)}")

@@ -15,7 +15,8 @@ from assay.programs.run.objective import objective_of, penalty_of
 from assay.programs.run.rewards import credit_of
 from assay.programs.run.roles import Piece, is_corrected
 from assay.programs.run.rollouts import Found, Rollout, locate, moment, rollouts_of
-from assay.programs.run.trace import Backward, Trace, Update, numbers_of
+from assay.programs.run.sight import numbers_of
+from assay.programs.run.watched import Backward, Update, WatchedRun
 from assay.record.batch import Array, Batch, BatchError
 
 MOST_ROWS = 256
@@ -62,7 +63,7 @@ class Rows:
         return self.laid(wide)
 
 
-def fields_of(trace: Trace, update: Update, ask: Ask) -> dict[str, Any] | None:
+def fields_of(trace: WatchedRun, update: Update, ask: Ask) -> dict[str, Any] | None:
     """What a Batch of this update holds, as far as it is known before the step; None if nothing was recognised."""
     pieces = [
         (backward, piece)
@@ -172,7 +173,7 @@ def _credit(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
     return fields
 
 
-def _settings(trace: Trace, update: Update, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _settings(trace: WatchedRun, update: Update, pieces: Sequence[Piece]) -> dict[str, Any]:
     model = trace.models[pieces[0].forward.model]
     autocast = any(piece.forward.value.context.autocast for piece in pieces)
     dtype = "bfloat16" if autocast else next((one for one in model.dtypes if one != "float32"), "float32")
@@ -195,9 +196,9 @@ def _settings(trace: Trace, update: Update, pieces: Sequence[Piece]) -> dict[str
     return settings
 
 
-def _penalty(trace: Trace, update: Update, rows: Rows) -> dict[str, Any]:
+def _penalty(trace: WatchedRun, update: Update, rows: Rows) -> dict[str, Any]:
     """The KL in the loss; none at all if only the policy was ever asked."""
-    penalties = [penalty_of(backward.roles, piece) for backward, piece in rows.pieces]
+    penalties = [penalty_of(backward.roles, piece) for backward, piece in rows.pieces if backward.roles is not None]
     if all(penalty is None for penalty in penalties):
         trained = {piece.forward.model for _, piece in rows.pieces}
         alone = {one.model for one in trace.forwards} <= trained and not any(one.adapter_off for one in trace.forwards)
@@ -213,7 +214,7 @@ def _penalty(trace: Trace, update: Update, rows: Rows) -> dict[str, Any]:
     return fields
 
 
-def _objective(trace: Trace, fields: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+def _objective(trace: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
     place = str(pieces[0].product.place) if pieces[0].product is not None else ""
     found = objective_of(fields, pieces)
     if found is not None:
@@ -239,7 +240,7 @@ def _inputs(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def _sampled(
-    trace: Trace, update: Update, rows: Rows, rollouts: Sequence[Rollout], ask: Ask, fields: Mapping[str, Any]
+    trace: WatchedRun, update: Update, rows: Rows, rollouts: Sequence[Rollout], ask: Ask, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     given_BS = fields.get("input_ids")
     tokens_BT = fields["tokens"]
@@ -257,7 +258,7 @@ def _sampled(
 
 
 def _place(
-    trace: Trace, update: Update, rollouts: Sequence[Rollout], known: Sequence[Found], *, whole: bool = True
+    trace: WatchedRun, update: Update, rollouts: Sequence[Rollout], known: Sequence[Found], *, whole: bool = True
 ) -> dict[str, Any]:
     """Step, update within the rollout batch, and the settings that all rows were sampled with."""
     of = {id(one.rollout): one.rollout for one in known}
@@ -330,7 +331,7 @@ def _can_be_asked(pieces: Sequence[tuple[Backward, Piece]]) -> bool:
 
 
 def _plain(
-    trace: Trace,
+    trace: WatchedRun,
     rows: Rows,
     known: Sequence[Found],
     given_BS: Array,
@@ -367,7 +368,7 @@ def _plain(
     return plain
 
 
-def _reference(trace: Trace, piece: Piece) -> int | None:
+def _reference(trace: WatchedRun, piece: Piece) -> int | None:
     from assay.programs.run.origins import above
 
     by_value = {id(forward.value): forward for forward in trace.forwards}

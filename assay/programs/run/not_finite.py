@@ -7,34 +7,36 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.trace import Trace, numbers_of, sight
+from assay.programs.run.sight import numbers_of, sight
+from assay.programs.run.watched import WatchedRun, once
 
 _GIVEN = frozenset("given constant empty empty_like new_empty".split())
 _LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits
 
 
-def first_not_finite(trace: Trace) -> Value | None:
+@once
+def first_not_finite(run: WatchedRun) -> Value | None:
     known: dict[int, bool | None] = {}
-    for value in trace.graph.values:
+    for value in run.graph.values:
         finite = known[id(value)] = _is_finite(value)
         if finite is not False or value.op in _GIVEN:
             continue
-        if all(known.get(id(one), _is_finite(one)) is not False for one in _inputs(value)):
+        if all(known.get(id(argument), _is_finite(argument)) is not False for argument in _inputs(value)):
             return value
     return None
 
 
 def _inputs(value: Value) -> Iterator[Value]:
-    for one in value.arguments.values():
-        yield from _inputs(one) if one.op == "listing" else (one,)
+    for argument in value.arguments.values():
+        yield from _inputs(argument) if argument.op == "listing" else (argument,)
 
 
 def _is_finite(value: Value) -> bool | None:
     seen = sight(value)
     if seen is None or not seen.is_floating:
         return None
-    if seen.summary:
-        return bool(seen.summary["finite"])
+    if seen.is_finite is not None:
+        return seen.is_finite
     numbers = numbers_of(value)
     if numbers is None:
         return None

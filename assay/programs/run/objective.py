@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.origins import requires_grad
 from assay.programs.run.roles import Piece, Roles
-from assay.programs.run.trace import numbers_of, sight
+from assay.programs.run.sight import numbers_of, requires_grad, sight
 from assay.record.batch import Array
 
 FITS = 1e-3  # of the largest gradient

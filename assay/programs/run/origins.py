@@ -6,11 +6,15 @@ Names play no part. A value of which this cannot be said is None.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.run.follow import carried
-from assay.programs.run.trace import Forward, Sight, Trace, numbers_of, sight
+from assay.programs.run.rows import replay
+from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.record.batch import Array
+
+if TYPE_CHECKING:
+    from assay.programs.run.watched import Forward
 
 LOGITS, PROBABILITIES, LOGPROBS = "logits", "probabilities", "logprobs"  # of the whole vocabulary
 CHOSEN = "chosen"  # log-probs of chosen tokens
@@ -22,23 +26,14 @@ KEEPS_NUMBERS = frozenset(
     "expand expand_as element "
     "attribute stack cat pad pad_sequence split chunk unbind index_select repeat".split()
 )
-_SAME = KEEPS_NUMBERS | {
-    "output",
-    "changed",
-    "setitem",
-    "repeat_interleave",
-    "nan_to_num",
-    "index_select",
-    "contiguous",
-}
+_SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "nan_to_num"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
 
 class Origins:
     """Kinds of values, remembered; and which pass a value came from."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self) -> None:
         self.logits: set[int] = set()  # ids of Values that are a model's logits
         self.forwards: dict[int, Forward] = {}  # by id of the Value of the pass
         self._kinds: dict[int, str | None] = {}
@@ -158,17 +153,6 @@ def above(value: Value) -> Iterator[Value]:
                 waiting.append(argument)
 
 
-def is_mask(value: Value) -> bool:
-    """0 and 1 only, in a tensor of more than one dimension or of truth values."""
-    seen = sight(value)
-    if seen is None or seen.size < 2:
-        return False
-    if seen.dtype == "bool":
-        return True
-    numbers = seen.numbers
-    return numbers is not None and bool(((numbers == 0) | (numbers == 1)).all())
-
-
 def _by_a_number(value: Value) -> bool:
     other = value.arguments.get("other")
     return other is not None and isinstance(other.constant, (int, float)) and other.constant != -1
@@ -176,7 +160,7 @@ def _by_a_number(value: Value) -> bool:
 
 def _is_vocabulary_wide(value: Value) -> bool:
     seen = sight(value)
-    return seen is not None and bool(seen.summary)
+    return seen is not None and seen.is_finite is not None
 
 
 def _takes_tokens(value: Value, first: Value) -> bool:
@@ -188,10 +172,6 @@ def _takes_tokens(value: Value, first: Value) -> bool:
     last = keys[-1] if len(keys) == len(before.shape) else None
     seen = sight(last)
     return seen is not None and seen.dtype in ("int64", "int32") and len(behind.shape) < len(before.shape)
-
-
-def requires_grad(value: Value) -> bool:
-    return isinstance(value.thing, Sight) and value.thing.requires_grad
 
 
 def chosen_ids(value: Value, origins: Origins) -> Array | None:
@@ -213,4 +193,4 @@ def chosen_ids(value: Value, origins: Origins) -> Array | None:
             return None
         return numbers if numbers.shape == seen.shape else None
 
-    return carried(value, at)
+    return replay(value, at)

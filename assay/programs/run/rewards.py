@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.follow import RESHAPES, SAME, carried
 from assay.programs.run.origins import above
-from assay.programs.run.trace import numbers_of, sight
+from assay.programs.run.rows import RESHAPES, SAME, replay
+from assay.programs.run.sight import numbers_of, sight
 from assay.record.batch import Array
 
 _ARITHMETIC = frozenset("sub div mul add clamp cast nan_to_num neg where masked_fill changed tensor".split())
@@ -44,7 +44,7 @@ def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
 
 
 def _back(value: Value, at: object) -> Array | None:
-    """Like `carried`, and through division by a spread too."""
+    """Like `replay`, and through division by a spread too."""
 
     def found(one: Value) -> Array | None:
         direct: Array | None = at(one)  # type: ignore[operator]
@@ -56,7 +56,7 @@ def _back(value: Value, at: object) -> Array | None:
             return inner if inner is not None and inner.shape == seen.shape else None
         return None
 
-    return carried(value, found)
+    return replay(value, found)
 
 
 def _centred(value: Value) -> Value | None:

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids, is_mask, requires_grad
-from assay.programs.run.trace import Backward, Forward, numbers_of, sight
+from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids
+from assay.programs.run.sight import is_mask, number_of, numbers_of, requires_grad, sight
+from assay.programs.run.watched import Backward, Forward, WatchedRun, once
 from assay.record.batch import Array
 
+MOST = 24  # backwards that are looked at
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}
+_SHAPES = frozenset("neg unsqueeze view reshape expand expand_as cast detach squeeze index".split())
 _UNCHANGED = KEEPS_NUMBERS | {"cast", "nan_to_num", "changed"}
 
 
@@ -96,6 +99,14 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
     return Roles(loss, pieces, flow) if pieces else None
 
 
+@once
+def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
+    """The first backwards of a run, each with the values above its loss, roles recognised or not."""
+    return [
+        (one, one.roles.flow if one.roles is not None else Flow(one.loss, run.origins)) for one in run.backwards[:MOST]
+    ]
+
+
 def _without_copies(pieces: list[Piece], flow: Flow) -> list[Piece]:
     """0.01 * new in one more term of the loss is made of new: the same rows, not further ones."""
     mine = {id(piece.new) for piece in pieces}
@@ -156,7 +167,7 @@ def _find_product(piece: Piece, flow: Flow) -> None:
     for value, pulled, weight in first:
         clamp = next((one for one in _chain(pulled) if one.op == "clamp"), None)
         if clamp is not None and _around_one(clamp):
-            piece.clamp, piece.clip = clamp, (_bound(clamp, "min"), _bound(clamp, "max"))
+            piece.clamp, piece.clip = clamp, bounds(clamp)
         else:
             piece.product, piece.advantages = value, weight
             piece.ratio = pulled if _is_ratio(pulled) else None
@@ -192,11 +203,11 @@ def _only_advantages(
 def is_corrected(backwards: Sequence[Backward]) -> bool:
     """Whether importance weights stand in the loss: an exp without a gradient, one for each token or row."""
     for one in backwards:
-        for piece in one.roles.pieces if one.roles is not None else ():
+        for piece in one.pieces:
             if piece.correction is not None:
                 return True
             columns = sight_of_new(piece)[1:]
-            for value in one.roles.flow.values:
+            for value in one.roles.flow.values if one.roles is not None else ():
                 seen = sight(value)
                 is_fixed = value.op == "exp" and seen is not None and not seen.requires_grad
                 if is_fixed and seen is not None and seen.shape[1:] in (columns, ()):
@@ -230,18 +241,7 @@ def sight_of_new(piece: Piece) -> tuple[int, ...]:
 def _unwrapped(value: Value) -> tuple[Value, float]:
     """(what the weight was before it was only reshaped or negated, sign)."""
     sign = 1.0
-    while value.op in (
-        "neg",
-        "unsqueeze",
-        "view",
-        "reshape",
-        "expand",
-        "expand_as",
-        "cast",
-        "detach",
-        "squeeze",
-        "index",
-    ):
+    while value.op in _SHAPES:
         if value.op == "index" and any(
             sight(one) is not None for name, one in value.arguments.items() if name != "input"
         ):
@@ -283,18 +283,12 @@ def _is_ratio(value: Value) -> bool:
 
 
 def _around_one(clamp: Value) -> bool:
-    low, high = _bound(clamp, "min"), _bound(clamp, "max")
+    low, high = bounds(clamp)
     return (low is None or low <= 1) and (high is None or high >= 1) and (low, high) != (None, None)
 
 
-def _bound(clamp: Value, name: str) -> float | None:
-    value = clamp.arguments.get(name)
-    if value is None:
-        return None
-    if isinstance(value.constant, (int, float)):
-        return float(value.constant)
-    numbers = numbers_of(value)
-    return float(numbers.reshape(-1)[0]) if numbers is not None and numbers.size == 1 else None
+def bounds(clamp: Value) -> tuple[float | None, float | None]:
+    return number_of(clamp.arguments.get("min")), number_of(clamp.arguments.get("max"))
 
 
 def _find_differences(piece: Piece, flow: Flow) -> None:

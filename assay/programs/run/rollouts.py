@@ -14,7 +14,8 @@ import numpy as np
 
 from assay.programs.graph import Value
 from assay.programs.run.origins import above
-from assay.programs.run.trace import Forward, Generation, Sampling, Trace, numbers_of, sight
+from assay.programs.run.sight import numbers_of, sight
+from assay.programs.run.watched import Forward, Generation, Sampling, WatchedRun
 from assay.record.batch import Array
 
 # a drawn token in another form, or replaced by padding behind the end of its row
@@ -52,10 +53,10 @@ class Rollout:
         return self.sampled_BT[row, : self.lengths_B[row]]
 
 
-def rollouts_of(trace: Trace) -> list[Rollout]:
+def rollouts_of(run: WatchedRun) -> list[Rollout]:
     """In the order in which they were sampled."""
-    found = [rollout for one in trace.generations if (rollout := _generated(one, trace)) is not None]
-    looped = [rollout for part in _loops(trace.samplings) if (rollout := _looped(part, trace)) is not None]
+    found = [rollout for one in run.generations if (rollout := _generated(one, run)) is not None]
+    looped = [rollout for part in _loops(run.samplings) if (rollout := _looped(part, run)) is not None]
     found += _ended(looped)
     newest = sorted({rollout.moment for rollout in found})[-MOMENTS:]
     found = [rollout for rollout in found if rollout.moment in newest]
@@ -84,7 +85,7 @@ def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
     return told
 
 
-def _generated(call: Generation, trace: Trace) -> Rollout | None:
+def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
     sequences_BL, prompts_BP = numbers_of(call.sequences), numbers_of(call.input_ids)
     if sequences_BL is None or prompts_BP is None or sequences_BL.ndim != 2 or prompts_BP.ndim != 2:
         return None
@@ -97,7 +98,7 @@ def _generated(call: Generation, trace: Trace) -> Rollout | None:
     if len(prompts_BP) != len(sequences_BL) or not np.array_equal(sequences_BL[:, :width], prompts_BP):
         return None
     config = call.config
-    eos_ids = _as_ids(config.get("eos_token_id")) or trace.models[call.model].eos_ids
+    eos_ids = _as_ids(config.get("eos_token_id")) or run.models[call.model].eos_ids
     sampled_BT = sequences_BL[:, width:]
     lengths_B, finished_B = _ends(sampled_BT, eos_ids)
     settings: dict[str, Any] = {"temperature": float(config.get("temperature") or 1.0)}
@@ -112,22 +113,22 @@ def _generated(call: Generation, trace: Trace) -> Rollout | None:
     if not config.get("do_sample"):
         settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
     return Rollout(
-        *_weights(call, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
-        call.value, moment(call.value, trace), settings, call.weights, call.model,
+        *_weights(call, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
+        call.value, moment(call.value, run), settings, call.weights, call.model,
     )  # fmt: skip
 
 
-def _weights(sampler: Forward | Generation, trace: Trace) -> tuple[int, int]:
+def _weights(sampler: Forward | Generation, run: WatchedRun) -> tuple[int, int]:
     """(version, model): of a copy of the policy those of the policy whose weights it held."""
-    model = trace.models[sampler.model]
-    known = trace.history.get(sampler.weights)
+    model = run.models[sampler.model]
+    known = run.history.get(sampler.weights)
     if model.is_trained or known is None:
         return sampler.version, sampler.model
     return known[1], known[0]
 
 
-def moment(value: Value, trace: Trace) -> int:
-    return sum(update.order < value.order for update in trace.updates)
+def moment(value: Value, run: WatchedRun) -> int:
+    return sum(update.order < value.order for update in run.updates)
 
 
 def _cuts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _goes_on(before: Sampling, after: Sampling) -> bool:
     return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then)
 
 
-def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
+def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
     first = part[0].forward
     prompts_BP = numbers_of(first.input_ids) if first is not None else None
     if first is None or prompts_BP is None or prompts_BP.ndim not in (1, 2):
@@ -196,7 +197,7 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
     mask = numbers_of(first.attention_mask)
     is_mask = mask is not None and mask.shape == prompts_BP.shape
     mask_BP = mask.astype(bool) if is_mask and mask is not None else np.ones(prompts_BP.shape, dtype=bool)
-    ends = _compared(part) or set(trace.models[first.model].eos_ids)
+    ends = _compared(part) or set(run.models[first.model].eos_ids)
     lengths_B, finished_B = _ends(sampled_BT, sorted(ends))
     settings: dict[str, Any] = {}
     temperatures = {one.temperature for one in part}
@@ -207,8 +208,8 @@ def _looped(part: Sequence[Sampling], trace: Trace) -> Rollout | None:
     if not any(one.cuts for one in part):
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return Rollout(
-        *_weights(first, trace), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
-        part[-1].value, moment(part[-1].value, trace), settings, first.weights, first.model,
+        *_weights(first, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
+        part[-1].value, moment(part[-1].value, run), settings, first.weights, first.model,
     )  # fmt: skip
 
 

@@ -28,14 +28,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.origins import CHOSEN, above
+from assay.programs.run.sight import sight
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+
+BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
+ARITHMETIC = frozenset("add sub mul div pow minimum maximum min max where mse_loss".split())
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -65,6 +72,26 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """[B, 1] with [B]: every row meets every other."""
+    for backward in run.backwards[:BACKWARDS]:
+        values = list(above(backward.loss))
+        chosen = [sight(value) for value in values if run.origins.kind(value) == CHOSEN]
+        rows = {seen.shape[0] for seen in chosen if seen is not None and len(seen.shape) == 2}
+        if not rows:
+            continue
+        for value in values:
+            shapes, count = _crossed(value, rows)
+            if count:
+                other = value.arguments["other" if "other" in value.arguments else "target"]
+                yield finding(
+                    f"`{value.place.text}` of shapes {list(shapes[0])} and {list(shapes[1])} is {list(shapes[2])}: "
+                    f"each of the {count} rows is combined with every other",
+                    places=(value.place, other.place),
+                )
+        yield healthy("no operation of the loss combines every row with every other")
+
+
 def _is_measured(side: Value) -> bool:
     return any(user.op in ("method", "attribute") and user.name in ("dim", "ndim") for user in side.users)
 
@@ -76,6 +103,21 @@ def _why(value: Value, name: str, shapes: Shapes) -> str:
 
 def _shown(shape: Shape) -> str:
     return "[" + ", ".join(shape or ()) + "]"
+
+
+def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
+    """(the shapes of both sides and of the result, rows that both sides were enlarged to; 0: they were not)."""
+    seen = sight(value)
+    if value.op not in ARITHMETIC or seen is None or not seen.requires_grad or len(seen.shape) < 2:
+        return [], 0
+    operands = [sight(value.arguments.get(name)) for name in ("input", "other", "target")]
+    shapes = [operand.shape for operand in operands if operand is not None]
+    if len(shapes) != 2 or any(len(shape) == 0 for shape in shapes):
+        return [], 0
+    whole = np.array(seen.shape)
+    sides = [np.array((1,) * (len(seen.shape) - len(shape)) + shape) for shape in shapes]
+    grown = [set(whole[(side == 1) & (whole > 1)].tolist()) for side in sides]
+    return [*shapes, seen.shape], max(grown[0] & grown[1] & rows, default=0)
 
 
 ILLNESS = Illness(
@@ -90,7 +132,7 @@ ILLNESS = Illness(
         "broadcasting error without exception",
         "advantage shape mismatch",
     ),
-    trace=seen_in_run("ADV08"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(
         changed("advantages = advantages.view(-1, 1)\n", "advantages = advantages.view(-1, 1).unsqueeze(-1)\n").replace(

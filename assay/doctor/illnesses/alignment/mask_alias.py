@@ -25,12 +25,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_trainers import GENERATE
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
+from assay.programs.run.sight import is_mask, numbers_of, sight
+from assay.programs.run.watched import WatchedRun
+from assay.record.batch import Array
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())
@@ -67,6 +71,19 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for value in program.of("clone", "deepcopy"):
         if value.input is not None and _is_mask(program, _memory(value.input)):
             yield healthy("a mask is copied before it is changed", places=(value.place,))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for write in run.graph.of("setitem"):
+        before = sight(write.input)
+        if before is not None and before.overlaps and write.input is not None:
+            yield finding(
+                f"`{write.place.text}` writes into a tensor whose rows or columns are one place in memory (expand): "
+                "more changes than what is named",
+                places=(write.place, write.input.place),
+            )
+    yield from _hidden_prompts(run)
+    yield from _changed_between_updates(run)
 
 
 def _changed(value: Value) -> Value | None:
@@ -165,6 +182,63 @@ def _leads_to(user: Value, change: Value) -> bool:
     return False
 
 
+def _hidden_prompts(run: WatchedRun) -> Iterator[Verdict]:
+    """A write into a mask that is the attention mask of a later pass."""
+    for forward in run.forwards:
+        ids = numbers_of(forward.input_ids)
+        for write in _writes(forward.attention_mask):
+            was, now = numbers_of(write.input), numbers_of(write)
+            if was is None or now is None or ids is None or not was.shape == now.shape == ids.shape:
+                continue
+            hidden = (was != 0) & (now == 0)
+            if hidden.any() and _were_attended(run, ids[hidden]):
+                yield finding(
+                    f"`{write.place.text}` writes into the tensor that is the attention mask of a later pass: "
+                    f"{int(hidden.sum())} tokens of prompts are hidden there",
+                    places=(write.place, forward.value.place),
+                )
+
+
+def _writes(value: Value | None) -> Iterator[Value]:
+    """The writes into the tensor itself, the last first."""
+    while value is not None and value.op in ("setitem", "changed", "index", "cast"):
+        if value.op == "setitem":
+            yield value
+        value = value.input
+
+
+def _were_attended(run: WatchedRun, tokens: Array) -> bool:
+    """Whether a sampler saw all of these tokens."""
+    prompts = [numbers_of(call.input_ids) for call in run.generations]
+    prompts += [numbers_of(draw.forward.input_ids) for draw in run.samplings if draw.forward is not None]
+    return any(prompt is not None and bool(np.isin(tokens, prompt).all()) for prompt in prompts)
+
+
+def _changed_between_updates(run: WatchedRun) -> Iterator[Verdict]:
+    """A mask of rollouts that is changed in place while updates on them go on."""
+    masks: dict[int, Value] = {}
+    for piece in (piece for backward in run.backwards for piece in backward.pieces):
+        root = piece.mask
+        while root is not None and root.op in ("index", "cast"):
+            root = root.input
+        if root is None or not is_mask(root):
+            continue
+        for write in _writes(root):
+            source = write.input
+            while source is not None and source.op == "setitem":
+                source = source.input
+            first = masks.get(id(source))
+            if first is None or not any(first.order < update.order < write.order for update in run.updates):
+                continue
+            before, after = numbers_of(write.input), numbers_of(write)
+            if before is not None and after is not None and before.shape == after.shape and (before != after).any():
+                yield finding(
+                    f"`{write.place.text}` changes the mask of the rollouts in place while updates on them go on",
+                    places=(write.place,),
+                )
+        masks.setdefault(id(root), root)
+
+
 SICK = GENERATE.replace(
     "    rewards = torch",
     "    loss_mask = attention\n"
@@ -172,7 +246,10 @@ SICK = GENERATE.replace(
     "    mask = loss_mask[:, -completions.shape[1]:].float()\n"
     "    rewards = torch",
 )
+
+
 WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
+
 
 ILLNESS = Illness(
     code="ALGN06",
@@ -185,7 +262,7 @@ ILLNESS = Illness(
         "mask changes after an in-place operation",
         "mask becomes empty by itself",
     ),
-    trace=seen_in_run("ALGN06"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ALGN05", "RAT01", "RAT07", "KL05", "SAMP06"}),

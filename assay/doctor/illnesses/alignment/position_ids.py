@@ -26,13 +26,16 @@ are not judged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.running import seen_in_run
+from assay.programs.run.rows import position_shifts
+from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -45,6 +48,9 @@ from assay.verdict import (
     not_applicable,
     not_enough_data,
 )
+
+OFF = 1e-3  # of a log-prob: more than rounding in float32
+OFF_LOW_PRECISION = 5e-2
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -77,6 +83,32 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         confidence=Confidence.PROVEN if sure else Confidence.LIKELY,
     )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """One pass that reads a padded row at its right positions, and another that does not."""
+    if not any(_is_off(batch) for batch in run.batches):
+        return
+    right: Forward | None = None
+    wrong: tuple[Forward, int, int] | None = None
+    for forward in run.forwards:
+        model = run.models[forward.model]
+        shifts = position_shifts(forward, can_cache=model.can_cache) if model.is_trained else None
+        if shifts is None:
+            continue
+        padded_B, shift_B = shifts
+        if shift_B[padded_B].any():
+            row = int(np.flatnonzero(padded_B & (shift_B != 0))[0])
+            wrong = wrong or (forward, row, int(shift_B[row]))
+        elif padded_B.any():
+            right = right or forward
+    if wrong is not None and right is not None:
+        forward, row, shift = wrong
+        yield finding(
+            f"row {row} is read {abs(shift)} position{'s' * (abs(shift) != 1)} too {'far' if shift > 0 else 'near'} "
+            "in this pass and at its right positions in another: log-probs of the same tokens differ",
+            places=(forward.value.place, right.value.place),
+        )
 
 
 def position_faults(batch: Batch) -> tuple[dict[int, int], dict[int, str]]:
@@ -135,6 +167,18 @@ def _without_positions(batch: Batch, dtype: str | None) -> Verdict:
     )
 
 
+def _is_off(batch: Batch) -> bool:
+    """Whether log-probs that should agree do not: a whole row that is shifted may not matter to a model."""
+    mask_BT, new_BT = batch.get("mask"), batch.get("new_logprobs")
+    if batch.numbers.get("update") != 0 or mask_BT is None or new_BT is None:
+        return False
+    limit = OFF if batch.settings.get("dtype", "float32") == "float32" else OFF_LOW_PRECISION
+    others = [batch.get(name) for name in ("old_logprobs", "plain_logprobs")]
+    return any(
+        other is not None and np.nanmax(np.abs(np.where(mask_BT, other - new_BT, 0.0))) > limit for other in others
+    )
+
+
 def _with_gap(columns: int) -> Evidence:
     """Prompts padded on the right to one width: positions count the padding between prompt and completion."""
     batch = healthy_batch()
@@ -169,7 +213,7 @@ ILLNESS = Illness(
         "left padding changes log-probs",
         "wrong position ids with left padding",
     ),
-    trace=seen_in_run("ALGN04"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

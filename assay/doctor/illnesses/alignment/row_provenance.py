@@ -33,7 +33,10 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
-from assay.doctor.running import seen_in_run
+from assay.programs.graph import Value
+from assay.programs.run.roles import MOST, Piece
+from assay.programs.run.rows import picked_rows, takes_rows
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -61,6 +64,32 @@ def check_batch(batch: Batch) -> Verdict:
     if not looked:
         raise Missing("plain_logprobs", "sampler_logprobs", "rewards")
     return healthy("no row fits another row's numbers", Fact("rows", len(next(iter(batch.arrays.values())))))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
+    for piece in (piece for backward in run.backwards[:MOST] for piece in backward.pieces):
+        ids = picked_rows(piece.forward.input_ids)
+        if ids is None or _is_reordered(piece):
+            continue
+        for name, value in (("advantages", piece.advantages), ("old log-probs", piece.old_operand)):
+            other = picked_rows(value)
+            if value is None or other is None:
+                continue
+            if ids.length != other.length or len(ids.rows_B) != len(other.rows_B):
+                continue
+            if not (ids.last > other.base.order or other.last > ids.base.order):
+                continue  # the rows were in another order before both were made
+            moved = np.flatnonzero(ids.rows_B != other.rows_B)
+            if not len(moved):
+                yield healthy("advantages and old log-probs are picked in the order of the rows")
+                continue
+            row = int(moved[0])
+            yield finding(
+                f"row {row} of the loss scores row {ids.rows_B[row]} of the rollouts, but its {name} are those of row "
+                f"{other.rows_B[row]}: they were picked in another order",
+                places=(value.place, piece.forward.value.place),
+            )
 
 
 def _pairs(batch: Batch) -> Iterator[tuple[str, str]]:
@@ -183,6 +212,16 @@ def _in_some_order(
     )
 
 
+def _is_reordered(piece: Piece) -> bool:
+    """Whether rows were moved once more behind the pass."""
+    value: Value | None = piece.new
+    while value is not None and value.op != "forward":
+        if takes_rows(value):
+            return True
+        value = value.input
+    return False
+
+
 def _example(shift: int) -> Evidence:
     """The old log-probs of all rows, shifted by so many rows."""
     batch = healthy_batch()
@@ -211,7 +250,7 @@ ILLNESS = Illness(
         "advantages belong to another row",
         "gather across GPUs reorders samples",
     ),
-    trace=seen_in_run("ALGN10"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -37,13 +37,19 @@ from assay.doctor.illnesses.ratio.clip_dead import fitted
 from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
 from assay.doctor.recompute.terms import loss_settings
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, policy_and_reference
+from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.origins import above, differences
+from assay.programs.run.roles import Flow, flows
+from assay.programs.run.sight import requires_grad
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding
 LIMIT = {"float32": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}  # relative distance of a gradient that fits
+# what adds a term to a loss, or only changes its form
+SUMS = frozenset("add sub mul div sum mean neg cast index squeeze unsqueeze view reshape masked_fill where dot".split())
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -96,6 +102,78 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the KL in the loss carries a gradient", places=(penalty.core.place,))
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """A difference to the reference in the value of the loss, but not in its gradient."""
+    for backward, flow in flows(run):
+        advantages = [piece.advantages for piece in backward.pieces if piece.advantages is not None]
+        if not advantages or len(advantages) < len(backward.pieces):
+            continue
+        weights = {id(value) for weight in advantages for value in above(weight)}
+        to_reference = [value for value, one, other in differences(flow.values) if _is_to_reference(run, one, other)]
+        pulled = [value for value in to_reference if requires_grad(value)]
+        for value in to_reference if not pulled else ():
+            if id(value) not in weights and _is_added(value, flow):
+                yield finding(
+                    f"`{value.place.text}` is a difference to the reference in the value of the loss, and carries no "
+                    "gradient: the KL restrains nothing",
+                    places=(value.place, backward.loss.place),
+                )
+        for value in pulled:
+            detached = next((user for user in _behind(value, flow) if user.op == "detach"), None)
+            if detached is not None and not _reaches_loss(value, flow):
+                yield finding(
+                    f"`{detached.place.text}` takes the gradient out of the KL before it is added to the loss",
+                    places=(detached.place, value.place),
+                )
+            elif any(requires_grad(user) and user.op != "detach" for user in value.users if id(user) in flow.inside):
+                yield healthy("the KL carries a gradient")
+
+
+def _is_to_reference(run: WatchedRun, one: Value, other: Value) -> bool:
+    """Between log-probs of a model that is trained and of one that is not."""
+    mine, theirs = run.origins.pass_of(one), run.origins.pass_of(other)
+    if mine is None or theirs is None:
+        return False
+    trained = [run.models[forward.model].is_trained and not forward.adapter_off for forward in (mine, theirs)]
+    return sorted(trained) == [False, True]
+
+
+def _is_added(value: Value, flow: Flow) -> bool:
+    """Whether it gets into the loss by sums alone, once something with a gradient is beside it."""
+    seen, waiting = {id(value)}, [value]
+    while waiting:
+        current = waiting.pop()
+        if current is flow.loss:
+            return True
+        for user in current.users:
+            if id(user) not in flow.inside or id(user) in seen:
+                continue
+            others = [
+                argument for argument in user.arguments.values() if argument is not current and requires_grad(argument)
+            ]
+            if not requires_grad(user) or (user.op in SUMS and (not others or user.op in ("add", "sub"))):
+                seen.add(id(user))
+                waiting.append(user)
+    return False
+
+
+def _behind(value: Value, flow: Flow, *, with_gradient: bool = False) -> Iterator[Value]:
+    """What was made of the value on the way to the loss."""
+    seen, waiting = {id(value)}, [value]
+    while waiting:
+        for user in waiting.pop().users:
+            carries = requires_grad(user) or user.thing is None
+            if id(user) in flow.inside and id(user) not in seen and (carries or not with_gradient):
+                seen.add(id(user))
+                yield user
+                waiting.append(user)
+
+
+def _reaches_loss(value: Value, flow: Flow) -> bool:
+    """Through values that carry a gradient."""
+    return value is flow.loss or any(user is flow.loss for user in _behind(value, flow, with_gradient=True))
+
+
 def sick() -> Evidence:
     return of_batch(_gradients(kl_share=0.0))
 
@@ -124,7 +202,7 @@ ILLNESS = Illness(
         "changing beta changes nothing",
         "KL computed under no_grad",
     ),
-    trace=seen_in_run("KL02"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -35,9 +35,12 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
+from assay.programs.run.origins import above, chosen_ids, differences
+from assay.programs.run.roles import Flow, Piece, flows
+from assay.programs.run.sight import numbers_of, requires_grad
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -70,6 +73,46 @@ def check_batch(batch: Batch) -> Verdict:
     if found or looked:
         return (found or looked)[0]
     return not_enough_data("plain_ref_logprobs, or old_logprobs of the first step or of a later one")
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("kl_coef") == 0:
+        return not_applicable("no reference: the KL coefficient is 0")
+    (kl_N,) = curves.need("ref_kl")
+    steps_N, applied_N = curves.steps, _or_one(curves, "updates_applied")
+    if steps_N[0] == 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
+        return finding(
+            f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
+            Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
+            confidence=Confidence.POSSIBLE,
+        )
+    later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
+    if len(later_N) < SETTLED or curves.settings.get("reference_every"):
+        return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
+    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
+    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
+    if later_N.max() > SAME or not moving:
+        return healthy("the KL to the reference leaves 0 as the policy learns", fact)
+    return finding(
+        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for doubt in doubts(program):
+        if isinstance(doubt, Doubt):
+            yield finding(doubt.what, confidence=doubt.confidence, places=doubt.places, why=doubt.why)
+        else:
+            yield healthy("the reference is a network of its own", places=(doubt,))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for backward, flow in flows(run):
+        for piece in backward.pieces:
+            yield from _policy_as_reference(run, piece, flow)
+    yield from _differences_of_zero(run)
 
 
 def _limit(batch: Batch) -> float:
@@ -159,41 +202,52 @@ def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
     )
 
 
-def check_curves(curves: Curves) -> Verdict:
-    if curves.settings.get("kl_coef") == 0:
-        return not_applicable("no reference: the KL coefficient is 0")
-    (kl_N,) = curves.need("ref_kl")
-    steps_N, applied_N = curves.steps, _or_one(curves, "updates_applied")
-    if steps_N[0] == 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
-        return finding(
-            f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
-            Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
-            confidence=Confidence.POSSIBLE,
-        )
-    later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
-    if len(later_N) < SETTLED or curves.settings.get("reference_every"):
-        return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
-    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
-    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > SAME or not moving:
-        return healthy("the KL to the reference leaves 0 as the policy learns", fact)
-    return finding(
-        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
-        fact,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
 def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    for doubt in doubts(program):
-        if isinstance(doubt, Doubt):
-            yield finding(doubt.what, confidence=doubt.confidence, places=doubt.places, why=doubt.why)
-        else:
-            yield healthy("the reference is a network of its own", places=(doubt,))
+def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[Verdict]:
+    """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
+    before = run.origins.pass_of(piece.old_operand)
+    if before is None or piece.product is None:
+        return
+    inside = {id(part) for part in above(piece.product)}
+    for value, one, other in differences(flow.values):
+        fixed = other if requires_grad(one) else one
+        if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
+            continue
+        forward = run.origins.pass_of(fixed)
+        if forward is None or forward is before or forward.weights != before.weights or forward.adapter_off:
+            continue
+        if forward.model == piece.forward.model and run.models[forward.model].is_trained:
+            yield finding(
+                f"the reference in `{value.place.text}` is the policy itself: its log-probs come from a pass of the "
+                "weights that are trained",
+                places=(forward.value.place, value.place),
+            )
+
+
+def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
+    """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
+    samplers = {id(draw.forward) for draw in run.samplings}
+    for value, one, other in differences(run.graph.values):
+        if requires_grad(one) or requires_grad(other):
+            continue
+        mine, theirs = run.origins.pass_of(one), run.origins.pass_of(other)
+        if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
+            continue
+        if mine.model != theirs.model or mine.weights != theirs.weights or mine.adapter_off or theirs.adapter_off:
+            continue
+        tokens, their_tokens = chosen_ids(one, run.origins), chosen_ids(other, run.origins)
+        if tokens is None or their_tokens is None or not np.array_equal(tokens, their_tokens):
+            continue
+        numbers = numbers_of(value)
+        if run.models[mine.model].is_trained and numbers is not None and not numbers.any():
+            yield finding(
+                f"`{value.place.text}` is the difference of two passes of the same weights, 0 everywhere: the "
+                "reference is the policy itself",
+                places=(value.place, theirs.value.place),
+            )
 
 
 def sick() -> Evidence:
@@ -237,7 +291,7 @@ ILLNESS = Illness(
         "reference model is trained too",
         "reference changes during training",
     ),
-    trace=seen_in_run("KL05"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

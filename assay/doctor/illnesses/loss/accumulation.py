@@ -25,11 +25,10 @@ so is a loss with a weight that the text does not explain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import UPDATE, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.loss.accumulation import (
     Part,
     Share,
@@ -43,6 +42,8 @@ from assay.programs.facts.loss.accumulation import (
 )
 from assay.programs.graph import UNKNOWN
 from assay.programs.program import Program
+from assay.programs.run.token_weights import Split, TokenWeights, token_weights
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 
@@ -61,6 +62,10 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(what, confidence=Confidence.LIKELY, places=places)
         else:
             yield healthy("the gradients of the parts add up to that of the batch", places=places)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    return judge_splits(run, _factor_of_parts)
 
 
 def _twice(part: Part, share: Share, counts: int) -> str:
@@ -93,6 +98,39 @@ def _undivided(part: Part, share: Share, counts: int) -> str:
     )
 
 
+def judge_splits(run: WatchedRun, fault: Callable[[TokenWeights], str | None]) -> Iterator[Verdict]:
+    """`fault` says what is wrong with how an update's micro-batches are put together: "" nothing, None not known."""
+    judged = [(weights, what) for weights in token_weights(run) if (what := fault(weights)) is not None]
+    faults = [(weights, what) for weights, what in judged if what]
+    if judged and not faults:
+        yield healthy(f"the gradient of {len(judged[0][0].parts)} micro-batches is that of the whole batch")
+    elif faults and len(faults) == len(judged):
+        weights, what = faults[0]
+        # of one update the numbers may agree by chance
+        sure = Confidence.PROVEN if len(faults) > 1 else Confidence.LIKELY
+        yield finding(what, places=(weights.update.backwards[0].loss.place, weights.update.place), confidence=sure)
+
+
+def _factor_of_parts(weights: TokenWeights) -> str | None:
+    count = len(weights.parts)
+    if weights.split is Split.WHOLE:
+        return ""
+    if weights.split is Split.OWN_TOKENS_ADDED:
+        return (
+            f"{count} micro-batches are each divided by their own tokens only and added: the gradient is {count} "
+            "times that of the whole batch"
+        )
+    if weights.split is Split.ADDED:
+        how, size = "added and not divided", "as large"
+    elif weights.split is Split.DIVIDED_TWICE:
+        how, size = "divided twice", "too small"
+    else:
+        return None
+    return (
+        f"the gradients of {count} micro-batches are {how} by {count}: the step is that of a loss {count} times {size}"
+    )
+
+
 WELL = changed(
     UPDATE,
     """        optimizer.zero_grad()
@@ -108,7 +146,10 @@ WELL = changed(
         optimizer.step()
 """,
 )
+
+
 SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
+
 
 ILLNESS = Illness(
     code="LOSS02",
@@ -122,7 +163,7 @@ ILLNESS = Illness(
         "loss too large with gradient accumulation",
         "accumulation steps change the learning",
     ),
-    trace=seen_in_run("LOSS02"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=SICK, well=WELL),
     explains=frozenset({"LOSS03", "LOSS05"}),

@@ -34,11 +34,13 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor, is_maximised, is_minimised, policy_sign
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.program import Program
+from assay.programs.run.ratio import slope
+from assay.programs.run.token_weights import token_weights
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
@@ -46,6 +48,7 @@ DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
 NEARLY_ALL = 0.99  # of these tokens
 EXACT = 0.1  # of the loss that is meant: what is further from it and from its negative is neither
 VISIBLE = 1e-2  # of the sum of the terms' sizes: a smaller loss has no sign that could be trusted
+ALL_IN_RUN = 0.999  # of the tokens of an update of a run
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -74,25 +77,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
-    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
-    found = terms(batch)
-    meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
-    recorded_BT = batch.get("token_loss")
-    if recorded_BT is not None:
-        kl_BT = 0.0 if found.kl_BT is None else found.kl_coef * found.kl_BT
-        inside = np.isfinite(recorded_BT) & found.mask_BT
-        near, far = (float(np.abs(recorded_BT - side * meant_BT - kl_BT)[inside].sum()) for side in (1, -1))
-        return int(np.sign(np.nan_to_num(far - near)))
-    part = batch.numbers.get("policy_loss", batch.numbers.get("loss"))
-    meant = float((weights_BT * meant_BT).sum())
-    if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):
-        return 0
-    near, far = abs(float(part) - meant), abs(float(part) + meant)
-    # another fault may turn the sign of a sum of both signs; a flipped loss is what is meant, times -1
-    return int(np.sign(far - near)) if min(near, far) < EXACT * abs(meant) else 0
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     if not is_minimised(program) and not is_maximised(program):
         return  # who makes the step, and which way, is not seen
@@ -113,6 +97,41 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     places=(term.core.place, loss.place),
                     why=program.kinds.why(term.core),
                 )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for seen in token_weights(run):
+        roles = [backward.roles for backward in seen.update.backwards if backward.roles is not None]
+        slopes = {slope(piece.ratio or piece.new, piece, role.flow) for role in roles for piece in role.pieces}
+        if slopes != {1}:
+            continue
+        if all(part.against > ALL_IN_RUN for part in seen.parts):
+            yield finding(
+                "the loss pulls every token against its advantage, although what it is multiplied by grows with the "
+                "new log-probs: the sign of the loss is flipped",
+                places=(seen.place, seen.update.backwards[0].loss.place),
+            )
+        elif all(part.against < 1 - ALL_IN_RUN for part in seen.parts):
+            yield healthy("the loss pulls every token the way of its advantage")
+
+
+def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
+    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
+    found = terms(batch)
+    meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
+    recorded_BT = batch.get("token_loss")
+    if recorded_BT is not None:
+        kl_BT = 0.0 if found.kl_BT is None else found.kl_coef * found.kl_BT
+        inside = np.isfinite(recorded_BT) & found.mask_BT
+        near, far = (float(np.abs(recorded_BT - side * meant_BT - kl_BT)[inside].sum()) for side in (1, -1))
+        return int(np.sign(np.nan_to_num(far - near)))
+    part = batch.numbers.get("policy_loss", batch.numbers.get("loss"))
+    meant = float((weights_BT * meant_BT).sum())
+    if part is None or abs(meant) < VISIBLE * float((weights_BT * np.abs(meant_BT)).sum()):
+        return 0
+    near, far = abs(float(part) - meant), abs(float(part) + meant)
+    # another fault may turn the sign of a sum of both signs; a flipped loss is what is meant, times -1
+    return int(np.sign(far - near)) if min(near, far) < EXACT * abs(meant) else 0
 
 
 def _is_judged(program: Program, term: Term) -> bool:
@@ -156,7 +175,7 @@ ILLNESS = Illness(
         "policy gets worse every step",
         "reward falls to 0",
     ),
-    trace=seen_in_run("LOSS01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

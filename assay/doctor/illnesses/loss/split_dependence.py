@@ -37,11 +37,13 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.illnesses.loss.accumulation import judge_splits
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import gradients_off, loss_limit
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.loss.accumulation import is_of_whole, parts, share_of, token_mean
 from assay.programs.program import Program
+from assay.programs.run.token_weights import Split, TokenWeights
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
 
@@ -57,6 +59,31 @@ def check_batch(batch: Batch) -> Verdict:
         raise Missing("loss_split", "gradients_split")
     found = [verdict for verdict in verdicts if verdict.state == "finding"]
     return (found or verdicts)[0]
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    told: set[Place] = set()
+    for part in parts(program):
+        assert part.backward.input is not None
+        share = share_of(program, part.backward.input)
+        if share is None or share.scales or part.backward.place in told:
+            continue
+        told.add(part.backward.place)
+        own = token_mean(program, share, part)
+        if own is None or any(is_of_whole(one, part) for one in share.divisors):
+            yield healthy("no part is divided by its own count of tokens", places=(part.backward.place,))
+            continue
+        yield finding(
+            f"each part of the batch is divided by its own count of tokens, `{own.place.text}`, before "
+            f"`{part.backward.place.text}`: the tokens of a part with short answers weigh more",
+            confidence=Confidence.LIKELY,
+            places=(own.place, part.backward.place),
+            why=program.kinds.why(own.input) if own.input is not None else (),
+        )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    return judge_splits(run, _own_averages)
 
 
 def _loss_differs(batch: Batch) -> Verdict | None:
@@ -113,25 +140,16 @@ def _factors(gradients_BT: Array, split_BT: Array) -> Array:
     return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    told: set[Place] = set()
-    for part in parts(program):
-        assert part.backward.input is not None
-        share = share_of(program, part.backward.input)
-        if share is None or share.scales or part.backward.place in told:
-            continue
-        told.add(part.backward.place)
-        own = token_mean(program, share, part)
-        if own is None or any(is_of_whole(one, part) for one in share.divisors):
-            yield healthy("no part is divided by its own count of tokens", places=(part.backward.place,))
-            continue
-        yield finding(
-            f"each part of the batch is divided by its own count of tokens, `{own.place.text}`, before "
-            f"`{part.backward.place.text}`: the tokens of a part with short answers weigh more",
-            confidence=Confidence.LIKELY,
-            places=(own.place, part.backward.place),
-            why=program.kinds.why(own.input) if own.input is not None else (),
-        )
+def _own_averages(weights: TokenWeights) -> str | None:
+    if weights.split is Split.WHOLE:
+        return ""
+    if weights.split not in (Split.OWN_TOKENS_ADDED, Split.OWN_TOKENS_AVERAGED):
+        return None
+    lengths = ", ".join(str(part.tokens) for part in weights.parts)
+    return (
+        f"each micro-batch is averaged over its own tokens ({lengths}): a token counts more in a short one, and the "
+        "update depends on the split"
+    )
 
 
 def _example(*, own_counts: bool) -> Evidence:
@@ -168,7 +186,10 @@ WELL_SCRIPT = changed(
         optimizer.step()
 """,
 )
+
+
 SICK_SCRIPT = WELL_SCRIPT.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4")
+
 
 ILLNESS = Illness(
     code="LOSS03",
@@ -182,7 +203,7 @@ ILLNESS = Illness(
         "loss depends on micro-batches",
         "different results with another per-device batch size",
     ),
-    trace=seen_in_run("LOSS03"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

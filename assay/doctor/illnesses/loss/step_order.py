@@ -31,7 +31,6 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
     clears_of_unknown,
@@ -48,9 +47,12 @@ from assay.programs.facts.optimizer.ownership import contains
 from assay.programs.facts.origin import same_network
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
+from assay.programs.run.gradients import OptimizerStep
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm
+Complaint = tuple[str, tuple[Place, ...]]
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -71,7 +73,47 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
-Complaint = tuple[str, tuple[Place, ...]]
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    steps_with_losses = late_clips = 0
+    for step in run.gradients.steps:
+        backwards = [move.place for move in step.moves if move.kind == "backward"]
+        if not backwards:
+            continue
+        if step.emptied_at is not None and (step.is_first or step.was_reached):
+            yield finding(
+                "gradients are cleared between backward and step: the optimizer finds none",
+                places=(step.emptied_at, backwards[-1], step.place),
+            )
+            continue
+        if step.is_first:
+            continue
+        steps_with_losses += bool(step.lost)
+        if step.lost and steps_with_losses > 1:  # a step that a scaler skips once is no fault
+            cleared = [move.place for move in step.moves if move.kind == "zero_grad"]
+            yield finding(
+                f"gradients of {len(step.lost)} of {len(backwards)} backward passes are cleared before the step that "
+                "should use them",
+                places=(*(cleared[-1:] or [step.lost[0]]), step.place),
+            )
+        elif not step.lost and not step.began_clean and step.was_reached:
+            yield finding(
+                "gradients of the last step are still there when the next backward adds its own: nothing cleared them",
+                places=(step.place, backwards[0]),
+            )
+        clip = _late_clip(step)
+        late_clips += clip is not None
+        if clip is not None and late_clips > 1:
+            yield finding(
+                "gradients are clipped after the step that used them, and not before it", places=(clip, step.place)
+            )
+    early = run.gradients.scheduler_before_steps
+    if early is not None and run.gradients.steps:
+        yield finding(
+            "the scheduler steps before the first step of the optimizer: the first learning rate is never used",
+            places=(early,),
+        )
+    if run.gradients.steps:
+        yield healthy("gradients are made, used and cleared in this order")
 
 
 def _of_steps(program: Program, optimizer: Optimizer, unknown: list[Value]) -> Iterator[Complaint]:
@@ -222,8 +264,20 @@ def _never(program: Program, optimizer: Optimizer) -> Iterator[Complaint]:
         )
 
 
+def _late_clip(step: OptimizerStep) -> Place | None:
+    """The first clipping since the last step, if all of it comes before any backward and before the clearing."""
+    kinds = [move.kind for move in step.moves]
+    clips = [number for number, kind in enumerate(kinds) if kind == "clip_grad_norm"]
+    if clips and max(clips) < kinds.index("backward") and "zero_grad" not in kinds[: clips[0]]:
+        return step.moves[clips[0]].place
+    return None
+
+
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
+
+
 SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
+
 
 ILLNESS = Illness(
     code="LOSS04",
@@ -239,7 +293,7 @@ ILLNESS = Illness(
         "max_grad_norm does not work",
         "gradients add up over steps",
     ),
-    trace=seen_in_run("LOSS04"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=SICK, well=GRPO),
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),

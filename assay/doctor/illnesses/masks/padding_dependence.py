@@ -32,12 +32,14 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.doctor.rounding import loss_limit
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.programs.run.sight import sight
+from assay.programs.run.token_weights import TokenWeights, is_near, token_weights
+from assay.programs.run.watched import WatchedRun
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -58,13 +60,6 @@ def check_batch(batch: Batch) -> Verdict:
         Fact("loss", loss),
         Fact("loss with padding", padded),
     )
-
-
-def _example(columns: int) -> Evidence:
-    """A loss divided by the width of the tensors, seen with `columns` of padding."""
-    batch = healthy_batch(update=1)
-    width = batch.arrays["tokens"].shape[1]
-    return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -96,6 +91,33 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Each token weighs 1 / (rows x padded columns), in updates of different widths or by a mean over the columns."""
+    widths: dict[int, TokenWeights] = {}
+    for weights in token_weights(run):
+        for part in weights.parts:
+            if part.tokens == part.rows * part.width:
+                continue
+            columns = 0.0 if part.by_token is None else part.by_token * part.width
+            shares = (1.0, 1.0 / len(weights.parts))
+            if not is_near(columns * weights.rows, 1.0) and not any(
+                is_near(columns * part.rows, share) for share in shares
+            ):
+                return
+            widths[part.width] = weights
+    if not widths:
+        return
+    first = next(iter(widths.values()))
+    mean = _mean_over_columns(first)
+    if len(widths) > 1 or mean is not None:
+        yield finding(
+            "each token counts 1 / (rows x columns) with the padding counted in: more padding, a smaller gradient "
+            f"(columns so far: {', '.join(map(str, sorted(widths)))})",
+            places=(mean or first.place,),
+            confidence=Confidence.PROVEN if len(widths) > 1 else Confidence.LIKELY,
+        )
+
+
 def _over_the_width(term: Term) -> Value | None:
     """The reduction that counts padding."""
     inner = [one for one in term.reductions if one.op in ("mean", "sum", "nanmean")]
@@ -107,6 +129,23 @@ def _over_the_width(term: Term) -> Value | None:
         if one.op == "div" and width_of(one.argument("other")) is not None:
             return one
     return None
+
+
+def _mean_over_columns(weights: TokenWeights) -> Place | None:
+    """A mean() of a tensor with a column for each token."""
+    for backward, shape in zip(weights.update.backwards, weights.update.parts, strict=False):
+        for value in backward.roles.flow.values if backward.roles is not None else ():
+            before = sight(value.input) if value.op == "mean" else None
+            if before is not None and before.shape == shape and before.requires_grad:
+                return value.place
+    return None
+
+
+def _example(columns: int) -> Evidence:
+    """A loss divided by the width of the tensors, seen with `columns` of padding."""
+    batch = healthy_batch(update=1)
+    width = batch.arrays["tokens"].shape[1]
+    return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
 
 
 def sick() -> Evidence:
@@ -129,7 +168,7 @@ ILLNESS = Illness(
         "loss changes with batch size",
         "different loss for the same data with more padding",
     ),
-    trace=seen_in_run("MASK04"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

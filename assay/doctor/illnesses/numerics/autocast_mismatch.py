@@ -36,12 +36,13 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
 from assay.programs.facts.ratio import read_back
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.sight import sight
+from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -50,6 +51,7 @@ CERTAIN = 1e-3  # of a |log-prob|: smaller ones tell nothing
 ROUNDED = 0.99  # of a side's numbers fit 16 bits: a few may have been replaced or clamped
 EXACT = 0.5  # at most so many fit on the other side: float32 numbers do once in thousands
 SIDES = ("old_logprobs", "new_logprobs", "ref_logprobs", "sampler_logprobs")
+BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -72,36 +74,6 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         severity=Severity.WASTEFUL if harmless else None,
     )
-
-
-def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
-    """Of the loss tokens; near 0 a float32 log-softmax keeps few bits, and 0 fits any precision."""
-    if values_BT is None:
-        return np.zeros(0)
-    values_N: Array = values_BT[mask_BT]
-    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > CERTAIN)])
-
-
-def _share_of_16_bits(values_N: Array) -> tuple[str, float]:
-    """The 16-bit kind that more of the numbers fit, and how many do."""
-    shares = {
-        "bfloat16": float(np.mean(_to_bfloat16(values_N) == values_N)),
-        "float16": float(np.mean(values_N.clip(-6e4, 6e4).astype(np.float16) == values_N)),
-    }
-    return max(shares.items(), key=lambda item: item[1])
-
-
-def _to_bfloat16(values: Array) -> Array:
-    """To nearest; ties, which no sum of logits hits, away from zero."""
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x8000) & 0xFFFF0000).astype(np.uint32)
-    return np.asarray(rounded.view(np.float32), dtype=np.float64)
-
-
-def _step(values_N: Array, kind: str) -> float:
-    """Half the distance between neighbours at the largest number."""
-    bits = 8 if kind == "bfloat16" else 11
-    return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -142,8 +114,66 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("both sides are computed in the same precision", places=(value.place,))
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    samplers = {id(draw.forward) for draw in run.samplings}
+    for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
+        mine = piece.forward
+        for name, logprobs in (("old", piece.old_operand), ("reference", piece.ref)):
+            other = run.origins.pass_of(logprobs)
+            if other is None or id(other) in samplers:
+                continue
+            if mine.value.context.autocast != other.value.context.autocast and _dtype(mine) != _dtype(other):
+                inside = "new" if mine.value.context.autocast else name
+                yield finding(
+                    f"new and {name} log-probs come from passes of different precision: only that of {inside} ran "
+                    "under autocast",
+                    places=(other.value.place, mine.value.place),
+                )
+            else:
+                yield healthy("the passes whose log-probs are compared ran in the same precision")
+
+
+def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
+    """Of the loss tokens; near 0 a float32 log-softmax keeps few bits, and 0 fits any precision."""
+    if values_BT is None:
+        return np.zeros(0)
+    values_N: Array = values_BT[mask_BT]
+    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > CERTAIN)])
+
+
+def _share_of_16_bits(values_N: Array) -> tuple[str, float]:
+    """The 16-bit kind that more of the numbers fit, and how many do."""
+    shares = {
+        "bfloat16": float(np.mean(_to_bfloat16(values_N) == values_N)),
+        "float16": float(np.mean(values_N.clip(-6e4, 6e4).astype(np.float16) == values_N)),
+    }
+    return max(shares.items(), key=lambda item: item[1])
+
+
+def _to_bfloat16(values: Array) -> Array:
+    """To nearest; ties, which no sum of logits hits, away from zero."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x8000) & 0xFFFF0000).astype(np.uint32)
+    return np.asarray(rounded.view(np.float32), dtype=np.float64)
+
+
+def _step(values_N: Array, kind: str) -> float:
+    """Half the distance between neighbours at the largest number."""
+    bits = 8 if kind == "bfloat16" else 11
+    return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
+
+
 def _stored(value: Value) -> Value:
     return read_back(value) or value
+
+
+def _dtype(forward: Forward) -> str:
+    """Of what the pass returned."""
+    outputs = [sight(output) for output in [forward.value, *forward.value.users]]
+    return next(
+        (seen.dtype for seen in outputs if seen is not None and seen.is_floating),
+        "autocast" * forward.value.context.autocast,
+    )
 
 
 def sick() -> Evidence:
@@ -169,7 +199,7 @@ ILLNESS = Illness(
         "log-probs differ slightly between passes",
         "mixed precision mismatch",
     ),
-    trace=seen_in_run("NUM02"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

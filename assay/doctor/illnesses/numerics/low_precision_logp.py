@@ -24,16 +24,19 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network
 from assay.programs.facts.ratio import is_differentiated
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.sight import Sight, sight
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
+BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
+NORMALISED = frozenset("log_softmax cross_entropy logsumexp softmax nll_loss".split())  # in a run
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -61,6 +64,22 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if verdict.places[0] not in told:
             told.add(verdict.places[0])
             yield verdict
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """The softmax behind log-probs in the loss, computed in 16 bits."""
+    for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
+        for logprobs in (piece.new, piece.old, piece.ref):
+            for value in _made_of(logprobs):
+                seen = _softmax(value)
+                if seen is not None and seen.is_half:
+                    yield finding(
+                        f"the softmax behind the log-probs in the loss is computed in {seen.dtype}: it keeps 2 to 3 "
+                        "digits",
+                        places=(value.place,),
+                    )
+                elif seen is not None:
+                    yield healthy(f"the softmax behind the log-probs in the loss is computed in {seen.dtype}")
 
 
 def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None:
@@ -110,6 +129,27 @@ def _is_in_loss(program: Program, value: Value) -> bool:
     return not value.context.no_grad and is_differentiated(program, value, cuts)
 
 
+def _made_of(logprobs: Value | None) -> Iterator[Value]:
+    """What the numbers are made of in a run; not how the tokens were chosen."""
+    waiting = [] if logprobs is None else [logprobs]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        names = ("input", "other") if current.op == "sub" else ("input", "tensors")
+        for name in names if current.op not in ("forward", "log_prob") else ():
+            one = current.arguments.get(name)
+            if one is not None:
+                waiting += list(one.arguments.values())[:1] if one.op == "listing" else [one]
+
+
+def _softmax(value: Value) -> Sight | None:
+    """The softmax that was computed here; of a distribution, what it was given."""
+    if value.op == "log_prob":
+        distribution = value.arguments["input"]
+        return sight(distribution.arguments.get("logits") or distribution.arguments.get("probs") or distribution)
+    return sight(value) if value.op in NORMALISED else None
+
+
 ILLNESS = Illness(
     code="NUM01",
     name="low_precision_logp",
@@ -122,7 +162,7 @@ ILLNESS = Illness(
         "noisy ratio in half precision",
         "log_softmax in bfloat16",
     ),
-    trace=seen_in_run("NUM01"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),
     explains=frozenset({"NUM02", "RAT01", "SAMP06", "KL05"}),

@@ -25,12 +25,12 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
 from assay.programs.facts.optimizer.ownership import is_network, trained_networks
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
 
@@ -57,6 +57,17 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 told.add(call.place)
                 yield healthy("the loss is computed through the wrapper", places=(call.place,))
     yield from _left_out(program, prepared)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for bypass in run.gradients.bypasses:
+        yield finding(
+            f"the gradients of {bypass.module} were made without a pass through {bypass.wrapper}: they are not "
+            "averaged over the processes",
+            places=(bypass.place,) if bypass.made_at is None else (bypass.made_at, bypass.place),
+        )
+    if run.gradients.is_wrapped:
+        yield healthy("gradients come from passes through the wrapper")
 
 
 def _averages_by_hand(call: Value) -> bool:
@@ -120,6 +131,7 @@ WELL = changed(
     "optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-6)\n",
 ).replace("        new = score(policy, ids", "        new = score(wrapped, ids")
 
+
 ILLNESS = Illness(
     code="OPT03",
     name="ddp_bypass",
@@ -134,7 +146,7 @@ ILLNESS = Illness(
         "multi-GPU gives other results than one GPU",
         "model.module is used in the loss",
     ),
-    trace=seen_in_run("OPT03"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=WELL.replace("new = score(wrapped, ids", "new = score(wrapped.module, ids"), well=WELL),
 )

@@ -36,10 +36,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.running import seen_in_run
 from assay.doctor.trend import STEPS
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -99,6 +99,49 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy(f"all {tensors} trainable tensors that have a gradient changed", *facts)
 
 
+def check_curves(curves: Curves) -> Verdict:
+    (share_N,) = curves.need("tensors_changed_share")
+    known_N = share_N[np.isfinite(share_N)]
+    if len(known_N) < STEPS:
+        raise Missing(f"tensors_changed_share of {STEPS} steps")
+    share = float(np.median(known_N[len(known_N) // 2 :]))
+    fact = Fact("share of the trainable tensors that an update changes", share, ALL)
+    if share >= ALL:
+        return healthy("every update changes all trainable tensors", fact)
+    return finding(
+        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
+        fact,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for found in unchanged_weights(program):
+        if found.what:
+            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
+        else:
+            yield healthy("the optimizer holds what the loss is computed with", places=found.places)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    left_out = run.gradients.left_out
+    if left_out is not None:
+        missing, trainable = left_out.missing, left_out.trainable
+        how_many = "none" if missing == trainable else f"{missing} of {trainable}"
+        yield finding(
+            f"{how_many} of the policy's trainable tensors {'is' if missing == trainable else 'are not'} held by an "
+            f"optimizer: {missing} get a gradient in each update and are never changed",
+            places=(left_out.place,),
+        )
+    failure = run.failure
+    if failure is not None and failure.place is not None and "does not require grad" in failure.message:
+        yield finding(
+            "backward() failed because nothing that the loss is made of requires a gradient: the policy's parameters "
+            "are frozen, or the loss was detached",
+            places=(failure.place,),
+        )
+
+
 def _without_rate(batch: Batch) -> Verdict:
     """Many schedules begin at 0, and many end there."""
     step, steps = batch.step or 0, batch.settings.get("steps", 0)
@@ -148,30 +191,6 @@ def _clipped(batch: Batch) -> Array | None:
     return np.asarray(beyond_BT if clipped_BT is None else beyond_BT | clipped_BT)
 
 
-def check_curves(curves: Curves) -> Verdict:
-    (share_N,) = curves.need("tensors_changed_share")
-    known_N = share_N[np.isfinite(share_N)]
-    if len(known_N) < STEPS:
-        raise Missing(f"tensors_changed_share of {STEPS} steps")
-    share = float(np.median(known_N[len(known_N) // 2 :]))
-    fact = Fact("share of the trainable tensors that an update changes", share, ALL)
-    if share >= ALL:
-        return healthy("every update changes all trainable tensors", fact)
-    return finding(
-        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
-        fact,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    for found in unchanged_weights(program):
-        if found.what:
-            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
-        else:
-            yield healthy("the optimizer holds what the loss is computed with", places=found.places)
-
-
 def sick() -> Evidence:
     return Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6))
 
@@ -198,7 +217,7 @@ ILLNESS = Illness(
         "reward does not move",
         "trained model is identical to the base model",
     ),
-    trace=seen_in_run("OPT02"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -27,12 +27,12 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, is_network, owners
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -52,6 +52,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
             confidence=Confidence.LIKELY,
             places=(*places, shared.place),
         )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for step in run.gradients.shared:
+        yield finding(
+            f"{step.tensors} tensors are held by two optimizers, and both step with the same gradient",
+            places=(step.place, step.other),
+        )
+    if run.gradients.steps:
+        yield healthy("no tensor is stepped by two optimizers")
 
 
 def _take_part_together(first: Optimizer, second: Optimizer) -> bool:
@@ -124,6 +134,7 @@ for states, actions in batches():
     critic_optimizer.step()
 """
 
+
 ILLNESS = Illness(
     code="OPT04",
     name="shared_parameters",
@@ -135,7 +146,7 @@ ILLNESS = Illness(
         "two optimizers for one model",
         "parameters are stepped twice",
     ),
-    trace=seen_in_run("OPT04"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=SICK, well=SICK.replace("[*actor.parameters(), *critic.parameters()]", "critic.parameters()")),
 )

@@ -37,7 +37,6 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.epochs import are_several
 from assay.programs.facts.ratio import (
@@ -51,7 +50,12 @@ from assay.programs.facts.ratio import (
     uses,
     without_views,
 )
+from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.ratio import without_sign
+from assay.programs.run.roles import Flow, bounds, flows
+from assay.programs.run.sight import numbers_of, sight
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
@@ -60,6 +64,7 @@ CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that clip token by 
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
 MOST = 0.5  # of the clipped tokens
+WIDEST = 3.0  # a clip that lets the ratio grow to this, and fall to 0, is none
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -100,16 +105,6 @@ def check_batch(batch: Batch) -> Verdict:
         Fact("clipped tokens with a gradient", pushed, 0),
         confidence=Confidence.PROVEN if pushed == count and far_BT.any() else Confidence.LIKELY,
     )
-
-
-def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
-    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
-    size = float((expected * expected).sum())
-    if not len(recorded) or size == 0:
-        return 0.0, np.inf
-    scale = float((recorded * expected).sum()) / size
-    whole = float(np.linalg.norm(recorded))
-    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -162,6 +157,91 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for backward, flow in flows(run):
+        for piece in backward.pieces:
+            if piece.ratio is None:
+                continue
+            ratio = without_sign(piece.ratio)
+            clamps = [user for user in _users(ratio) if user.op == "clamp"]
+            for clamp in clamps:
+                low, high = bounds(clamp)
+                if low is None or high is None:
+                    continue
+                if id(clamp) in flow.inside and _is_paired(clamp, flow) and low <= 0 and high >= WIDEST:
+                    yield finding(
+                        f"`{clamp.place.text}` lets the ratio go from {low:g} to {high:g}: it clips nothing",
+                        places=(clamp.place,),
+                    )
+                elif id(clamp) not in flow.inside and low < 1 < high and len(run.updates) > 1:
+                    yield finding(
+                        f"`{clamp.place.text}` is computed, but the loss does not depend on it",
+                        places=(clamp.place, ratio.place),
+                    )
+            for value in flow.values:
+                if _is_unclipped_twice(value, ratio):
+                    yield finding(
+                        f"both sides of `{value.place.text}` are the unclipped ratio", places=(value.place, ratio.place)
+                    )
+            if any(id(clamp) in flow.inside for clamp in clamps):
+                yield healthy("the clipped ratio reaches the loss")
+
+
+def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
+    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
+    size = float((expected * expected).sum())
+    if not len(recorded) or size == 0:
+        return 0.0, np.inf
+    scale = float((recorded * expected).sum()) / size
+    whole = float(np.linalg.norm(recorded))
+    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
+
+
+def _users(value: Value) -> list[Value]:
+    """What was made of the value, negated or rounded."""
+    found, waiting = [], [value]
+    while waiting:
+        for user in waiting.pop().users:
+            found.append(user)
+            if user.op in ("cast", "neg"):
+                waiting.append(user)
+    return found
+
+
+def _is_paired(clamp: Value, flow: Flow) -> bool:
+    """The clipped product meets the unclipped one in a minimum."""
+    seen, waiting = {id(clamp)}, [clamp]
+    while waiting:
+        for user in waiting.pop().users:
+            if id(user) in flow.inside and id(user) not in seen:
+                seen.add(id(user))
+                if _sides(user) is not None:
+                    return True
+                if user.op in ("mul", "neg", "cast"):
+                    waiting.append(user)
+    return False
+
+
+def _sides(value: Value) -> tuple[Value, Value] | None:
+    """Of a minimum or maximum of two tensors; torch.min() names its second one dim."""
+    if value.op not in ("minimum", "maximum", "min", "max"):
+        return None
+    other = value.arguments.get("other") or value.arguments.get("dim")
+    return (value.input, other) if value.input is not None and other is not None and sight(other) is not None else None
+
+
+def _is_unclipped_twice(value: Value, ratio: Value) -> bool:
+    """A minimum of the same product with the same numbers."""
+    sides = _sides(value)
+    if sides is None:
+        return False
+    for side in map(without_sign, sides):
+        if side.op != "mul" or not any(without_sign(part) is ratio for part in side.arguments.values()):
+            return False
+    one, other = map(numbers_of, sides)
+    return one is not None and other is not None and np.array_equal(one, other)
+
+
 def sick() -> Evidence:
     return of_batch(_one_far(dead=True))
 
@@ -204,7 +284,7 @@ ILLNESS = Illness(
         "clip ratio is always 0",
         "clip function is not applied",
     ),
-    trace=seen_in_run("CLIP01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -23,11 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
+from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.origins import KEEPS_NUMBERS, chosen_ids
+from assay.programs.run.origins import differences as differences_in
+from assay.programs.run.roles import flows
+from assay.programs.run.sight import requires_grad
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -55,6 +62,32 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield healthy("the old log-probs carry no gradient", places=(one.value.place,))
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """A difference of two log-probs of the same tokens by the policy, with gradients on both sides."""
+    for _, flow in flows(run):
+        looked = False
+        for value, one, other in differences_in(flow.values):
+            if not (_is_of_policy(run, one) and _is_of_policy(run, other)):
+                continue
+            looked = True
+            if not (requires_grad(one) and requires_grad(other)):
+                continue
+            mine, theirs = chosen_ids(one, run.origins), chosen_ids(other, run.origins)
+            if one is not other and (mine is None or theirs is None or not np.array_equal(mine, theirs)):
+                continue
+            same_tensor = (
+                " (they are the same tensor, so that the ratio is 1 and has no gradient at all)"
+                if _root(one) is _root(other)
+                else ""
+            )
+            yield finding(
+                f"both log-probs in `{value.place.text}` carry a gradient: old is not a constant{same_tensor}",
+                places=(value.place, other.place),
+            )
+        if looked:
+            yield healthy("old log-probs carry no gradient")
+
+
 def _is_the_policy(program: Program, one: Difference) -> bool:
     """Whether the denominator was computed by a trained network: in a call of its own, or as the numerator itself."""
     left, right = program.origins.forwards(one.left), program.origins.forwards(one.right)
@@ -63,6 +96,20 @@ def _is_the_policy(program: Program, one: Difference) -> bool:
     if program.origins.is_reference(one.right) is not False or not all(call.op == "forward" for call in right):
         return False
     return not any(call is other for call in left for other in right)
+
+
+def _root(value: Value) -> Value:
+    while value.op in KEEPS_NUMBERS - {"detach"} and value.input is not None:
+        value = value.input
+    return value
+
+
+def _is_of_policy(run: WatchedRun, value: Value) -> bool:
+    forward = run.origins.pass_of(value)
+    if forward is None or forward.adapter_off:
+        return False
+    model = run.models[forward.model]
+    return model.is_trained or (not run.updates and model.trainable > 0)
 
 
 ILLNESS = Illness(
@@ -78,7 +125,7 @@ ILLNESS = Illness(
         "gradient cancels",
         "old log-probs carry a gradient",
     ),
-    trace=seen_in_run("RAT03"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(
         sick=changed(

@@ -29,7 +29,6 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import TermKind
@@ -37,9 +36,13 @@ from assay.programs.facts.optimizer.epochs import epochs_over
 from assay.programs.facts.ratio import clamped_around_one, differences, surrogates, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.ratio import FORMS, factors
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 _LOGS = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
+RIGHT = ("new / old", "log-probs")  # of the forms that a run shows
+TURNED = "old / new"  # another illness
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -48,6 +51,18 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if verdict.places[0] not in told:
             told.add(verdict.places[0])
             yield verdict
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for factor in factors(run):
+        wrong = [form for form in FORMS if form in factor.forms and form not in (*RIGHT, TURNED)]
+        if not factor.forms.isdisjoint(RIGHT):
+            yield healthy("what the advantages weigh is exp(new - old)")
+        elif wrong:
+            yield finding(
+                f"what the advantages are multiplied by, {factor.value.shown}, is {wrong[0]}, and not exp(new - old)",
+                places=(factor.value.place,),
+            )
 
 
 def _clamped(program: Program) -> Iterator[Verdict]:
@@ -218,7 +233,7 @@ ILLNESS = Illness(
         "log-ratio used as a ratio",
         "exp is missing",
     ),
-    trace=seen_in_run("RAT08"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=changed("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),
     explains=frozenset({"RAT01", "RAT07", "CLIP01", "CLIP02", "RAT04", "LOSS01", "LOSS06"}),

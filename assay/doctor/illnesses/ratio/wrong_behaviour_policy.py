@@ -25,7 +25,6 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
@@ -34,6 +33,8 @@ from assay.programs.facts.ratio import differences, uses
 from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.draws import behaviour
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -58,6 +59,21 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     confidence=Confidence.LIKELY,
                     places=(drawing.place, model.place),
                 )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    seen = behaviour(run)
+    if seen.agrees:
+        yield healthy("old log-probs are those of the weights that sampled")
+    other = seen.other
+    if other is not None:
+        whose = "other weights" if other.lag is None else f"weights {other.lag} updates older"
+        product = other.piece.product
+        yield finding(
+            f"old log-probs are computed by the policy, but {whose} sampled the tokens, and no importance weight "
+            "corrects for it",
+            places=(other.old.value.place, other.update.place if product is None else product.place),
+        )
 
 
 def _is_policy(program: Program, term: Term) -> bool:
@@ -111,7 +127,7 @@ ILLNESS = Illness(
         "wrong model generates",
         "generating with another model than the one that is trained",
     ),
-    trace=seen_in_run("RAT05"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
     explains=frozenset({"RAT01", "SAMP06", "SYNC01", "RAT02"}),

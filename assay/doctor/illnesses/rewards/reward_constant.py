@@ -36,16 +36,17 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
 from assay.programs.program import Program
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROWS = 8  # different completions: fewer may well be worth the same
 STEPS = 3  # a constant over fewer is one batch seen twice
 FAILED = 0.5  # of the rollouts without a reward: more than half is a broken reward, not a hard case
 CONVENTIONAL = (-1.0, 0.0, 1.0)  # the ends of a scale that is not stated
+RUN_ROLLOUTS, RUN_ROWS = 3, 12  # of a run with one and the same reward: fewer may well be
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -76,20 +77,6 @@ def check_batch(batch: Batch) -> Verdict:
         confidence=Confidence.LIKELY if is_stated else Confidence.POSSIBLE,
         severity=None if is_stated else Severity.HARMFUL,
     )
-
-
-def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
-    if "min_reward" in settings:
-        return bool(value <= settings["min_reward"])
-    return value in CONVENTIONAL
-
-
-def _different(batch: Batch, scored_B: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int | None:
-    tokens_BT = batch.get("tokens")
-    if tokens_BT is not None:
-        return len(np.unique(tokens_BT[scored_B], axis=0))
-    texts = batch.texts.get("completion")
-    return None if texts is None else len({text for text, scored in zip(texts, scored_B, strict=True) if scored})
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -142,6 +129,35 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    rewards = [(batch.step, batch.get("rewards")) for batch in run.batches]
+    known = [(step, rewards_B) for step, rewards_B in rewards if step is not None and rewards_B is not None]
+    rollouts = len({step for step, _ in known})
+    if rollouts < RUN_ROLLOUTS:
+        return
+    rewards_N = np.concatenate([rewards_B for _, rewards_B in known])
+    if len(rewards_N) >= RUN_ROWS and np.ptp(rewards_N) == 0:
+        yield finding(
+            f"all {len(rewards_N)} rewards of {rollouts} rollout batches are {rewards_N[0]:g}: the reward does not "
+            "depend on the completion",
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
+    if "min_reward" in settings:
+        return bool(value <= settings["min_reward"])
+    return value in CONVENTIONAL
+
+
+def _different(batch: Batch, scored_B: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int | None:
+    tokens_BT = batch.get("tokens")
+    if tokens_BT is not None:
+        return len(np.unique(tokens_BT[scored_B], axis=0))
+    texts = batch.texts.get("completion")
+    return None if texts is None else len({text for text, scored in zip(texts, scored_B, strict=True) if scored})
+
+
 def sick() -> Evidence:
     return Evidence((_all_worth(0.5),), healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5))
 
@@ -172,7 +188,10 @@ WELL = (
         "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(one))) for one in ids[:, start:].tolist()])"
     )
 )
+
+
 SICK = WELL.replace("text.split('=')[1])", "text['answer'])")
+
 
 ILLNESS = Illness(
     code="REW01",
@@ -190,7 +209,7 @@ ILLNESS = Illness(
         "every answer gets the same reward",
         "reward does not increase",
     ),
-    trace=seen_in_run("REW01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

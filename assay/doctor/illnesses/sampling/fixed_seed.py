@@ -37,18 +37,20 @@ from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
 from assay.doctor.repeats import Completion, completions, groups_of, log_chances
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
+from assay.programs.run.draws import is_trained_on
+from assay.programs.run.watched import Generation, Sampling, WatchedRun, spot_of
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is reused everywhere
 CHANCE = 1e-9  # that independent samples repeat so
 RARE = 1e-8  # a completion less probable than this does not come twice among thousands of rows
 FEWEST = 3  # of such repeats: one may be a prompt that was answered twice with a quotation
+OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -87,6 +89,47 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    drawn = {id(one.draw): one.draw for one in trained_draws(program)}
+    if any(one.name.endswith("fork_rng") for one in program.of("call", "method")):
+        return  # the random numbers of the draw are put back
+    for draw in drawn.values():
+        if is_greedy(draw):
+            continue
+        found = [verdict for verdict in (_engine_seed(program, draw), _generator(draw)) if verdict is not None]
+        found += [_seeded(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)]
+        yield from found
+        if not found:
+            yield healthy("no seed is set before each draw", places=(draw.place,))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    draws_made: list[Sampling | Generation] = [
+        *run.samplings,
+        *(call for call in run.generations if call.config.get("do_sample")),
+    ]
+    is_blind = not any(update.sampled_at for update in run.updates)  # which draws were trained on is not known
+    first: dict[tuple[object, ...], Value] = {}
+    repeated: list[tuple[Place, Place]] = []
+    for draw in sorted(draws_made, key=lambda draw: draw.value.order):
+        if draw.state is None or not (is_blind or is_trained_on(run, draw.value)):
+            continue
+        known = first.setdefault((draw.state, *spot_of(draw.value)), draw.value)
+        if known is not draw.value:
+            repeated.append((draw.value.place, known.place))
+    if not repeated or (is_blind and len(repeated) < len(first)):
+        if first and not is_blind:
+            yield healthy(f"{len(first)} draws began with different random numbers each")
+        return
+    again = [place for place in run.seeds if run.seeds.count(place) > 1]
+    place = repeated[0][0]
+    yield finding(
+        f"{len(repeated)} of {len(repeated) + len(first)} draws began with the same state of the random numbers as an "
+        "earlier one: the same random numbers are used again",
+        places=(again[0] if again else place, place),
+    )
+
+
 def _patterns(size: int) -> list[tuple[str, list[int]]]:
     """Name of a way to copy inside a group, and the place that the completion at each place then comes from."""
     divisors = [number for number in range(2, size) if size % number == 0]
@@ -108,38 +151,6 @@ def _rare_repeats(places: Sequence[int], rows: Sequence[Completion], chances_B: 
         if first != row and chances_B[row] < math.log(RARE):
             repeats.append((row, first))
     return repeats
-
-
-def sick() -> Evidence:
-    """The second half of every group is its first half again."""
-    batch = healthy_batch()
-    return of_batch(
-        gathered(batch, [row - row % SIZE + row % (SIZE // 2) for row in range(len(batch.arrays["tokens"]))])
-    )
-
-
-def well() -> Evidence:
-    """The same repeats, of a policy that knows little but these answers."""
-    (batch,) = sick().batches
-    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
-    return of_batch(edited(batch, **{name: 1e-2 * batch.arrays[name] for name in names}, ratio=None, kl=None))
-
-
-OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    drawn = {id(one.draw): one.draw for one in trained_draws(program)}
-    if any(one.name.endswith("fork_rng") for one in program.of("call", "method")):
-        return  # the random numbers of the draw are put back
-    for draw in drawn.values():
-        if is_greedy(draw):
-            continue
-        found = [verdict for verdict in (_engine_seed(program, draw), _generator(draw)) if verdict is not None]
-        found += [_seeded(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)]
-        yield from found
-        if not found:
-            yield healthy("no seed is set before each draw", places=(draw.place,))
 
 
 def _seeded(seed: Value, draw: Value) -> Verdict:
@@ -207,7 +218,23 @@ def _engine_seed(program: Program, draw: Value) -> Verdict | None:
     )
 
 
+def sick() -> Evidence:
+    """The second half of every group is its first half again."""
+    batch = healthy_batch()
+    return of_batch(
+        gathered(batch, [row - row % SIZE + row % (SIZE // 2) for row in range(len(batch.arrays["tokens"]))])
+    )
+
+
+def well() -> Evidence:
+    """The same repeats, of a policy that knows little but these answers."""
+    (batch,) = sick().batches
+    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
+    return of_batch(edited(batch, **{name: 1e-2 * batch.arrays[name] for name in names}, ratio=None, kl=None))
+
+
 SICK = GENERATE.replace("    model.eval()\n", "    model.eval()\n    torch.manual_seed(0)\n")
+
 
 ILLNESS = Illness(
     code="SAMP05",
@@ -222,7 +249,7 @@ ILLNESS = Illness(
         "same seed on every GPU",
         "same samples every step",
     ),
-    trace=seen_in_run("SAMP05"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

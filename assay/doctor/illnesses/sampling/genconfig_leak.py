@@ -25,11 +25,12 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_trainers import GENERATE
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.origin import network
 from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.draws import cut_settings, shown_settings
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -68,6 +69,22 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("generate() is told which tokens it may draw", places=(draw.place,))
 
 
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for call in run.generations:
+        if not call.config.get("do_sample"):
+            continue
+        cuts = cut_settings(run, call)
+        leaked = {name: setting for name, setting in cuts.items() if name not in call.stated}
+        if leaked:
+            yield finding(
+                f"generate() ran with {shown_settings(leaked)}, which the script did not ask for: the model's own "
+                "generation configuration has it",
+                places=(call.value.place,),
+            )
+        elif not cuts:
+            yield healthy("generate() ran without settings that the script did not ask for")
+
+
 def _written(settings: Settings) -> dict[str, Value]:
     """What the script put into the model's own config and does not overrule at the call."""
     told = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
@@ -93,6 +110,7 @@ def _is_small(draw: Value) -> bool:
 
 SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")
 
+
 ILLNESS = Illness(
     code="SAMP03",
     name="genconfig_leak",
@@ -105,7 +123,7 @@ ILLNESS = Illness(
         "generation config of the model changes sampling",
         "repetition penalty in generate",
     ),
-    trace=seen_in_run("SAMP03"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP02", "SAMP06", "RAT01", "RAT07"}),

@@ -26,11 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known, is_normalised, last_layer
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.draws import draw_weights, refused_weights
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 WEIGHTS = (Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
@@ -48,6 +49,23 @@ def check_source(program: Program) -> Iterator[Verdict]:
         name = _of_python(value)
         if name:
             yield from _weights(program, value, name)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for weights in (*draw_weights(run), *refused_weights(run)):
+        places = (weights.place, weights.made_at)
+        if weights.lowest is not None:
+            what = "log-probs" if weights.are_logprobs else "logits"
+            yield finding(
+                f"the weights of the draw are {what}: the lowest is {weights.lowest:.3g}, and no weight may be below 0",
+                places=places,
+            )
+        elif weights.wrong:
+            yield finding(
+                f"the token is not drawn from the softmax of the logits: its weights are {weights.wrong}", places=places
+            )
+        elif weights.is_softmax:
+            yield healthy("tokens are drawn from a softmax of the logits")
 
 
 def _of_python(value: Value) -> str:
@@ -243,7 +261,10 @@ def sample(ids, steps):
         ids = torch.cat([ids, torch.multinomial(scores, 1)], dim=1)
     return ids
 """
+
+
 WELL = SICK.replace("multinomial(scores, 1)", "multinomial(scores.softmax(-1), 1)")
+
 
 ILLNESS = Illness(
     code="SAMP07",
@@ -257,7 +278,7 @@ ILLNESS = Illness(
         "multinomial on logits",
         "probabilities are negative error in multinomial",
     ),
-    trace=seen_in_run("SAMP07"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"SAMP06", "SAMP01", "RAT01"}),

@@ -41,9 +41,10 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.sampling.stale_copies import samplers
 from assay.programs.program import Program
+from assay.programs.run.draws import behaviour
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -88,6 +89,44 @@ def check_batch(batch: Batch) -> Verdict:
             confidence=Confidence.PROVEN if "correction" in batch.settings else Confidence.POSSIBLE,
         )
     return _older_by_its_looks(batch, mismatch, facts)
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("correction", "off") != "off":
+        return not_applicable("importance weights correct for a sampler that lags")
+    (mismatch_N,) = curves.need("mismatch_mean")
+    known_N = mismatch_N[np.isfinite(mismatch_N)]
+    if len(known_N) < STEPS or curves.steps[0] != 1:
+        return not_enough_data(f"mismatch_mean of {STEPS} steps, the first of the run among them")
+    limit = LIMIT.get(curves.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+    first, last = float(known_N[0]), float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
+    facts = (Fact("mismatch_mean at the first step", first, step=1), Fact("mismatch_mean at the end", last, limit))
+    if first <= limit / GROWTH and last > limit and last > GROWTH * first:
+        return finding(
+            f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
+            "sampler does not follow the policy",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+        )
+    return healthy("the sampler follows the policy", *facts)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for sampler in samplers(program):
+        if sampler.what:
+            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
+        else:
+            yield healthy("what samples has the trained weights", places=sampler.places)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    other = behaviour(run).other
+    if other is not None and other.lag is not None and not other.is_reference:
+        yield finding(
+            f"the tokens were sampled by weights {other.lag} updates older than the policy, and no importance weight "
+            "corrects for it: the sampler was not given the new ones",
+            places=(other.update.place,),
+        )
 
 
 def _lag(batch: Batch) -> int | None:
@@ -171,34 +210,6 @@ def _correlation(one_N: Array, other_N: Array) -> float:
     return float(np.corrcoef(one_N, other_N)[0, 1])
 
 
-def check_curves(curves: Curves) -> Verdict:
-    if curves.settings.get("correction", "off") != "off":
-        return not_applicable("importance weights correct for a sampler that lags")
-    (mismatch_N,) = curves.need("mismatch_mean")
-    known_N = mismatch_N[np.isfinite(mismatch_N)]
-    if len(known_N) < STEPS or curves.steps[0] != 1:
-        return not_enough_data(f"mismatch_mean of {STEPS} steps, the first of the run among them")
-    limit = LIMIT.get(curves.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
-    first, last = float(known_N[0]), float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
-    facts = (Fact("mismatch_mean at the first step", first, step=1), Fact("mismatch_mean at the end", last, limit))
-    if first <= limit / GROWTH and last > limit and last > GROWTH * first:
-        return finding(
-            f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
-            "sampler does not follow the policy",
-            *facts,
-            confidence=Confidence.POSSIBLE,
-        )
-    return healthy("the sampler follows the policy", *facts)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    for sampler in samplers(program):
-        if sampler.what:
-            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
-        else:
-            yield healthy("what samples has the trained weights", places=sampler.places)
-
-
 def sick() -> Evidence:
     return Evidence((_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0)))
 
@@ -227,7 +238,10 @@ WELL_SCRIPT = (
         "    ids = policy.generate(", "    sampler.load_state_dict(policy.state_dict())\n    ids = sampler.generate("
     )
 )
+
+
 SICK_SCRIPT = WELL_SCRIPT.replace("    sampler.load_state_dict(policy.state_dict())\n", "")
+
 
 ILLNESS = Illness(
     code="SYNC01",
@@ -244,7 +258,7 @@ ILLNESS = Illness(
         "LoRA weights do not reach vLLM",
         "parameter synchronization between training and vLLM",
     ),
-    trace=seen_in_run("SYNC01"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

@@ -38,13 +38,16 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import is_off, number_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.draws import MOST as MOST_DRAWS
+from assay.programs.run.draws import chain, cut_settings, draw_weights, is_trained_on, shown_settings
+from assay.programs.run.roles import is_corrected
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -96,32 +99,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _truncation(batch: Batch) -> str:
-    off = {"top_k": (0, -1, None), "top_p": (1, None), "min_p": (0, None)}
-    stated = {name: batch.settings.get(name) for name in off}
-    return ", ".join(f"{name} = {value}" for name, value in stated.items() if value not in off[name])
-
-
-def _is_another_token(difference_N: np.ndarray) -> bool:
-    """Equal at most tokens and far below at the others: the sampler's number belongs to another token."""
-    differing_N = np.abs(difference_N) > 0.05
-    return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
-
-
-def sick() -> Evidence:
-    """One tenth of what the sampled token leaves was cut away, at every token."""
-    batch = healthy_batch(top_p=0.9)
-    old_BT = batch.arrays["old_logprobs"]
-    surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
-    sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
-
-
-def well() -> Evidence:
-    """The same setting; the trainer renormalises over the same tokens."""
-    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     seen: set[int] = set()
     for trained in trained_draws(program, same_pass=True):
@@ -144,6 +121,38 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
         elif weights is not None:
             yield healthy("tokens are drawn from the whole distribution", places=(draw.place,))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for call in run.generations:
+        asked = {name: setting for name, setting in cut_settings(run, call).items() if name in call.stated}
+        is_sampled = call.config.get("do_sample") and is_trained_on(run, call.value)
+        if asked and is_sampled and not is_corrected(run.backwards):
+            yield finding(
+                f"generate() ran with {shown_settings(asked)}, and the log-probs in the loss are those of the whole "
+                "distribution",
+                places=(call.value.place,),
+            )
+    cuts = {row for weights in draw_weights(run) for row in weights.cut}
+    trained = [draw.value for draw in run.samplings[:MOST_DRAWS] if is_trained_on(run, draw.value)]
+    if len(cuts) > 1 and trained and not _scores_cut(run) and not is_corrected(run.backwards):
+        yield finding(
+            f"up to {max(map(len, cuts))} tokens of the vocabulary had no chance to be drawn, others in each draw, "
+            "and the log-probs in the loss are those of the whole distribution",
+            places=(trained[0].place,),
+        )
+
+
+def _truncation(batch: Batch) -> str:
+    off = {"top_k": (0, -1, None), "top_p": (1, None), "min_p": (0, None)}
+    stated = {name: batch.settings.get(name) for name in off}
+    return ", ".join(f"{name} = {value}" for name, value in stated.items() if value not in off[name])
+
+
+def _is_another_token(difference_N: np.ndarray) -> bool:
+    """Equal at most tokens and far below at the others: the sampler's number belongs to another token."""
+    differing_N = np.abs(difference_N) > 0.05
+    return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
 
 
 def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
@@ -219,6 +228,26 @@ def _has_bound(running: Value, depth: int = 4) -> bool:
     return False
 
 
+def _scores_cut(run: WatchedRun) -> bool:
+    """Whether the log-probs in the loss were cut as well."""
+    pieces = [piece for backward in run.backwards[:2] for piece in backward.pieces]
+    return any(value.op in ("topk", "sort") for piece in pieces for value in chain(piece.new))
+
+
+def sick() -> Evidence:
+    """One tenth of what the sampled token leaves was cut away, at every token."""
+    batch = healthy_batch(top_p=0.9)
+    old_BT = batch.arrays["old_logprobs"]
+    surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
+    sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
+    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
+
+
+def well() -> Evidence:
+    """The same setting; the trainer renormalises over the same tokens."""
+    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
+
+
 ILLNESS = Illness(
     code="SAMP02",
     name="truncated_sampling",
@@ -231,7 +260,7 @@ ILLNESS = Illness(
         "log-probs do not match with top_p or top_k",
         "ratio is biased with top_k top_p min_p sampling",
     ),
-    trace=seen_in_run("SAMP02"),
+    run=check_run,
     sick=sick,
     well=well,
     batch=check_batch,

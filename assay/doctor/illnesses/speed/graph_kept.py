@@ -26,7 +26,6 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
@@ -36,6 +35,9 @@ from assay.programs.facts.sampling.samplers import is_trained
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
+from assay.programs.run.origins import above
+from assay.programs.run.sight import requires_grad
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
@@ -56,6 +58,7 @@ HARMLESS = (
     "min",
     "table",
 )
+KEPT = 3  # earlier updates whose numbers are still alive with a graph: one or two may be on their way out
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -87,6 +90,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(value.place, added.place),
             )
     yield from _passes(program, told)
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for kept in run.gradients.kept:
+        if kept.updates >= KEPT:
+            yield finding(
+                f"numbers of {kept.updates} earlier updates are kept with their graphs: detach() or item() them",
+                places=(kept.place,),
+            )
+    yield from _summed(run)
 
 
 def _kept(program: Program, append: Value, behind: set[int]) -> Value | None:
@@ -187,9 +200,28 @@ def _is_partly_held(program: Program, model: Value, every: list[Optimizer]) -> b
     return any(contains(program, one, model) or contains(program, model, one) for one in held)
 
 
+def _summed(run: WatchedRun) -> Iterator[Verdict]:
+    """Sums of losses that went backward already, and keep their graphs."""
+    used = {id(value) for backward in run.backwards for value in above(backward.loss)}
+    calls = run.graph.of("backward")
+    gone = {id(backward.loss): call.order for backward, call in zip(run.backwards, calls, strict=False)}
+    for value in run.graph.of("add"):
+        one, other = value.input, value.arguments.get("other")
+        if not requires_grad(value) or id(value) in used or one is None or other is None:
+            continue
+        for kept, added in ((one, other), (other, one)):
+            again = kept.op == "add" and kept.place == value.place and requires_grad(kept)
+            if again and gone.get(id(added), value.order) < value.order:
+                yield finding(
+                    f"`{value.place.text}` sums losses that went backward already, with their graphs",
+                    places=(value.place,),
+                )
+
+
 WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
     "        optimizer.step()\n", "        optimizer.step()\n        losses.append(loss.item())\n"
 )
+
 
 ILLNESS = Illness(
     code="PERF02",
@@ -204,7 +236,7 @@ ILLNESS = Illness(
         "CUDA OOM after some steps",
         "memory leak",
     ),
-    trace=seen_in_run("PERF02"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=WELL.replace("append(loss.item())", "append(loss)"), well=WELL),
 )

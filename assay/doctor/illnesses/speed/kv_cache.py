@@ -24,18 +24,22 @@ Very short answers cost little either way. A pass that scores whole sequences ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.running import seen_in_run
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.modes import mode_at
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.sight import sight
+from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+
+LEAST_PASSES = 4  # inside one generate(), or in one loop
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -57,6 +61,25 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 confidence=Confidence.LIKELY,
                 places=(value.place,),
             )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    for call in run.generations:
+        if not run.models[call.model].can_cache or len(call.widths) < LEAST_PASSES:
+            continue
+        if all(after == before + 1 for before, after in pairwise(call.widths)):
+            yield _without_cache(call.widths, call.value.place)
+        else:
+            yield healthy("generate() reads each token once")
+    widths: list[int] = []
+    for draw in run.samplings:
+        forward = draw.forward
+        seen = sight(forward.input_ids) if forward is not None else None
+        if forward is None or seen is None or not run.models[forward.model].can_cache:
+            continue
+        widths = [*widths, seen.shape[-1]] if widths and seen.shape[-1] == widths[-1] + 1 else [seen.shape[-1]]
+        if len(widths) >= LEAST_PASSES and not forward.caches:
+            yield _without_cache(widths, forward.value.place)
 
 
 def _switched_off(program: Program, call: Value) -> tuple[str, Value] | None:
@@ -112,6 +135,14 @@ def _grows(program: Program, call: Value) -> bool:
     return False
 
 
+def _without_cache(widths: Sequence[int], place: Place) -> Verdict:
+    return finding(
+        "each token that is drawn costs a pass over all tokens before it, without a cache: pass "
+        f"{len(widths)} reads {widths[-1]}",
+        places=(place,),
+    )
+
+
 ILLNESS = Illness(
     code="PERF01",
     name="kv_cache",
@@ -126,7 +157,7 @@ ILLNESS = Illness(
         "no KV cache",
         "generation takes hours",
     ),
-    trace=seen_in_run("PERF01"),
+    run=check_run,
     source=check_source,
     scripts=Scripts(sick=changed("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),
 )

@@ -8,9 +8,9 @@ from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
-from assay.programs.graph import Context, Graph
 from assay.programs.read.script import read_program
-from assay.programs.run.trace import Trace
+from assay.programs.run.gradients import Move, OptimizerStep
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Place, State
 from proof.corpus import as_script, specimens
 from proof.corpus import write as write_specimen
@@ -95,24 +95,35 @@ def place(line):
     return Place("script.py", line, text=f"line {line}")
 
 
-def test_a_finding_is_noted_once_for_a_place_and_outweighs_health():
-    trace = Trace("script.py")
-    trace.is_well("RAT08", "fine so far")
-    trace.found("RAT08", "the first", place(3))
-    trace.found("RAT08", "the same again", place(3))
-    trace.found("RAT08", "another line", place(4))
-    trace.is_well("RAT08", "too late")
-    assert [one.message for one in trace.verdicts("RAT08")] == ["fine so far", "the first", "another line"]
-    word = diagnose(Evidence(trace=trace), [by_code("RAT08")]).findings[0]
+def step(line, *moves, **how):
+    return OptimizerStep(place(line), moves=tuple(Move(kind, place(at)) for kind, at in moves), **how)
+
+
+def test_findings_outweigh_health_and_are_told_once_for_a_place():
+    run = WatchedRun("script.py")
+    kept = step(3, ("backward", 2), is_first=False, was_reached=True)
+    fine = step(3, ("zero_grad", 1), ("backward", 2), is_first=False, was_reached=True, began_clean=True)
+    run.gradients.steps += [fine, kept, kept, step(4, ("backward", 2), is_first=False, was_reached=True)]
+    word = diagnose(Evidence(run=run), [by_code("LOSS04")]).findings[0]
     assert (word.confidence, word.seen_in) == (Confidence.PROVEN, "run")
-    assert [one.line for one in word.verdict.places] == [3, 4]
+    assert [one.line for one in word.verdict.places] == [3, 2, 4]
+    assert [one.line for one in word.verdict.found_at] == [3, 4]
+
+
+def test_a_check_that_crashes_is_counted_for_its_illness_and_stops_no_other():
+    run = WatchedRun("script.py", generations=[None])  # what a fault of ours may leave behind
+    run.gradients.steps += [step(3, ("backward", 2), is_first=True)]
+    states = {word.code: word.verdict.state for word in diagnose(Evidence(run=run)).words}
+    crashed = {code for code, state in states.items() if state is State.CRASHED}
+    assert crashed == {"ALGN06", "PERF01", "SAMP02", "SAMP03", "SAMP05"} & crashed != set()
+    assert states["LOSS04"] is states["OPT04"] is State.HEALTHY
 
 
 def test_what_only_the_text_shows_is_told_as_such(tmp_path):
     illness = by_code("SAMP07")
     script = tmp_path / "script.py"
     script.write_text(illness.scripts.sick)
-    evidence = Evidence(trace=Trace(str(script)), programs=(read_program(script),))
+    evidence = Evidence(run=WatchedRun(str(script)), programs=(read_program(script),))
     diagnosis = diagnose(evidence, [illness])
     assert [(word.confidence, word.seen_in) for word in diagnosis.findings] == [(Confidence.LIKELY, "text")]
     report = Report.of("script.py", evidence, diagnosis)
@@ -121,28 +132,16 @@ def test_what_only_the_text_shows_is_told_as_such(tmp_path):
 
 
 def test_a_proven_finding_wins_over_one_of_the_text(tmp_path):
-    illness = by_code("SAMP07")
+    illness = by_code("LOSS04")
     script = tmp_path / "script.py"
     script.write_text(illness.scripts.sick)
-    trace = Trace(str(script))
-    trace.found("SAMP07", "proven on the tensors", place(9))
-    diagnosis = diagnose(Evidence(trace=trace, programs=(read_program(script),)), [illness])
-    (word,) = diagnosis.findings
-    assert (word.verdict.message, word.seen_in, word.batches) == ("proven on the tensors", "run", 2)
+    run = WatchedRun(str(script))
+    run.gradients.steps += [step(9, ("backward", 7), ("zero_grad", 8), is_first=True, emptied_at=place(8))]
+    (word,) = diagnose(Evidence(run=run, programs=(read_program(script),)), [illness]).findings
+    assert word.verdict.message == "gradients are cleared between backward and step: the optimizer finds none"
+    assert (word.confidence, word.seen_in, word.batches) == (Confidence.PROVEN, "run", 2)
 
 
-def test_a_trace_in_which_nothing_was_looked_at_says_so():
-    word = diagnose(Evidence(trace=Trace("script.py")), [by_code("OPT03")]).words[0]
+def test_a_run_in_which_nothing_was_looked_at_says_so():
+    word = diagnose(Evidence(run=WatchedRun("script.py")), [by_code("OPT03")]).words[0]
     assert word.verdict.state is State.NOT_APPLICABLE
-
-
-def test_differences_are_found_as_quotients_too():
-    from assay.programs.run.origins import differences
-
-    graph, here, plain = Graph(), place(1), Context()
-    new, old = graph.new("given", {}, here, plain), graph.new("given", {}, here, plain)
-    difference = graph.new("sub", {"input": new, "other": old}, here, plain)
-    upper, lower = (graph.new("exp", {"input": one}, here, plain) for one in (new, old))
-    quotient = graph.new("div", {"input": upper, "other": lower}, here, plain)
-    graph.new("div", {"input": new, "other": old}, here, plain)
-    assert list(differences(graph.values)) == [(difference, new, old), (quotient, new, old)]

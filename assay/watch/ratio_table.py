@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.programs.run.trace import Trace
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Batch
 
 ONE = 1e-3  # of |ratio - 1|: float32 leaves less
@@ -67,10 +67,10 @@ def ratios_of(batches: Sequence[Batch]) -> list[Ratios]:
     return found
 
 
-def ratio_lines(trace: Trace) -> list[str]:
-    ratios = ratios_of(trace.batches)
+def ratio_lines(run: WatchedRun) -> list[str]:
+    ratios = ratios_of(run.batches)
     if not ratios:
-        return ["ratio new / old: no old log-probs were recognised in the loss" if trace.batches else ""]
+        return ["ratio new / old: no old log-probs were recognised in the loss" if run.batches else ""]
     lines = [
         "ratio new / old, by rollout batch and update of it",
         "  batch update    mean     min     max  clipped  KL k1      KL k3",

@@ -1,4 +1,4 @@
-"""Beside a running script: what it calls --> Trace. Gradients are caught by hooks on tensors; nothing is retained.
+"""Beside a running script: what it calls --> WatchedRun. Gradients are caught by hooks on tensors; nothing is retained.
 
 An Observer is told by patches.py. It holds tensors only from the pass that made them to the backward that uses them.
 """
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from assay.programs.graph import Value
-from assay.programs.run.drawn import random_state, sampling_of
-from assay.programs.run.guard import attempt
-from assay.programs.run.ledger import Ledger
-from assay.programs.run.models import Models
-from assay.programs.run.modules import (
+from assay.programs.run.draws import sampling_of
+from assay.programs.run.observe.guard import attempt
+from assay.programs.run.observe.ledger import Ledger
+from assay.programs.run.observe.models import (
+    Models,
     active_dropout,
     adapter_is_off,
     catch,
@@ -26,15 +26,16 @@ from assay.programs.run.modules import (
     is_plain,
     looks_like_mask,
     models_of,
+    random_state,
     stated_config,
     tensors_of,
 )
-from assay.programs.run.origins import Origins
-from assay.programs.run.patches import Patches, patch_generate, patch_torch
-from assay.programs.run.places import Places
-from assay.programs.run.reading import Reading
-from assay.programs.run.recorder import MOST_VALUES, Recorder
-from assay.programs.run.trace import Backward, Event, Forward, Generation, Sight, Trace, Update
+from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
+from assay.programs.run.observe.places import Places
+from assay.programs.run.observe.recorder import MOST_VALUES, Recorder
+from assay.programs.run.observe.updates import UpdateReader
+from assay.programs.run.sight import Sight
+from assay.programs.run.watched import Backward, Forward, Generation, Update, WatchedRun
 from assay.programs.run.weights import Weights
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
@@ -46,17 +47,17 @@ class Enough(SystemExit):
 
 
 class Observer:
-    def __init__(self, trace: Trace, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
-        self.trace, self.steps, self._finished = trace, steps, finished
-        self.recorder = Recorder(trace, places)
+    def __init__(self, run: WatchedRun, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
+        self.run, self.steps, self._finished = run, steps, finished
+        self.recorder = Recorder(run, places)
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
-        self.origins = trace.origins = Origins(trace)
-        self.ledger = Ledger(trace)
-        self.models = Models(trace)
-        self.reading = Reading(trace, self.models, self.origins)
+        self.origins = run.origins
+        self.ledger = Ledger(run)
+        self.models = Models(run)
+        self.updates = UpdateReader(run, self.models)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
         self._state: int | None = None  # of the random numbers before the draw under way
@@ -64,7 +65,6 @@ class Observer:
         self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
         self._pending: list[Backward] = []  # since the last step
-        self._since_zero: list[str] = []
         self._weights: dict[int, Weights] = {}
         self._optimizers: dict[int, int] = {}
         self._config: Any = None
@@ -76,7 +76,7 @@ class Observer:
     # -- beginning and end
 
     def start(self) -> None:
-        self.trace.torch_was_used = True
+        self.run.torch_was_used = True
         patch_torch(self.patches, self)
         self.recorder.__enter__()  # type: ignore[no-untyped-call]
 
@@ -89,7 +89,6 @@ class Observer:
         if not self._live:
             return
         self._live = False
-        self.ledger.end()
         self.recorder.stopped = True
         self.patches.undo()
         if self.recorder.off == 0:
@@ -98,7 +97,7 @@ class Observer:
         self._tensors.clear()
 
     def is_a_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if (self._leaving or len(self.trace.graph.values) > MOST_VALUES) and self.steps is None:
+        if (self._leaving or len(self.run.graph.values) > MOST_VALUES) and self.steps is None:
             self._enough()
             return False
         if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
@@ -121,12 +120,11 @@ class Observer:
             self._transparent.add(id(module))
         if "attention_mask" not in arguments and "1" in arguments and looks_like_mask(arguments["1"], found):
             arguments["attention_mask"] = arguments["1"]
-        self.trace.forwards.append(
+        self.run.forwards.append(
             Forward(
                 value=value,
                 model=model.number,
                 version=model.version,
-                training=module.training,
                 dropout=max(self.dropouts, active_dropout(module) if module.training else 0),
                 input_ids=arguments.get("input_ids"),
                 attention_mask=arguments.get("attention_mask"),
@@ -136,7 +134,7 @@ class Observer:
                 adapter_off=adapter_is_off(module) if model.has_adapter else False,
             )
         )
-        self.origins.forwards[id(value)] = self.trace.forwards[-1]
+        self.origins.forwards[id(value)] = self.run.forwards[-1]
 
     def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
         """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
@@ -149,7 +147,7 @@ class Observer:
             else:
                 op = "element" if name.isdigit() else "attribute"
                 place, _, context = where
-                made = self.trace.graph.new(op, {"input": value}, place, context, name=name)
+                made = self.run.graph.new(op, {"input": value}, place, context, name=name)
             if is_logits:
                 logits = made
                 self.recorder.widen(made)
@@ -188,16 +186,12 @@ class Observer:
             made = value if is_all else self.recorder.event("attribute", {"input": value}, frame, name="sequences")
             self.recorder.adopt(sequences, made)
         config = self._config.to_dict() if hasattr(self._config, "to_dict") else {}
-        given = {name: one for name, one in kwargs.items() if isinstance(one, (int, float, bool, str))}
-        self.trace.generations.append(
+        self.run.generations.append(
             Generation(
                 value=value,
                 model=seen.number,
                 version=seen.version,
-                training=bool(model.training),
-                dropout=active_dropout(model) if model.training else 0,
                 config={name: one for name, one in config.items() if is_plain(one)},
-                given=given,
                 input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
                 attention_mask=arguments.get("attention_mask"),
                 sequences=made,
@@ -234,9 +228,9 @@ class Observer:
             self._state = random_state(None, None)
 
     def _drawn(self, value: Value) -> None:
-        told = sampling_of(value, self.origins)
-        told.state = self.recorder.state if value.op == "multinomial" else self._state
-        self.trace.samplings.append(told)
+        draw = sampling_of(value, self.origins)
+        draw.state = self.recorder.state if value.op == "multinomial" else self._state
+        self.run.samplings.append(draw)
         self._sampled()
 
     def _sampled(self) -> None:
@@ -244,7 +238,7 @@ class Observer:
             self._sampled_since_step = True
             self._rollouts += 1
             # not here: torch puts the mode back behind the call that is under way
-            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.trace.updates) >= LEAST_UPDATES
+            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.run.updates) >= LEAST_UPDATES
 
     # -- learning
 
@@ -259,10 +253,10 @@ class Observer:
         number = None
         if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
             number = float(seen.numbers.reshape(-1)[0])
-        told = Backward(loss, number, self.recorder.version)
+        backward = Backward(loss, number)
         self.ledger.backward(value.place)
-        self.trace.backwards.append(told)
-        self._pending.append(told)
+        self.run.backwards.append(backward)
+        self._pending.append(backward)
         caught: dict[int, Tensor] = {}
         hooked = [(key, one) for key, one in self._tensors.items() if one.requires_grad]
         handles = [
@@ -273,7 +267,7 @@ class Observer:
         def after() -> None:
             for handle in handles:
                 handle.remove()
-            told.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
+            backward.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
             self._tensors.clear()
             self.ledger.after_backward()
 
@@ -284,22 +278,19 @@ class Observer:
 
     def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
         args, kwargs = detail
-        plain: Any = None
+        norm: float | None = None
         if kind == "clip_grad_norm":
-            norm = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
-            plain = self._clip_norm = float(norm) if isinstance(norm, (int, float)) else None
-        elif kind == "train":
-            kind = "train" if (args[0] if args else kwargs.get("mode", True)) else "eval"
-            plain = self.models.of(subject).number if isinstance(subject, nn.Module) else None
-        elif kind == "manual_seed":
-            plain = subject if isinstance(subject, int) else kwargs.get("seed")
+            given = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
+            norm = self._clip_norm = float(given) if isinstance(given, (int, float)) else None
+        elif kind == "train" and isinstance(subject, nn.Module):
+            self.models.of(subject)  # it may be called by another one only
         elif kind == "ddp":
             self.ledger.wrapped(subject)
-        self._since_zero.append(kind)
         place = self.recorder.here(frame)[0]
-        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(plain)):
+        if kind == "manual_seed":
+            self.run.seeds.append(place)
+        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(norm)):
             self.ledger.happened(kind, place)
-        self.trace.events.append(Event(kind, place, len(self.trace.graph.values), self.recorder.version, plain))
 
     def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
         held = [one for group in optimizer.param_groups for one in group["params"]]
@@ -307,54 +298,48 @@ class Observer:
             model.is_trained = True
             module = self.models.module(model.number)
             if module is not None:
-                self.trace.history[self.models.sums(module)] = (model.number, model.version)
+                self.run.history[self.models.sums(module)] = (model.number, model.version)
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._optimizers)
         self._weights[id(optimizer)] = Weights.before(held)
         group = optimizer.param_groups[0]
         update = Update(
-            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.trace.updates),
+            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.run.updates),
             optimizer=self._optimizers[id(optimizer)],
-            optimizer_name=type(optimizer).__name__,
             place=self.recorder.here(frame)[0],
-            version=self.recorder.version,
-            order=len(self.trace.graph.values),
+            order=len(self.run.graph.values),
             learning_rate=float(group.get("lr", 0.0)),
             weight_decay=float(group.get("weight_decay", 0.0) or 0.0),
             backwards=tuple(self._pending),
             maximize=bool(group.get("maximize", False)),
             clip_norm=self._clip_norm,
-            zeroed="zero_grad" in self._since_zero,
             models=tuple(model.number for model in self.models.holding(held)),
-            held=len(held),
-            dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in held})),
         )
-        self.trace.updates.append(update)
-        is_now = self.reading.begins(update)
+        self.run.updates.append(update)
+        is_now = self.updates.begins(update)
         modules = {id(one): one for number in models_of(update) if (one := self.models.module(number)) is not None}
         self.ledger.stepping(optimizer, held, modules.values(), update.place)
         with self.recorder.suspended():
-            self.reading.before(update, now=is_now)
+            self.updates.before(update, now=is_now)
 
     def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
-        update = next(one for one in reversed(self.trace.updates) if one.optimizer == self._optimizers[id(optimizer)])
+        update = next(one for one in reversed(self.run.updates) if one.optimizer == self._optimizers[id(optimizer)])
         with self.recorder.suspended():
             update.numbers |= self._weights.pop(id(optimizer)).after()
-            self.reading.after(update)
+            self.updates.after(update)
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
-        self._pending, self._since_zero, self._clip_norm = [], [], None
+        self._pending, self._clip_norm = [], None
         self._sampled_since_step = False
-        self.recorder.version += 1
         for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):
             model.version += 1
         self.recorder.next_update()
-        if self.steps is not None and len(self.trace.updates) >= self.steps:
+        if self.steps is not None and len(self.run.updates) >= self.steps:
             attempt(self.recorder.broke, self._enough)
             raise Enough(0)
-        if self.steps is None and len(self.trace.updates) >= MOST_UPDATES:
+        if self.steps is None and len(self.run.updates) >= MOST_UPDATES:
             self._enough()
 
     def _enough(self) -> None:
         self.stop()
-        self.reading.settle()
+        self.updates.settle()
         self._finished()

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from assay.programs.run.guard import attempt
-from assay.programs.run.recorder import Recorder
+from assay.programs.run.observe.guard import attempt
+from assay.programs.run.observe.recorder import Recorder
 
 
 class Watching(Protocol):

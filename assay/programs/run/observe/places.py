@@ -16,7 +16,7 @@ from assay.verdict import Place
 
 _LONGEST = 100  # letters of an expression that are kept
 _ASSIGNED = re.compile(r"\s*([A-Za-z_][\w.]*)\s*=(?!=)\s*")
-_ASSAY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ASSAY = str(Path(__file__).resolve().parents[3])
 
 NOWHERE = Place("", 0)
 

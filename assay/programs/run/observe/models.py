@@ -1,17 +1,76 @@
-"""Modules and what they are given and return, as far as it can be told from outside."""
+"""The models of a script: which module is which, with which weights; what they are given and what they return."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.programs.graph import Value
-from assay.programs.run.trace import Model, Sight, Update
+from assay.programs.run.sight import Sight
+from assay.programs.run.watched import Model, Update, WatchedRun
+from assay.programs.run.weights import first_and_last, sums_of
 
 _INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+class Models:
+    """Modules are not held: a script may let one go."""
+
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
+        self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
+        self._summed: dict[int, tuple[int, tuple[float, ...]]] = {}
+        self._few: dict[int, tuple[weakref.ref[nn.Module], int, list[weakref.ref[Tensor]]]] = {}
+
+    def of(self, module: nn.Module) -> Model:
+        parameters = self._some(module)
+        # a wrapper and what it wraps are one model
+        key = id(parameters[0]) if parameters else id(module)
+        known = self._models.get(key)
+        if known is not None and known[0]() is not None:
+            return known[1]
+        model = described(module, len(self.run.models))
+        self._models[key] = (weakref.ref(module), model)
+        self.run.models.append(model)
+        return model
+
+    def sums(self, module: nn.Module) -> tuple[float, ...]:
+        """Of its weights; computed anew when they were changed."""
+        parameters = self._some(module)
+        if not parameters:
+            return ()
+        key = id(parameters[0])
+        changes = parameters[0]._version + parameters[-1]._version
+        known = self._summed.get(key)
+        if known is None or known[0] != changes:
+            known = self._summed[key] = (changes, sums_of(parameters))
+        return known[1]
+
+    def _some(self, module: nn.Module) -> list[Tensor]:
+        """Its first and last parameters. A large module has hundreds, and a loop asks at every token."""
+        known = self._few.get(id(module))
+        if known is None or known[0]() is not module or known[1] != len(self.run.updates):
+            refs = [weakref.ref(one) for one in first_and_last(list(module.parameters()))]
+            known = self._few[id(module)] = (weakref.ref(module), len(self.run.updates), refs)
+        return [one for ref in known[2] if (one := ref()) is not None]
+
+    def module(self, number: int) -> nn.Module | None:
+        return next((ref() for ref, model in self._models.values() if model.number == number), None)
+
+    def holding(self, parameters: Iterable[Tensor]) -> list[Model]:
+        """Those that one of the parameters belongs to."""
+        held = {id(one) for one in parameters}
+        models = [(ref(), model) for ref, model in self._models.values()]
+        return [
+            model
+            for module, model in models
+            if module is not None and any(id(one) in held for one in module.parameters())
+        ]
 
 
 def catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
@@ -27,7 +86,7 @@ def active_dropout(module: nn.Module) -> int:
 
 def models_of(update: Update) -> set[int]:
     """The models whose log-probs the loss is made of."""
-    return {piece.forward.model for one in update.backwards if one.roles is not None for piece in one.roles.pieces}
+    return {piece.forward.model for piece in update.pieces}
 
 
 def is_finite(number: float | None) -> bool:
@@ -96,13 +155,19 @@ def described(module: nn.Module, number: int) -> Model:
     return Model(
         number=number,
         name=type(module).__name__,
-        parameters=sum(one.numel() for one in parameters),
         trainable=sum(one.requires_grad for one in parameters),
         dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in parameters})),
         has_adapter=hasattr(module, "disable_adapter"),
         eos_ids=ids_in(getattr(config, "eos_token_id", None)),
-        pad_id=next(iter(ids_in(getattr(config, "pad_token_id", None))), None),
         vocabulary=getattr(config, "vocab_size", None),
         can_cache=hasattr(config, "use_cache"),
-        dropout=max((float(one.p) for one in module.modules() if isinstance(one, DROPOUT)), default=0.0),
     )
+
+
+def random_state(tensor: Any, generator: Any) -> int | None:
+    """A number for the state of the random numbers that a draw on the tensor's device will use."""
+    if generator is None and tensor is not None and tensor.is_cuda:
+        generator = torch.cuda.default_generators[tensor.device.index or 0]
+    generator = torch.default_generator if generator is None else generator
+    with torch._C.DisableTorchFunction():
+        return hash(generator.get_state().numpy().tobytes())

@@ -10,33 +10,32 @@ from typing import Any
 
 from assay.programs.run.asked import Answer, ask
 from assay.programs.run.batches import ASKED, batch_of, fields_of
-from assay.programs.run.models import Models
-from assay.programs.run.origins import Origins
+from assay.programs.run.observe.models import Models
 from assay.programs.run.roles import find_roles
-from assay.programs.run.trace import Trace, Update, as_of_now
+from assay.programs.run.watched import Update, WatchedRun, as_of_now
 
 AT_MOST = 12  # updates that are read at once, where none of them can be asked about
 
 
-class Reading:
-    def __init__(self, trace: Trace, models: Models, origins: Origins) -> None:
-        self.trace, self.models, self.origins = trace, models, origins
+class UpdateReader:
+    def __init__(self, run: WatchedRun, models: Models) -> None:
+        self.run, self.models = run, models
         self._fields: Mapping[str, Any] | None = None
         self._answers: dict[tuple[Any, ...], Answer | None] = {}
-        self._later: list[tuple[Update, Trace]] = []
+        self._later: list[tuple[Update, WatchedRun]] = []
 
     def begins(self, update: Update) -> bool:
         """Before the update is read or put off: whether it is read now. Its roles are then known."""
-        is_now = len(self.trace.batches) < ASKED and len(self.trace.updates) <= AT_MOST
+        is_now = len(self.run.batches) < ASKED and len(self.run.updates) <= AT_MOST
         if is_now:
             self._find_roles(update)
         return is_now
 
     def before(self, update: Update, *, now: bool) -> None:
         """The weights are still those that the loss was computed with."""
-        self._fields = fields_of(self.trace, update, self._ask) if now else None
+        self._fields = fields_of(self.run, update, self._ask) if now else None
         if not now:
-            self._later.append((update, as_of_now(self.trace)))
+            self._later.append((update, as_of_now(self.run)))
 
     def after(self, update: Update) -> None:
         if self._fields is not None:
@@ -53,13 +52,13 @@ class Reading:
                 self._add(fields, update)
 
     def _add(self, fields: Mapping[str, Any], update: Update) -> None:
-        batch = batch_of(fields, update, self.trace.notes)
+        batch = batch_of(fields, update, self.run.notes)
         if batch is not None:
-            self.trace.batches.append(batch)
+            self.run.batches.append(batch)
 
     def _find_roles(self, update: Update) -> None:
         for one in update.backwards:
-            one.roles = find_roles(one.loss, self.origins)
+            one.roles = find_roles(one.loss, self.run.origins)
 
     def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
         """A reference answers once for all updates of a rollout batch."""

@@ -6,7 +6,6 @@ generate() and of an optimizer's step the recorder is off: those are one Value e
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,10 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from assay.programs.graph import UNKNOWN, Context, Value, bound, canonical
-from assay.programs.run.drawn import random_state
-from assay.programs.run.guard import attempt, sentence
-from assay.programs.run.places import Places
-from assay.programs.run.trace import Sight, Trace
+from assay.programs.run.observe.guard import attempt, sentence
+from assay.programs.run.observe.models import random_state
+from assay.programs.run.observe.places import Places
+from assay.programs.run.sight import Sight
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
 LARGEST = 2_000_000  # numbers of a tensor that is kept
@@ -71,12 +71,11 @@ class _Ref(weakref.ref[Tensor]):
 class Recorder(TorchFunctionMode):
     """`before` holds what is told of a call before it is made: backward is where gradients are caught."""
 
-    def __init__(self, trace: Trace, places: Places) -> None:
+    def __init__(self, run: WatchedRun, places: Places) -> None:
         super().__init__()
-        self.trace, self.places = trace, places
+        self.run, self.places = run, places
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
-        self.version = 0
         self.state: int | None = None  # of the random numbers before the last draw
         self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # told of every tensor that requires a gradient
@@ -95,7 +94,7 @@ class Recorder(TorchFunctionMode):
         if self.off:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _TELLS or len(self.trace.graph.values) > MOST_VALUES:
+        if name in _TELLS or len(self.run.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
@@ -106,7 +105,7 @@ class Recorder(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
-            self.trace.raised = Value(op, given, where[0], where[2], len(self.trace.graph.values), name)
+            self.run.raised = Value(op, given, where[0], where[2], len(self.run.graph.values), name)
             raise
         attempt(self.broke, self._result, op, name, given, where, result, args)
         return result
@@ -114,7 +113,7 @@ class Recorder(TorchFunctionMode):
     def broke(self, error: Exception) -> None:
         """A fault of ours is no reason to end somebody's script: it is told, and nothing more is looked at."""
         self.off += 1
-        self.trace.notes.append(sentence(error))
+        self.run.notes.append(sentence(error))
 
     def _given(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: Any
@@ -152,7 +151,7 @@ class Recorder(TorchFunctionMode):
         """The Value of whatever the script handed over. A tensor that was changed behind our back is a new one."""
         if isinstance(one, Tensor):
             return self.tensor(one, where)
-        order = len(self.trace.graph.values)
+        order = len(self.run.graph.values)
         if isinstance(one, slice):
             parts = {name: getattr(one, name) for name in ("start", "stop", "step") if getattr(one, name) is not None}
             inner = {name: self.value_of(part, where) for name, part in parts.items()}
@@ -176,7 +175,7 @@ class Recorder(TorchFunctionMode):
             return self.remember(tensor, "changed", {"input": value}, where)
         seen = value.thing
         is_new_use = isinstance(seen, Sight) and seen.data is None and where[0] is not value.place
-        if is_new_use and not seen.summary and id(value) not in self._wide:
+        if is_new_use and seen.is_finite is None and id(value) not in self._wide:
             seen.data = self._copy(tensor, seen)
         return value
 
@@ -184,7 +183,7 @@ class Recorder(TorchFunctionMode):
         self, tensor: Tensor, op: str, arguments: Mapping[str, Value], where: tuple[Place, str, Context], **how: Any
     ) -> Value:
         place, name, context = where
-        value = self.trace.graph.new(op, arguments, place, context, **how)
+        value = self.run.graph.new(op, arguments, place, context, **how)
         if name and op != "given":
             value.names.append(name)
         self.adopt(tensor, value)
@@ -220,7 +219,7 @@ class Recorder(TorchFunctionMode):
     def _look(self, value: Value, seen: Sight, tensor: Tensor, visits: int) -> None:
         if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
             if visits <= OFTEN and seen.is_floating and seen.size:
-                seen.summary = _summary(tensor)
+                seen.is_finite = _is_finite(tensor)
                 if visits <= SHOWN and seen.shape[-1] <= WIDEST:
                     seen.rows = tensor.detach().reshape(-1, seen.shape[-1])[:SHOWN].double().cpu().numpy()
         elif visits <= OFTEN or seen.size <= FEW:
@@ -256,14 +255,14 @@ class Recorder(TorchFunctionMode):
             value = self.remember(args[0], op, given, where, name=name)
         elif isinstance(result, (tuple, list)) and any(isinstance(one, Tensor) for one in result):
             place, _, context = where
-            value = self.trace.graph.new(op, given, place, context, name=name)
+            value = self.run.graph.new(op, given, place, context, name=name)
             fields = getattr(result, "_fields", ()) or getattr(type(result), "__match_args__", ())
             for number, one in enumerate(result):
                 if isinstance(one, Tensor):
                     field_name = str(fields[number]) if number < len(fields) else ""
                     self.remember(one, "element", {"input": value}, where, name=field_name, constant=number)
         elif op == "leave":
-            value = self.trace.graph.new(op, given, where[0], where[2], name=name)
+            value = self.run.graph.new(op, given, where[0], where[2], name=name)
         else:
             return
         if op == "multinomial" and self.drawn is not None:
@@ -282,7 +281,7 @@ class Recorder(TorchFunctionMode):
         if not isinstance(loss, Tensor):
             return None
         where = self.here(frame)
-        value = self.trace.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
+        value = self.run.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
         return self.before["backward"](value)
 
     def widen(self, value: Value) -> None:
@@ -319,7 +318,7 @@ class Recorder(TorchFunctionMode):
 
     def event(self, op: str, arguments: Mapping[str, Value], frame: Any, **how: Any) -> Value:
         place, name, context = self.here(frame)
-        value = self.trace.graph.new(op, arguments, place, context, **how)
+        value = self.run.graph.new(op, arguments, place, context, **how)
         if name:
             value.names.append(name)
         return value
@@ -340,25 +339,8 @@ def _holds_tensor(part: Any) -> bool:
     )
 
 
-def _summary(tensor: Tensor) -> dict[str, float]:
-    """Of the first ROWS rows and the last."""
+def _is_finite(tensor: Tensor) -> bool:
+    """Of the first ROWS rows and the last. Logits of -inf are how tokens are taken out."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     rows = rows if len(rows) <= ROWS else torch.cat([rows[: ROWS - 1], rows[-1:]])
-    rows = rows.double()
-    lowest, highest = torch.aminmax(rows)
-    told = torch.stack(
-        [
-            lowest,
-            highest,
-            (rows.sum(dim=-1) - 1).abs().max(),
-            torch.logsumexp(rows, dim=-1).abs().max(),
-        ]
-    )
-    numbers = told.tolist()  # one copy from the device
-    return {
-        "lowest": numbers[0],
-        "highest": numbers[1],
-        "row_sum": numbers[2],  # its distance from 1
-        "row_logsumexp": numbers[3],  # its distance from 0
-        "finite": float(not (math.isnan(numbers[0]) or numbers[1] == math.inf)),
-    }
+    return not bool((rows.isnan() | rows.isposinf()).any())

@@ -1,0 +1,190 @@
+"""Watches the gradients: made by a backward, cleared, clipped, used by a step; and which optimizer holds what.
+
+The parameters themselves are looked at, so that it does not matter by which call they were cleared. What happened is
+written to `run.gradients`; what it means is for the illnesses to say.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.programs.graph import Value
+from assay.programs.run.gradients import Bypass, KeptGraphs, LeftOut, Move, OptimizerStep, SharedStep
+from assay.programs.run.sight import Sight
+from assay.programs.run.watched import WatchedRun
+from assay.verdict import Place
+
+FEW = 8  # parameters that tell whether gradients are there
+
+
+@dataclass(eq=False)
+class _Optimizer:
+    held: Sequence[weakref.ref[Tensor]] = ()
+    ids: frozenset[int] = frozenset()
+    stepped_at: int = 0  # index into the moves
+    was_reached: bool = False  # see OptimizerStep
+    began_clean: bool = False
+    lost: list[Place] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [parameter for ref in self.held if (parameter := ref()) is not None]
+
+
+class Ledger:
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
+        self._moves: list[Move] = []
+        self._optimizers: dict[int, _Optimizer] = {}
+        self._last_steps: list[tuple[int, Place]] = []  # since the last backward: which optimizer, and where
+        self._wrappers: dict[int, tuple[weakref.ref[Any], int]] = {}  # DDP and its passes with gradients since a step
+
+    def backward(self, place: Place) -> None:
+        for optimizer in self._optimizers.values():
+            if not _has_gradient(optimizer.parameters):
+                if optimizer.was_reached and Move("backward", place) in self._moves[optimizer.stepped_at :]:
+                    optimizer.lost.append(place)
+                optimizer.began_clean, optimizer.was_reached = True, False
+        self._moves.append(Move("backward", place))
+        self._last_steps = []
+
+    def after_backward(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.was_reached = optimizer.was_reached or _has_gradient(optimizer.parameters)
+
+    def happened(self, kind: str, place: Place) -> None:
+        if kind == "scheduler" and not self._optimizers and self.run.gradients.scheduler_before_steps is None:
+            self.run.gradients.scheduler_before_steps = place
+        self._moves.append(Move(kind, place))
+
+    def wrapped(self, module: Any) -> None:
+        self._wrappers[id(module)] = (weakref.ref(module), 0)
+        self.run.gradients.is_wrapped = True
+
+    def passed(self, module: nn.Module) -> None:
+        if id(module) in self._wrappers and torch.is_grad_enabled():
+            ref, passes = self._wrappers[id(module)]
+            self._wrappers[id(module)] = (ref, passes + 1)
+
+    def stepping(self, optimizer: Any, held: Sequence[Tensor], trained: Iterable[nn.Module], place: Place) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            known = self._optimizers.get(id(optimizer))
+            mine = known or _Optimizer()
+            moves = tuple(self._moves[mine.stepped_at :])
+            self.run.gradients.steps.append(
+                OptimizerStep(
+                    place=place,
+                    is_first=known is None,
+                    moves=moves,
+                    emptied_at=_emptied_at(moves, held),
+                    was_reached=mine.was_reached,
+                    began_clean=mine.began_clean,
+                    lost=tuple(mine.lost),
+                )
+            )
+            self._find_shared(id(optimizer), held, place)
+            self._find_bypasses(place)
+            mine.held, mine.ids = [weakref.ref(parameter) for parameter in held], frozenset(map(id, held))
+            self._optimizers[id(optimizer)] = mine
+            self._find_left_out(trained, place)
+
+    def stepped(self, optimizer: Any, place: Place, known: Iterable[tuple[Any, Value, int]]) -> None:
+        self._moves.append(Move("step", place))
+        self._last_steps.append((id(optimizer), place))
+        mine = self._optimizers.get(id(optimizer))
+        if mine is not None:
+            mine.stepped_at, mine.was_reached, mine.began_clean, mine.lost = len(self._moves), False, False, []
+        self._find_kept_graphs(known)
+
+    def _find_shared(self, key: int, held: Sequence[Tensor], place: Place) -> None:
+        """Another optimizer has stepped since the last backward, with the same tensors."""
+        for other_key, spot in reversed(self._last_steps):
+            other = self._optimizers.get(other_key)
+            if other is None or other_key == key:
+                continue
+            both = [parameter for parameter in held if id(parameter) in other.ids and parameter.grad is not None]
+            if both:
+                self.run.gradients.shared.append(SharedStep(len(both), place, spot))
+
+    def _find_bypasses(self, place: Place) -> None:
+        if self._moves and self._moves[-1].kind == "step":
+            return  # another optimizer has just used the same gradients
+        for key, (ref, passes) in list(self._wrappers.items()):
+            wrapper = ref()
+            if wrapper is None:
+                del self._wrappers[key]
+                continue
+            if not passes and _has_gradient(list(wrapper.module.parameters())):
+                made_at = [move.place for move in self._moves if move.kind == "backward"]
+                made_at += [forward.value.place for forward in self.run.forwards if not forward.value.context.no_grad]
+                self.run.gradients.bypasses.append(
+                    Bypass(
+                        type(wrapper.module).__name__, type(wrapper).__name__, made_at[-1] if made_at else None, place
+                    )
+                )
+            self._wrappers[key] = (ref, 0)
+        self.run.gradients.is_wrapped = bool(self._wrappers)
+
+    def _find_left_out(self, trained: Iterable[nn.Module], place: Place) -> None:
+        held = frozenset().union(*(optimizer.ids for optimizer in self._optimizers.values()))
+        trainable = {
+            id(parameter): parameter
+            for module in trained
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        }
+        if not trainable:
+            return
+        missing = [
+            parameter for parameter in trainable.values() if parameter.grad is not None and id(parameter) not in held
+        ]
+        self.run.gradients.left_out = LeftOut(len(missing), len(trainable), place) if missing else None
+
+    def _find_kept_graphs(self, known: Iterable[tuple[Any, Value, int]]) -> None:
+        """Tensors with a graph that outlive the updates they were made in."""
+        borders = [update.order for update in self.run.updates]
+        made: dict[Place, set[int]] = {}
+        for ref, value, _ in known:
+            seen = value.thing
+            if not isinstance(seen, Sight) or not seen.requires_grad or value.op in ("given", "changed"):
+                continue
+            if seen.size > 1 or value.order >= borders[-1]:
+                continue
+            tensor = ref()
+            if tensor is not None and tensor.grad_fn is not None:
+                made.setdefault(value.place, set()).add(sum(border <= value.order for border in borders))
+        self.run.gradients.kept += [KeptGraphs(len(updates), place) for place, updates in made.items()]
+
+
+def _emptied_at(moves: Sequence[Move], held: Sequence[Tensor]) -> Place | None:
+    """The last zero_grad behind the last backward, if it left no gradient for the step."""
+    behind: list[Move] | None = None
+    for move in moves:
+        if move.kind == "backward":
+            behind = []
+        elif behind is not None:
+            behind.append(move)
+    cleared = [move.place for move in behind or () if move.kind == "zero_grad"]
+    return cleared[-1] if cleared and not _has_gradient(held, most=len(held)) else None
+
+
+def _has_gradient(parameters: Sequence[Tensor], most: int = FEW) -> bool:
+    looked = 0
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+            # the first row tells it in most cases; an embedding is large
+            if (gradient.dim() and bool(gradient[:1].any())) or bool(gradient.any()):
+                return True
+            looked += 1
+            if looked >= most:
+                return False
+    return False

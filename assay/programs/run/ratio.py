@@ -1,0 +1,178 @@
+"""What the advantages of a loss are multiplied by: which numbers, and how they move with the new log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.programs.graph import Value
+from assay.programs.run.origins import KEEPS_NUMBERS
+from assay.programs.run.roles import Flow, Piece, flows
+from assay.programs.run.sight import Sight, is_mask, numbers_of, requires_grad, sight
+from assay.programs.run.watched import WatchedRun
+from assay.record.batch import Array
+from assay.verdict import Place
+
+FIT = 1e-4
+COARSE = 3e-2  # in 16 bits
+_GROWS = KEEPS_NUMBERS | {"exp", "clamp", "sum", "mean", "cast", "masked_fill", "where", "nan_to_num", "expm1"}
+Form = Callable[[Array, Array], Array]
+FORMS: dict[str, Form] = {
+    "new / old": lambda new, old: np.exp(new - old),
+    "log-probs": lambda new, old: new,
+    "old / new": lambda new, old: np.exp(old - new),
+    "new - old, the logarithm of the ratio": lambda new, old: new - old,
+    "old - new": lambda new, old: old - new,
+    "exp of the ratio": lambda new, old: np.exp(np.exp(new - old)),
+    "the quotient of the log-probs": lambda new, old: new / old,
+    "the difference of the probabilities": lambda new, old: np.exp(new) - np.exp(old),
+    "exp(new - old) - 1": lambda new, old: np.expm1(new - old),
+    "a probability over a log-prob": lambda new, old: np.exp(new) / old,
+    "a log-prob over a probability": lambda new, old: new / np.exp(old),
+}
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What the advantages are multiplied by on one line, and the forms that fit it in all updates."""
+
+    value: Value
+    forms: frozenset[str]
+
+
+def factors(run: WatchedRun) -> list[Factor]:
+    """Of all updates together: a form that fits only some is not it."""
+    found: dict[Place, Factor] = {}
+    for backward, flow in flows(run):
+        for piece in backward.pieces:
+            for pulled in _pulled(piece, flow):
+                forms = _forms(pulled, piece)
+                if forms is not None:
+                    known = found.get(pulled.place)
+                    found[pulled.place] = Factor(pulled, forms if known is None else known.forms & forms)
+    return list(found.values())
+
+
+def _forms(pulled: Value, piece: Piece) -> frozenset[str] | None:
+    """None where the numbers are not known, or too few."""
+    old = piece.old or _other_logprobs(pulled, piece)
+    numbers, new, before = numbers_of(pulled), numbers_of(piece.new), numbers_of(old)
+    if numbers is None or new is None or before is None or not numbers.shape == new.shape == before.shape:
+        return None
+    inside = _counted(piece, new, before, numbers)
+    if inside.sum() < 2:
+        return None
+    return frozenset(name for name, form in FORMS.items() if _fits(form, numbers, new, before, inside, piece))
+
+
+def _pulled(piece: Piece, flow: Flow) -> Iterator[Value]:
+    """Factors of the advantages that depend on the new log-probs, the clipped one left out."""
+    if piece.advantages is None or "advantages" in piece.unsure:
+        return
+    advantages, seen = _plain(piece.advantages), set()
+    for value in flow.values:
+        if value.op != "mul" or id(piece.new) not in flow.upon(value):
+            continue
+        one, other = value.input, value.arguments.get("other")
+        for pulled, weight in ((one, other), (other, one)):
+            if pulled is None or weight is None or id(piece.new) not in flow.upon(pulled):
+                continue
+            inner = without_sign(pulled)
+            if _plain(weight) is advantages and inner.op != "clamp" and id(inner) not in seen:
+                seen.add(id(inner))
+                yield inner
+
+
+def _plain(value: Value) -> Value:
+    while value.op in KEEPS_NUMBERS | {"neg", "cast"} and value.input is not None:
+        if value.op == "index" and any(
+            sight(argument) is not None for name, argument in value.arguments.items() if name != "input"
+        ):
+            break
+        value = value.input
+    return value
+
+
+def without_sign(value: Value) -> Value:
+    """What was negated or rounded."""
+    while value.op in ("neg", "cast") and value.input is not None:
+        value = value.input
+    return value
+
+
+def _other_logprobs(pulled: Value, piece: Piece) -> Value | None:
+    """Log-probs without a gradient that the factor is made of as well; None if there are none or several."""
+    shape = sight(piece.new)
+    found: dict[int, Value] = {}
+    waiting, seen = [pulled], set()
+    while waiting:
+        current = waiting.pop()
+        for argument in current.arguments.values():
+            if id(argument) in seen or argument is piece.new:
+                continue
+            seen.add(id(argument))
+            if not requires_grad(argument) and not is_mask(argument) and _looks_like(argument, shape):
+                found[id(argument)] = argument
+            elif argument.op not in ("forward", "generate"):
+                waiting.append(argument)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _looks_like(value: Value, new: Sight | None) -> bool:
+    numbers = numbers_of(value)
+    if numbers is None or new is None or numbers.shape != new.shape or numbers.dtype.kind != "f":
+        return False
+    return bool(np.all(numbers <= 1e-3)) and bool(np.any(numbers < 0))
+
+
+def _counted(piece: Piece, new: Array, old: Array, numbers: Array) -> Array:
+    inside: Array = np.isfinite(new) & np.isfinite(old) & np.isfinite(numbers) & (old < 0) & (new < 0)
+    mask = numbers_of(piece.mask)
+    if mask is not None and mask.shape == new.shape:
+        inside &= ~mask.astype(bool) if piece.mask_is_inverted else mask.astype(bool)
+    return inside
+
+
+def _fits(form: Form, numbers: Array, new: Array, old: Array, inside: Array, piece: Piece) -> bool:
+    seen = sight(piece.new)
+    limit = FIT if seen is not None and seen.dtype in ("float32", "float64") else COARSE
+    with np.errstate(all="ignore"):
+        expected = form(new, old)[inside]
+    return bool(np.allclose(numbers[inside], expected, rtol=limit, atol=limit))
+
+
+def slope(value: Value, piece: Piece, flow: Flow) -> int | None:
+    """1: it grows with the new log-probs; -1: it falls; None: not known."""
+    if value is piece.new:
+        return 1
+    depending = [(name, argument) for name, argument in value.arguments.items() if id(piece.new) in flow.upon(argument)]
+    if len(depending) != 1:
+        return None
+    name, inner = depending[0]
+    way = slope(inner, piece, flow)
+    if way is None or value.op in _GROWS:
+        return way
+    if value.op == "neg":
+        return -way
+    if value.op == "sub":
+        return way if name == "input" else -way
+    if value.op == "div":
+        other = next(argument for key, argument in value.arguments.items() if key != name)
+        side = _side(other)
+        return None if side is None else way * side * (1 if name == "input" else -1)
+    if value.op == "mul":
+        other = next(argument for key, argument in value.arguments.items() if key != name)
+        if is_mask(other):
+            return way
+        return None if not isinstance(other.constant, (int, float)) else way if other.constant > 0 else -way
+    return None
+
+
+def _side(value: Value) -> int | None:
+    """1: all its numbers are above 0; -1: none is; None: both, or not known."""
+    numbers = np.asarray(value.constant) if isinstance(value.constant, (int, float)) else numbers_of(value)
+    if numbers is None or not numbers.size:
+        return None
+    return 1 if np.all(numbers > 0) else -1 if np.all(numbers < 0) else None
