@@ -115,7 +115,7 @@ def explain(
     from assay.doctor import command
     from assay.doctor.explain import Entry
     from assay.doctor.report.select import UnknownCode
-    from assay.rewards.check import CHECKS
+    from assay.reward_check import CHECKS
 
     of_rewards = [
         Entry(

@@ -11,7 +11,7 @@ from assay.cli import app
 from assay.doctor.catalogue import HEADINGS, catalogue
 from assay.doctor.explain import BEGIN, FAMILIES, Entry, entries, explained, find, listed, main, table, with_table
 from assay.doctor.report.select import UnknownCode
-from assay.rewards.check import CHECKS
+from assay.reward_check import CHECKS
 from assay.verdict import Severity
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.doctor.explain import Entry, entries
 from assay.doctor.search import search
-from assay.rewards.check import CHECKS
+from assay.reward_check import CHECKS
 
 OURS = {
     "loss is zero": ["LOSS05"],

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from assay.rewards.check import CHECKS, answers, behaviour, causes, judge
-from assay.rewards.check.probes import FORMS, HOSTILE, Probe, Role, decode, is_ordinary, probes_of
-from assay.rewards.check.probes import asked as ask
-from assay.rewards.check.report import as_json, as_text
-from assay.rewards.check.types import Answer, Check, Confidence, Measured, Report, Severity, State, Verdict
+from assay.reward_check import CHECKS, answers, behaviour, causes, judge
+from assay.reward_check.probes import FORMS, HOSTILE, Probe, Role, decode, is_ordinary, probes_of
+from assay.reward_check.probes import asked as ask
+from assay.reward_check.report import as_json, as_text
+from assay.reward_check.types import Answer, Check, Confidence, Measured, Report, Severity, State, Verdict
 from assay.types import Problem
 
 SUMS = [Problem("a", "1+1=", "2"), Problem("b", "5-9=", "-4"), Problem("c", "4+4=", "8")]

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.config import Config, ConfigError, load
-from assay.rewards.check import check
-from assay.rewards.check.bench import GIVE_UP, PROCESSES, Clock, chosen_from, measure
-from assay.rewards.check.completions import read_completions
-from assay.rewards.check.probes import Role, is_ordinary, probes_of
-from assay.rewards.check.types import Answer, Measured, State
+from assay.reward_check import check
+from assay.reward_check.bench import GIVE_UP, PROCESSES, Clock, chosen_from, measure
+from assay.reward_check.completions import read_completions
+from assay.reward_check.probes import Role, is_ordinary, probes_of
+from assay.reward_check.types import Answer, Measured, State
 from assay.tasks import open_task
 from assay.types import Problem, Score
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.reward_check import causes, judge
+from assay.reward_check.bench import measure
+from assay.reward_check.types import Measured, Severity, State
 from assay.rewards.call import read_signature
-from assay.rewards.check import causes, judge
-from assay.rewards.check.bench import measure
-from assay.rewards.check.types import Measured, Severity, State
 from assay.rewards.modules import load_functions
 from assay.types import Problem, Score
 

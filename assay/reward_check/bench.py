@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from assay.reward_check.probes import Probe, asked, is_ordinary, probes_of
+from assay.reward_check.types import Answer, Measured, Pairs
 from assay.rewards import Reward
-from assay.rewards.check.probes import Probe, asked, is_ordinary, probes_of
-from assay.rewards.check.types import Answer, Measured, Pairs
 from assay.types import Problem, Score
 
 BUDGET = 60.0  # seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from assay.rewards.check.types import Check, Report, Verdict
+from assay.reward_check.types import Check, Report, Verdict
 from assay.rewards.failures import failure_block
 from assay.verdict import Severity, State, escaped, json_without_commands, without_commands
 

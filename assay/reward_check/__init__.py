@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import Config
+from assay.reward_check import answers, behaviour
+from assay.reward_check.bench import Open, measure
+from assay.reward_check.completions import read_completions
+from assay.reward_check.probes import asked, decode
+from assay.reward_check.types import Check, Measured, Report, Verdict, reason
 from assay.rewards import Reward, open_rewards
-from assay.rewards.check import answers, behaviour
-from assay.rewards.check.bench import Open, measure
-from assay.rewards.check.completions import read_completions
-from assay.rewards.check.probes import asked, decode
-from assay.rewards.check.types import Check, Measured, Report, Verdict, reason
 from assay.rewards.failures import failure_facts, failure_kind
 from assay.tasks import Task, open_task
 from assay.types import Problem, Score

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections import Counter, defaultdict
 
-from assay.rewards.check.answers import ANSWERLESS, TOLERANCE
-from assay.rewards.check.probes import WRAPPED_PROBLEMS, Role
-from assay.rewards.check.types import Answer, Measured, Pairs, Verdict, example, healthy, not_enough_data
+from assay.reward_check.answers import ANSWERLESS, TOLERANCE
+from assay.reward_check.probes import WRAPPED_PROBLEMS, Role
+from assay.reward_check.types import Answer, Measured, Pairs, Verdict, example, healthy, not_enough_data
 from assay.verdict import Confidence, Severity, State, shown
 
 FATAL_FAILURES = (

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from assay.rewards.check.probes import FORMS, WRAPPED_PROBLEMS, Role
-from assay.rewards.check.types import Answer, Measured, Verdict, example, healthy, not_applicable, not_enough_data
+from assay.reward_check.probes import FORMS, WRAPPED_PROBLEMS, Role
+from assay.reward_check.types import Answer, Measured, Verdict, example, healthy, not_applicable, not_enough_data
 from assay.verdict import Confidence, Severity, State
 
 ANSWERLESS = {"format"}  # built-in rewards that do not read the answer, and are not meant to

@@ -28,9 +28,9 @@ def settings(functions: Sequence[str], task: str | None, options: Sequence[str])
 
 
 def run(config: Config, samples: int, timeout: float, completions: Path | None, *, as_json: bool, verbose: bool) -> int:
-    from assay.rewards.check import check
-    from assay.rewards.check.report import as_json as written
-    from assay.rewards.check.report import as_text
+    from assay.reward_check import check
+    from assay.reward_check.report import as_json as written
+    from assay.reward_check.report import as_text
 
     progress = _Progress()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.rewards.check.probes import Probe, Role
+from assay.reward_check.probes import Probe, Role
 from assay.types import Failure
 from assay.verdict import Confidence, Severity, State, escaped, shown
 
