@@ -1,4 +1,4 @@
-"""The doctor's word: what a check may say, how grave it is, how sure. Shared by the doctor and by reward-check.
+"""The doctor's word: what a check may say, how grave it is, how sure.
 
 Nothing is silently healthy: a check that lacks its data says which, and a check that breaks is counted as crashed.
 """
@@ -106,6 +106,7 @@ class Verdict:
     why: tuple[str, ...] = ()
     edit: Edit | None = None
     found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
+    examples: tuple[str, ...] = ()  # evidence in words: a text, and the reward that it got
 
 
 def finding(
@@ -117,8 +118,9 @@ def finding(
     places: tuple[Place, ...] = (),
     why: tuple[str, ...] = (),
     edit: Edit | None = None,
+    examples: tuple[str, ...] = (),
 ) -> Verdict:
-    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit)
+    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit, examples=examples)
 
 
 def healthy(message: str, *facts: Fact, places: tuple[Place, ...] = ()) -> Verdict:

@@ -56,7 +56,7 @@ class Doctor:
     @property
     def diagnosis(self) -> Diagnosis:
         """Of every illness the gravest word so far."""
-        missing = [one for one in catalogue() if one.code not in self._words]
+        missing = [one for one in catalogue() if not one.needs_a_call and one.code not in self._words]
         words = (*self._words.values(), *diagnose(Evidence(), missing).words)
         ordered = tuple(sorted(words, key=lambda word: word.code))
         return Diagnosis(ordered, root_causes(ordered))

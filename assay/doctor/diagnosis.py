@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import KINDS, Illness, catalogue
+from assay.doctor.catalogue import KINDS, Illness, catalogue, illnesses_looking_at
 from assay.doctor.evidence import Evidence
 from assay.doctor.trend import STEPS
 from assay.doctor.usable import usable
@@ -111,12 +111,13 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
-    asked = catalogue() if illnesses is None else illnesses
+    if illnesses is None:
+        illnesses = catalogue() if evidence.reward is not None else illnesses_looking_at(*KINDS)
     evidence = usable(evidence)
     # a check judges by the NaN or Inf that came out; a warning on the way would only litter a training log
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        words = tuple(_word(illness, evidence) for illness in asked)
+        words = tuple(_word(illness, evidence) for illness in illnesses)
     return Diagnosis(words, root_causes(words), evidence.notes)
 
 
@@ -160,7 +161,11 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         words.append(Word(illness, _ask(illness.curves, evidence.curves)))
     if illness.batch is not None:
         words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
+    if illness.reward is not None and evidence.reward is not None:
+        words.append(Word(illness, _ask(illness.reward, evidence.reward), evidence.reward.name))
     if not words:
+        if illness.needs_a_call:
+            return Word(illness, not_enough_data("a reward to call (assay reward-check)"))
         if evidence.programs and evidence.trace is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]

@@ -1,4 +1,5 @@
-"""What the doctor looks at: batches, the curves of a run, scripts, what was seen of one; each part may be absent."""
+"""What the doctor looks at: batches, the curves of a run, scripts, what was seen of one, the calls of a reward; each
+part may be absent."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.doctor.evidence.curves import Curves
+from assay.doctor.evidence.reward import RewardTrial
 from assay.programs.read.program import Program
 from assay.record.batch import Batch
 
-__all__ = ["Batch", "Curves", "Evidence"]
+__all__ = ["Batch", "Curves", "Evidence", "RewardTrial"]
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,4 @@ class Evidence:
     notes: tuple[str, ...] = ()
     programs: tuple[Program, ...] = ()
     trace: Any = None
+    reward: RewardTrial | None = None
