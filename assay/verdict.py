@@ -22,13 +22,26 @@ class State(StrEnum):
     CRASHED = "crashed"
 
 
-class Severity(StrEnum):
+# of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
+LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
+
+
+class _Ranked(StrEnum):
+    """Members from the gravest, or surest, on."""
+
+    @property
+    def rank(self) -> int:
+        """0 of the last member, more of those before it."""
+        return len(type(self)) - 1 - list(type(self)).index(self)
+
+
+class Severity(_Ranked):
     FATAL = "fatal"  # cannot learn what it is meant to
     HARMFUL = "harmful"  # learns worse
     WASTEFUL = "wasteful"  # pays more
 
 
-class Confidence(StrEnum):
+class Confidence(_Ranked):
     PROVEN = "proven"  # an invariant was recomputed and failed
     LIKELY = "likely"  # a pattern that has one usual cause
     POSSIBLE = "possible"  # may be meant so; all that curves alone can say

@@ -12,18 +12,13 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
+from assay.machine.faults import FAULTS
 from assay.programs.read.program import Program, read_program
 from assay.programs.read.text import SourceError
 from assay.programs.run.marks import mark
 from assay.programs.run.not_finite import first_not_finite
 from assay.programs.run.ratios import ratio_lines
 from assay.programs.run.trace import Trace
-
-# what a bug of ours may raise: it is told, and the script ends as it would have
-_FAULTS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError, RuntimeError,
-    StopIteration, TypeError, ValueError,
-)  # fmt: skip
 
 
 def report(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +40,7 @@ def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
         trace.is_marked = True
         try:
             mark(trace)
-        except _FAULTS as error:
+        except FAULTS as error:
             trace.notes.append(
                 f"the run was not judged to its end, by a fault of assay: {type(error).__name__}: {error}"
             )
@@ -58,7 +53,7 @@ def evidence_of(trace: Trace, *, read: bool = True) -> Evidence:
             programs = (read_program(shown if shown.exists() else Path(trace.folder) / shown),)
         except SourceError as error:
             notes.append(str(error))
-        except _FAULTS as error:
+        except FAULTS as error:
             notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
     seen = trace if trace.torch_was_used else None
     return Evidence(batches=tuple(trace.batches), notes=tuple(notes), trace=seen, programs=programs)

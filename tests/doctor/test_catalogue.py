@@ -10,7 +10,7 @@ import pytest
 
 from assay.doctor import illnesses
 from assay.doctor.catalogue import HEADINGS, by_code, catalogue
-from assay.doctor.diagnosis import _GRAVE, diagnose
+from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import healthy_batch, healthy_curves
 from assay.verdict import Confidence, Severity, State
@@ -53,7 +53,7 @@ def test_nothing_else_as_grave_fires_on_its_sick_example(illness):
     others = [
         f"{word.code}: {word.verdict.message}"
         for word in diagnosis.findings
-        if word is not own and _GRAVE[word.severity] >= _GRAVE[own.severity] and word.code not in illness.explains
+        if word is not own and word.severity.rank >= own.severity.rank and word.code not in illness.explains
     ]
     assert not others
     assert diagnosis.findings[0].code == illness.code
