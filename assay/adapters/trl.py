@@ -27,12 +27,10 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from assay.adapters.trl_batch import ROWS, Piece, Rollouts, rollout_batch, update_batch
-from assay.adapters.trl_doctor import Doctor
+from assay.adapters.trl_doctor import FAULTS, Doctor
 from assay.adapters.trl_questions import Weights, asked_again, inputs_of_trl, trl_trainer, watched
 from assay.adapters.trl_settings import METRICS, metrics_row, settings_of
 from assay.doctor.diagnosis import Diagnosis, Word
-from assay.machine.faults import FAULTS
-from assay.record import RunError
 
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
@@ -368,7 +366,7 @@ class Attached:
         began = time.perf_counter()
         try:
             return ask()
-        except (*FAULTS, RunError) as error:
+        except FAULTS as error:
             self._doctor.broke(error, int(self.trainer.state.global_step) + 1)
             self._pieces, self._looking = [], False
             return otherwise

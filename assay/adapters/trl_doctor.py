@@ -11,13 +11,15 @@ from assay.doctor.catalogue import catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.report import Report, write
-from assay.record import METRICS_FILE, TIMINGS_FILE
+from assay.machine import faults
+from assay.record import METRICS_FILE, TIMINGS_FILE, RunError
 from assay.verdict import LOUD, Confidence, State
 
 MOST_FACTS = 4  # told of a finding
 KEPT = 8  # newest batches that a report may quote
 WAITING = 25  # rows of curves that are written together
 FAILURES = 3  # looks that may break before there are no more
+FAULTS = (*faults.FAULTS, RunError)  # none of which may end the training
 
 
 class Doctor:

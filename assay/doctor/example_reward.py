@@ -12,7 +12,7 @@ from assay.doctor.evidence.reward import Probe, ProbeScore, RewardTrial, Role
 _ANSWERS = (("12", "34"), ("34", "12"))  # right and wrong, by problem
 
 
-def tried(rewards: Mapping[Role, float | None] | None = None, **fields: Any) -> Evidence:
+def reward_evidence(rewards: Mapping[Role, float | None] | None = None, **fields: Any) -> Evidence:
     """A reward that gives the right answer 1 and everything else 0, but for these roles and fields of the trial.
 
     Of long answers it is the reward per ten times the length; None is a text that makes the reward raise.

@@ -67,7 +67,7 @@ def lead(right: ProbeScore, other: ProbeScore) -> float:
     return 0.0 if abs(difference) <= TOLERANCE * max(1.0, abs(right.reward)) else difference
 
 
-def incomparable(trial: RewardTrial, pairs: Sequence[Pair]) -> Verdict | None:
+def reason_not_to_compare(trial: RewardTrial, pairs: Sequence[Pair]) -> Verdict | None:
     """Why right and wrong cannot be compared; None if they can."""
     if reads_no_answer(trial):
         return not_applicable("a reward of form alone does not read the answer")
@@ -87,7 +87,7 @@ def judge_order(
     confidence: Confidence = Confidence.PROVEN,
 ) -> Verdict:
     """A finding if some pairs are paid in the wrong order; at most harmful where most pairs are not."""
-    if (excuse := incomparable(trial, pairs)) is not None:
+    if (excuse := reason_not_to_compare(trial, pairs)) is not None:
         return excuse
     if not bad:
         return healthy(fine)
@@ -107,7 +107,7 @@ def pays_as_much(trial: RewardTrial, role: Role, what: str) -> Verdict:
     return judge_order(trial, pairs, [pair for pair in pairs if lead(*pair) <= 0], what, fine)
 
 
-def changed(pairs: Pairs) -> list[Pair]:
+def different_pairs(pairs: Pairs) -> list[Pair]:
     """Pairs that differ. A call that ran out of time says nothing: the machine may have been busy."""
     return [
         (first, second)
@@ -122,7 +122,7 @@ def _is_same(first: float | None, second: float | None) -> bool:
     return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def unsteady(message: str, pairs: Sequence[Pair]) -> Verdict:
+def unsteady_finding(message: str, pairs: Sequence[Pair]) -> Verdict:
     """A finding on calls that gave one reward, then another."""
     examples = tuple(
         f"problem {first.probe.problem + 1}, {first.probe.role} {shown(first.probe.text)}: "

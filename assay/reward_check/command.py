@@ -35,7 +35,7 @@ _EVERY = 5.0  # seconds between lines of progress where the line cannot be redra
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     trial: RewardTrial
     diagnosis: Diagnosis
     failures: tuple[Mapping[str, Any], ...] = ()  # one of each kind, as in an event of a run
@@ -60,7 +60,7 @@ def settings(functions: Sequence[str], task: str | None, options: Sequence[str])
 def run(config: Config, samples: int, timeout: float, completions: Path | None, *, as_json: bool, verbose: bool) -> int:
     progress = _Progress()
     try:
-        checked = check(
+        result = check(
             config,
             samples=samples,
             timeout=timeout,
@@ -70,8 +70,8 @@ def run(config: Config, samples: int, timeout: float, completions: Path | None, 
         )
     finally:
         progress.clear()
-    print_report(write_json(checked) if as_json else write_text(checked, verbose=verbose))
-    return checked.exit_code
+    print_report(write_json(result) if as_json else write_text(result, verbose=verbose))
+    return result.exit_code
 
 
 def check(
@@ -82,7 +82,7 @@ def check(
     completions: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
     report: Callable[[str], None] = lambda sentence: None,
-) -> Checked:
+) -> CheckResult:
     """Opens the config's reward and task, and judges the reward. A bad config is a ConfigError. `report` is called with
     the first lines that the reward prints."""
     started = time.monotonic()
@@ -107,7 +107,7 @@ def check(
 
     trial = try_reward(open_reward, problems, groups, known, progress)
     trial = replace(trial, seconds=time.monotonic() - started)
-    return Checked(trial, judge(trial), _failures(trial, problems))
+    return CheckResult(trial, judge(trial), _failures(trial, problems))
 
 
 def judge(trial: RewardTrial) -> Diagnosis:
@@ -120,26 +120,26 @@ def fails(word: Word) -> bool:
     return word.severity is not Severity.WASTEFUL and word.confidence is not Confidence.POSSIBLE
 
 
-def write_text(checked: Checked, *, verbose: bool) -> str:
+def write_text(result: CheckResult, *, verbose: bool) -> str:
     """The doctor's report; a reward that fails shows one failure of each kind below its examples."""
     blocks = [
         f"{'  ' if number else '> '}{line}"
-        for facts in checked.failures
+        for facts in result.failures
         for number, line in enumerate(failure_block(facts))
     ]
     words = tuple(
         replace(word, verdict=replace(word.verdict, examples=(*word.verdict.examples, *blocks)))
         if word.code == FAILS
         else word
-        for word in checked.diagnosis.words
+        for word in result.diagnosis.words
     )
-    diagnosis = replace(checked.diagnosis, words=words)
-    report = Report.of(checked.trial.name, Evidence(reward=checked.trial), diagnosis)
+    diagnosis = replace(result.diagnosis, words=words)
+    report = Report.of(result.trial.name, Evidence(reward=result.trial), diagnosis)
     return write([report], "full", width=width_of_terminal(), colour=in_colour(), all_passes=verbose, why=verbose)
 
 
-def write_json(checked: Checked) -> str:
-    trial = checked.trial
+def write_json(result: CheckResult) -> str:
+    trial = result.trial
     document = {
         "schema_version": SCHEMA_VERSION,
         "functions": list(trial.functions),
@@ -148,9 +148,9 @@ def write_json(checked: Checked) -> str:
         "calls": trial.calls,
         "seconds": round(trial.seconds, 3),
         "stopped": trial.stopped,
-        "exit_code": checked.exit_code,
-        "failures": [dict(facts) for facts in checked.failures],
-        "checks": [_as_mapping(word, checked.diagnosis.causes) for word in checked.diagnosis.words],
+        "exit_code": result.exit_code,
+        "failures": [dict(facts) for facts in result.failures],
+        "checks": [_as_mapping(word, result.diagnosis.causes) for word in result.diagnosis.words],
     }
     return json_without_commands(json.dumps(document, indent=2))
 

@@ -10,7 +10,7 @@ from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Evidence, RewardTrial
 from assay.doctor.evidence.reward import Probe, ProbeScore, Role
 from assay.doctor.reward_scores import best_form, lead
-from assay.reward_check.command import Checked, fails, write_json, write_text
+from assay.reward_check.command import CheckResult, fails, write_json, write_text
 from assay.reward_check.probes import FORMS, HOSTILE, as_rollout, decode, is_ordinary, probes_of
 from assay.types import Problem
 from assay.verdict import Confidence, Severity, State, Verdict
@@ -266,7 +266,7 @@ def test_a_check_that_breaks_has_crashed_and_is_no_pass():
 
 def checked(*verdicts):
     words = tuple(Word(illness, verdict, SOUND.name) for illness, verdict in verdicts)
-    return Checked(SOUND, Diagnosis(words, root_causes(words)))
+    return CheckResult(SOUND, Diagnosis(words, root_causes(words)))
 
 
 def finding(severity, confidence=Confidence.PROVEN):

@@ -37,7 +37,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch
 from assay.doctor.recompute.advantages import (
@@ -289,14 +289,16 @@ def sick() -> Evidence:
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
     advantages_B[4:8] = (0.8, -0.8, 0.8, -0.8)  # of four equal rewards
-    return Evidence((consistent(batch, advantages=advantages_B),), reward=tried(groups=((0.0, 0.02),) * 4).reward)
+    trial = reward_evidence(groups=((0.0, 0.02),) * 4).reward
+    return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
 
 
 def well() -> Evidence:
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
     advantages_B[4:8] = (1e-4, -1e-4, 1e-4, -1e-4)
-    return Evidence((consistent(batch, advantages=advantages_B),), reward=tried(groups=((0.0, 0.03),) * 4).reward)
+    trial = reward_evidence(groups=((0.0, 0.03),) * 4).reward
+    return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
 
 
 ILLNESS = Illness(

@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.reward_scores import MOST, TOLERANCE, reward_groups
 from assay.record.batch import Array
@@ -192,12 +192,12 @@ def check_reward(trial: RewardTrial) -> Verdict:
 
 def sick() -> Evidence:
     batch, curves = _one_reward_a_group((1.0, 0.0, 0.0, 1.0)), healthy_curves(zero_variance_share=0.9)
-    return Evidence((batch,), curves, reward=tried(groups=((0.0, 0.0), (0.0, 0.0), (0.0, 1.0))).reward)
+    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 0.0), (0.0, 1.0))).reward)
 
 
 def well() -> Evidence:
     batch, curves = _one_reward_a_group((1.0, 1.0, 1.0, 1.0)), healthy_curves(zero_variance_share=0.7)
-    return Evidence((batch,), curves, reward=tried(groups=((0.0, 0.0), (0.0, 1.0))).reward)
+    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 1.0))).reward)
 
 
 def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:

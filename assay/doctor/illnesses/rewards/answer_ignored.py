@@ -19,11 +19,9 @@ Compare the completion with `answer`, and make sure that the form your prompt as
 A reward of form alone is meant so if it stands beside one that reads the answer.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import MOST, judge_order, lead, rivals
 from assay.verdict import Confidence, Severity, Verdict
 
@@ -44,8 +42,8 @@ ILLNESS = Illness(
     fix="Compare the completion with `answer`, and make sure that the form your prompt asks for is recognised.",
     explanation=__doc__,
     symptoms=("reward ignores the answer", "reward does not depend on correctness"),
-    sick=lambda: tried({Role.WRONG: 1.0}),
-    well=lambda: tried({Role.WRONG: 0.9}),
+    sick=lambda: reward_evidence({Role.WRONG: 1.0}),
+    well=lambda: reward_evidence({Role.WRONG: 0.9}),
     reward=check_reward,
     explains=frozenset({"REW05", "REW07", "REW14", "REW17", "ADV09"}),
 )

@@ -17,11 +17,9 @@ Give 0 to an empty completion before anything is compared: an empty string is co
 Where saying nothing is the right answer to a problem, as for a question that should be refused.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import pays_as_much
 from assay.verdict import Severity, Verdict
 
@@ -43,8 +41,8 @@ ILLNESS = Illness(
         "model outputs empty completions",
         "answers get shorter",
     ),
-    sick=lambda: tried({Role.EMPTY: 1.0}),
-    well=lambda: tried({Role.EMPTY: 0.9}),
+    sick=lambda: reward_evidence({Role.EMPTY: 1.0}),
+    well=lambda: reward_evidence({Role.EMPTY: 0.9}),
     reward=check_reward,
     explains=frozenset({"REW17"}),
 )

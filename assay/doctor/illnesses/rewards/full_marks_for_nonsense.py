@@ -17,11 +17,9 @@ Give 0 to a text from which no answer can be read.
 A reward that is not about answers, such as one of politeness or length, may pay nonsense on purpose.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import pays_as_much
 from assay.verdict import Severity, Verdict
 
@@ -38,8 +36,8 @@ ILLNESS = Illness(
     fix="Give 0 to a text that holds no answer.",
     explanation=__doc__,
     symptoms=("nonsense gets full reward", "reward is always 1", "garbage is rewarded"),
-    sick=lambda: tried({Role.NONSENSE: 1.0}),
-    well=lambda: tried({Role.NONSENSE: 0.9}),
+    sick=lambda: reward_evidence({Role.NONSENSE: 1.0}),
+    well=lambda: reward_evidence({Role.NONSENSE: 0.9}),
     reward=check_reward,
     explains=frozenset({"REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
 )

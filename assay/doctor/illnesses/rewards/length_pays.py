@@ -19,14 +19,12 @@ Cap what grows with length below the distance between right and wrong, or drop i
 Where long answers are wanted; as long as they do not reach the right answer, the finding is only possible.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import ProbeScore, RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import LENGTH_SHARE, by_problem, judge_order, lead, rivals
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -77,7 +75,7 @@ ILLNESS = Illness(
         "completions get longer",
         "model pads its answers",
     ),
-    sick=lambda: tried({Role.LONG: 0.4}),
-    well=lambda: tried({Role.LONG: 0.01}),
+    sick=lambda: reward_evidence({Role.LONG: 0.4}),
+    well=lambda: reward_evidence({Role.LONG: 0.01}),
     reward=check_reward,
 )

@@ -18,15 +18,13 @@ Read `prompt` or `answer`.
 A reward of style or length is meant so, therefore the finding is only possible.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import BASIC, TOLERANCE, reads_no_answer
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
@@ -51,7 +49,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
 
 def sick() -> Evidence:
     """Nobody asked for the right answer of the second problem, so that only the text's two rewards are known."""
-    trial = tried({Role.WRONG: 1.0}).reward
+    trial = reward_evidence({Role.WRONG: 1.0}).reward
     assert trial is not None
     rights = [score for score in trial.scores if score.probe.role is Role.RIGHT]
     first_wrong = next(score for score in trial.scores if score.probe.role is Role.WRONG)
@@ -68,6 +66,6 @@ ILLNESS = Illness(
     explanation=__doc__,
     symptoms=("reward ignores the question", "same answer for every question is rewarded"),
     sick=sick,
-    well=tried,
+    well=reward_evidence,
     reward=check_reward,
 )

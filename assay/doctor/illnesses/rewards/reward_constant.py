@@ -36,7 +36,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.reward_scores import TOLERANCE, completion_rewards, reads_no_answer
@@ -167,11 +167,11 @@ def check_reward(trial: RewardTrial) -> Verdict:
 
 def sick() -> Evidence:
     curves = healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5)
-    return Evidence((_all_worth(0.5),), curves, reward=tried({Role.RIGHT: 0.0}, groups=()).reward)
+    return Evidence((_all_worth(0.5),), curves, reward=reward_evidence({Role.RIGHT: 0.0}, groups=()).reward)
 
 
 def well() -> Evidence:
-    return Evidence((_all_worth(1.0),), healthy_curves(), reward=tried().reward)
+    return Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward)
 
 
 def _all_worth(reward: float) -> Batch:

@@ -25,13 +25,11 @@ A call may be given less time here than in training; where that differs the find
 something else can make a slow reward miss its deadline.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role, is_timeout
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import EXAMPLES
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
@@ -86,7 +84,7 @@ ILLNESS = Illness(
         "reward returns nan",
         "reward returns None",
     ),
-    sick=lambda: tried({Role.HOSTILE: None}),
-    well=tried,
+    sick=lambda: reward_evidence({Role.HOSTILE: None}),
+    well=reward_evidence,
     reward=check_reward,
 )

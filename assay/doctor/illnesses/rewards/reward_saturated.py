@@ -17,11 +17,9 @@ Look at some of the texts. Then make the reward stricter, or take harder problem
 A model that has solved its task gets the highest reward by right; then only harder problems teach it more.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import TOLERANCE, completion_rewards
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -46,7 +44,7 @@ ILLNESS = Illness(
     fix="If the model has not solved the task, the reward is too easy; if it has, take harder problems.",
     explanation=__doc__,
     symptoms=("reward is already 1", "task too easy", "reward is saturated", "all completions are right"),
-    sick=lambda: tried(groups=((*(1.0,) * 19, 0.0),)),
-    well=lambda: tried(groups=((*(1.0,) * 18, 0.0),)),
+    sick=lambda: reward_evidence(groups=((*(1.0,) * 19, 0.0),)),
+    well=lambda: reward_evidence(groups=((*(1.0,) * 18, 0.0),)),
     reward=check_reward,
 )

@@ -18,14 +18,12 @@ Make it faster, or raise reward.workers if there are as many cores.
 Calls on this machine may be slower than where the run takes place, or faster if they share a cache there.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 LONGEST_STEP = 30.0  # seconds of scoring
@@ -59,7 +57,7 @@ ILLNESS = Illness(
     fix="Make it faster, or raise reward.workers if there are as many cores.",
     explanation=__doc__,
     symptoms=("reward is slow", "reward function takes too long", "scoring is slow"),
-    sick=lambda: tried(rollouts_per_step=40_000),
-    well=lambda: tried(rollouts_per_step=40_000, scored_at_once=2),
+    sick=lambda: reward_evidence(rollouts_per_step=40_000),
+    well=lambda: reward_evidence(rollouts_per_step=40_000, scored_at_once=2),
     reward=check_reward,
 )

@@ -17,11 +17,9 @@ Scale or cap the reward, for instance to 0..1.
 Where advantages are divided by the std of the group and all rewards of a group are of that size.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 LARGEST = 1e4  # beyond it float32 loses the differences that advantages are made of
@@ -44,7 +42,7 @@ ILLNESS = Illness(
     fix="Scale or cap the reward, for instance to 0..1: one such answer drowns its whole group.",
     explanation=__doc__,
     symptoms=("reward is huge", "reward scale too large"),
-    sick=lambda: tried({Role.RIGHT: 10_001.0}),
-    well=lambda: tried({Role.RIGHT: 10_000.0}),
+    sick=lambda: reward_evidence({Role.RIGHT: 10_001.0}),
+    well=lambda: reward_evidence({Role.RIGHT: 10_000.0}),
     reward=check_reward,
 )

@@ -19,11 +19,9 @@ may stand in them.
 Where the prompt asks for a form of answer that is not among those tried.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import TOLERANCE, judge_order, lead, rivals
 from assay.verdict import Severity, Verdict
 
@@ -60,8 +58,8 @@ ILLNESS = Illness(
         "format of the answer is not parsed",
         "reward does not increase",
     ),
-    sick=lambda: tried({Role.RIGHT: 0.0}),
-    well=tried,
+    sick=lambda: reward_evidence({Role.RIGHT: 0.0}),
+    well=reward_evidence,
     reward=check_reward,
     explains=frozenset({"REW04", "REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
 )

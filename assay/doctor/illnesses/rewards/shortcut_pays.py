@@ -19,11 +19,9 @@ Compare what stands in the answer's place, whole and in order; pay a form a smal
 Where several texts are right: a problem whose answer is also a usual guess, or reads the same in another order.
 """
 
-from __future__ import annotations
-
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import Pair, best_form, judge_order, lead, rivals
 from assay.verdict import Severity, Verdict
 
@@ -60,7 +58,7 @@ ILLNESS = Illness(
         "reward hacking",
         "reward without solving the task",
     ),
-    sick=lambda: tried({Role.SHORTCUT: 1.0}),
-    well=lambda: tried({Role.SHORTCUT: 0.9}),
+    sick=lambda: reward_evidence({Role.SHORTCUT: 1.0}),
+    well=lambda: reward_evidence({Role.SHORTCUT: 0.9}),
     reward=check_reward,
 )

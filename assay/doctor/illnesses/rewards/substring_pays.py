@@ -18,20 +18,18 @@ Extract one answer (the last number, what stands in the tags) and compare it who
 Where any text that mentions the answer counts as right. A small price for length is not taken for a difference.
 """
 
-from __future__ import annotations
-
 import statistics
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
-from assay.doctor.reward_scores import LENGTH_SHARE, incomparable, judge_order, lead, rivals
+from assay.doctor.example_reward import reward_evidence
+from assay.doctor.reward_scores import LENGTH_SHARE, judge_order, lead, reason_not_to_compare, rivals
 from assay.verdict import Severity, Verdict, not_applicable
 
 
 def check_reward(trial: RewardTrial) -> Verdict:
     pairs = rivals(trial, Role.LISTED, Role.EXTENDED)
-    if (excuse := incomparable(trial, pairs)) is not None:
+    if (excuse := reason_not_to_compare(trial, pairs)) is not None:
         return excuse
     leads = [ahead for pair in rivals(trial, Role.WRONG) if (ahead := lead(*pair)) > 0]
     if not leads:
@@ -51,8 +49,8 @@ ILLNESS = Illness(
     fix="Extract one answer (the last number, the tags) and compare it whole: a policy learns to list all answers.",
     explanation=__doc__,
     symptoms=("reward by substring", "model lists all answers", "answer found inside a longer text counts"),
-    sick=lambda: tried({Role.LISTED: 1.0}),
-    well=lambda: tried({Role.LISTED: 0.9}),
+    sick=lambda: reward_evidence({Role.LISTED: 1.0}),
+    well=lambda: reward_evidence({Role.LISTED: 0.9}),
     reward=check_reward,
     explains=frozenset({"REW17"}),
 )

@@ -18,13 +18,11 @@ Look for a swapped sign or comparison, or a distance that is paid and not its op
 The answer of another problem may be right here too, where a problem has several right answers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import tried
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import best_form, judge_order, lead, means_by_form, rivals
 from assay.verdict import Severity, State, Verdict
 
@@ -48,8 +46,8 @@ ILLNESS = Illness(
     fix="Look for a swapped sign or comparison: the right answer must get the highest reward.",
     explanation=__doc__,
     symptoms=("wrong answers get more reward", "reward prefers bad answers"),
-    sick=lambda: tried({Role.WRONG: 1.1}),
-    well=tried,
+    sick=lambda: reward_evidence({Role.WRONG: 1.1}),
+    well=reward_evidence,
     reward=check_reward,
     explains=frozenset({"REW04", "REW05", "REW06", "REW07", "REW17"}),
 )
