@@ -1,4 +1,4 @@
-"""The doctor's word: what a check may say, how grave it is, how sure. Shared by the doctor and by reward-check.
+"""The doctor's word: what a check may say, how grave it is, how sure.
 
 Nothing is silently healthy: a check that lacks its data says which, and a check that breaks is counted as crashed.
 """
@@ -23,13 +23,26 @@ class State(StrEnum):
     CRASHED = "crashed"
 
 
-class Severity(StrEnum):
+# of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
+LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
+
+
+class _Ranked(StrEnum):
+    """Members from the gravest, or surest, on."""
+
+    @property
+    def rank(self) -> int:
+        """0 of the last member, more of those before it."""
+        return len(type(self)) - 1 - list(type(self)).index(self)
+
+
+class Severity(_Ranked):
     FATAL = "fatal"  # cannot learn what it is meant to
     HARMFUL = "harmful"  # learns worse
     WASTEFUL = "wasteful"  # pays more
 
 
-class Confidence(StrEnum):
+class Confidence(_Ranked):
     PROVEN = "proven"  # an invariant was recomputed and failed
     LIKELY = "likely"  # a pattern that has one usual cause
     POSSIBLE = "possible"  # may be meant so; all that curves alone can say
@@ -107,6 +120,7 @@ class Verdict:
     why: tuple[str, ...] = ()
     edit: Edit | None = None
     found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
+    examples: tuple[str, ...] = ()  # evidence in words: a text, and the reward that it got
 
 
 def finding(
@@ -118,8 +132,9 @@ def finding(
     places: tuple[Place, ...] = (),
     why: tuple[str, ...] = (),
     edit: Edit | None = None,
+    examples: tuple[str, ...] = (),
 ) -> Verdict:
-    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit)
+    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit, examples=examples)
 
 
 def healthy(message: str, *facts: Fact, places: tuple[Place, ...] = ()) -> Verdict:

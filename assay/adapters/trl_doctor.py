@@ -6,27 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from assay.adapters.trl_directory import Directory
 from assay.doctor.catalogue import catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.report import Report, write
+from assay.machine import faults
 from assay.record import METRICS_FILE, TIMINGS_FILE, RunError
-from assay.verdict import Confidence, State
+from assay.verdict import LOUD, Confidence, State
 
 MOST_FACTS = 4  # told of a finding
 KEPT = 8  # newest batches that a report may quote
 WAITING = 25  # rows of curves that are written together
 FAILURES = 3  # looks that may break before there are no more
-FAULTS = (  # what a trainer of another version, a full machine or a bug of ours may raise; no signals
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RunError, RuntimeError, SafetensorError, StopIteration, SystemError, TypeError, ValueError,
-)  # fmt: skip
-
-_SURE = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.PROVEN: 2}
-_LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
+FAULTS = (*faults.FAULTS, RunError)  # none of which may end the training
 
 
 class Doctor:
@@ -56,7 +49,7 @@ class Doctor:
     @property
     def diagnosis(self) -> Diagnosis:
         """Of every illness the gravest word so far."""
-        missing = [one for one in catalogue() if one.code not in self._words]
+        missing = [one for one in catalogue() if not one.needs_a_call and one.code not in self._words]
         words = (*self._words.values(), *diagnose(Evidence(), missing).words)
         ordered = tuple(sorted(words, key=lambda word: word.code))
         return Diagnosis(ordered, root_causes(ordered))
@@ -132,7 +125,7 @@ class Doctor:
         causes = root_causes(list(self._words.values()))
         for word in diagnosis.findings:
             before = self._told.get(word.code)
-            if before is None or _SURE[word.confidence] > _SURE[before]:
+            if before is None or word.confidence.rank > before.rank:
                 self._told[word.code] = word.confidence
                 self.directory.add_finding(word.record(step, causes.get(word.code)))
                 is_news = before is None or before is Confidence.POSSIBLE
@@ -143,7 +136,7 @@ class Doctor:
 
 def _loudness(word: Word) -> tuple[int, int]:
     state = word.verdict.state
-    return _LOUD[state], _SURE[word.confidence] if state is State.FINDING else 0
+    return LOUD[state], word.confidence.rank if state is State.FINDING else 0
 
 
 def _told_as(word: Word, step: int, follows: list[str]) -> str:

@@ -113,24 +113,10 @@ def explain(
     Says what is checked, why it hurts, how to fix it, and when the finding is wrong.
     """
     from assay.doctor import command
-    from assay.doctor.explain import Entry
     from assay.doctor.report.select import UnknownCode
-    from assay.rewards.check import CHECKS
 
-    of_rewards = [
-        Entry(
-            one.code,
-            one.name,
-            one.severity,
-            one.summary,
-            one.explanation,
-            looks_at=("reward",),
-            symptoms=one.symptoms,
-        )
-        for one in CHECKS
-    ]
     try:
-        raise typer.Exit(command.explain(" ".join(words or []), of_rewards, json=as_json))
+        raise typer.Exit(command.explain(" ".join(words or []), json=as_json))
     except UnknownCode as error:
         refuse(error)
 

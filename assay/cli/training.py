@@ -264,7 +264,7 @@ def reward_check(
 
     Checks failures, order, noise, memory, spread and speed. Ends with 1 on findings.
     """
-    from assay.rewards.check import command
+    from assay.reward_check import command
 
     asked = command.settings(functions or [], task, options or [])
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Severity, Verdict
@@ -24,7 +24,8 @@ CurvesCheck = Callable[[Curves], Verdict]
 # one verdict for each thing that was looked at, the healthy ones too; none: the script has nothing of the kind
 SourceCheck = Callable[[Program], Iterable[Verdict]]
 RunCheck = Callable[[WatchedRun], Iterable[Verdict]]
-KINDS = ("curves", "batch", "source", "run")
+RewardCheck = Callable[[RewardTrial], Verdict]
+KINDS = ("curves", "batch", "source", "run")  # of evidence that a run or a script gives; a reward must be called
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,29 @@ class Illness:
     summary: str  # one line: what is wrong
     fix: str  # one or two sentences: what to change
     explanation: str  # the file's __doc__
-    sick: Callable[[], Evidence] | None = None  # with `batch` or `curves`
+    sick: Callable[[], Evidence] | None = None  # with `batch`, `curves` or `reward`
     well: Callable[[], Evidence] | None = None
     batch: BatchCheck | None = None
     curves: CurvesCheck | None = None
     source: SourceCheck | None = None
     scripts: Scripts | None = None  # with `source`
     run: RunCheck | None = None
+    reward: RewardCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
+
+    @property
+    def family(self) -> str:
+        return self.code.rstrip("0123456789")
+
+    def looks_at(self, *kinds: str) -> bool:
+        """Whether it has a check of evidence of one of these kinds."""
+        return any(getattr(self, kind) is not None for kind in kinds)
+
+    @property
+    def needs_a_call(self) -> bool:
+        """Whether neither a run nor a script can show it: a reward must be called."""
+        return self.reward is not None and not self.looks_at(*KINDS)
 
 
 @cache
@@ -65,6 +80,11 @@ def catalogue() -> tuple[Illness, ...]:
         if not module.ispkg
     ]
     return tuple(sorted((module.ILLNESS for module in modules), key=lambda illness: illness.code))
+
+
+@cache
+def illnesses_looking_at(*kinds: str) -> tuple[Illness, ...]:
+    return tuple(illness for illness in catalogue() if illness.looks_at(*kinds))
 
 
 def by_code(code: str) -> Illness | None:

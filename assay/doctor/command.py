@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.doctor.catalogue import catalogue
-from assay.doctor.explain import FAMILIES, Entry, answers, as_json, entries, explained, find, listed
+from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.explain import FAMILIES, answers, as_json, by_family, explained, find, listed
 from assay.doctor.inputs import Recompute, read_reports
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import UnknownCode, select
@@ -40,10 +40,10 @@ def run(
 ) -> int:
     """Reads every path before it prints. A lone path that cannot be read is raised, with nothing on stdout."""
     reports = read_reports(paths, select(catalogue(), chosen, ignored), recompute)
-    colour = out is None and _in_colour()
-    text = write(reports, how, width=_width(), colour=colour, all_passes=all_passes, why=why)
+    colour = out is None and in_colour()
+    text = write(reports, how, width=width_of_terminal(), colour=colour, all_passes=all_passes, why=why)
     if out is None:
-        _print(text)
+        print_report(text)
     else:
         try:
             durable.replace_file(out, f"{text}\n".encode("utf-8", "backslashreplace"))
@@ -70,13 +70,13 @@ def exit_code(reports: Sequence[Report], fail_on: str) -> int:
     return 2 if any(report.unread for report in reports) else 0
 
 
-def explain(text: str, others: Sequence[Entry], *, json: bool) -> int:
+def explain(text: str, *, json: bool) -> int:
     """Of a code or a name its page, of a family its list, of plain words the illnesses that show so; of "" all."""
-    known = entries(others)
-    shown: Entry | list[Entry] | None = find(text, known) if text else known
-    family = [entry for entry in known if entry.family == text]
+    known = by_family()
+    shown: Illness | list[Illness] | None = find(text, known) if text else known
+    family = [illness for illness in known if illness.family == text]
     if shown is None:
-        shown = family or [hit.entry for hit in search(text, known)]
+        shown = family or [hit.illness for hit in search(text, known)]
     if not shown:
         families = ", ".join(f"{name} ({words})" for name, words in FAMILIES.items())
         raise UnknownCode(
@@ -84,24 +84,24 @@ def explain(text: str, others: Sequence[Entry], *, json: bool) -> int:
             f"'assay explain RAT' one family: {families}"
         )
     if json:
-        _print(as_json(shown))
-    elif isinstance(shown, Entry):
-        _print(explained(shown, width=_width(), colour=_in_colour()))
+        print_report(as_json(shown))
+    elif isinstance(shown, Illness):
+        print_report(explained(shown, width=width_of_terminal(), colour=in_colour()))
     elif family or not text:
-        _print(listed(shown, width=_width(), colour=_in_colour()))
+        print_report(listed(shown, width=width_of_terminal(), colour=in_colour()))
     else:
-        _print(answers(text, shown, width=_width()))
+        print_report(answers(text, shown, width=width_of_terminal()))
     return 0
 
 
-def _in_colour() -> bool:
+def in_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _width() -> int:
+def width_of_terminal() -> int:
     return min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST)
 
 
-def _print(text: str) -> None:
+def print_report(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))  # a terminal may not know every letter

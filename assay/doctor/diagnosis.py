@@ -13,29 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import KINDS, Illness, catalogue
+from assay.doctor.catalogue import KINDS, Illness, catalogue, illnesses_looking_at
 from assay.doctor.evidence import Evidence
 from assay.doctor.trend import STEPS
 from assay.doctor.usable import usable
+from assay.machine.faults import FAULTS
 from assay.programs.program import Program
-from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
+from assay.verdict import LOUD, Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
 NOTHING = "nothing of the kind was recognised in the script"
-_SURE = {Confidence.PROVEN: 2, Confidence.LIKELY: 1, Confidence.POSSIBLE: 0}
 _NEEDED = {
     "batch": "a recorded batch",
     "curves": "curves",
     "source": "the script",
     "run": "a run under assay watch",
 }
-_GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
-# of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
-_LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
-# what a check of ours can raise when it is wrong: it may stand in somebody's training loop
-_BUGS = (
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +103,13 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
-    asked = catalogue() if illnesses is None else illnesses
+    if illnesses is None:
+        illnesses = catalogue() if evidence.reward is not None else illnesses_looking_at(*KINDS)
     evidence = usable(evidence)
     # a check judges by the NaN or Inf that came out; a warning on the way would only litter a training log
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        words = tuple(_word(illness, evidence) for illness in asked)
+        words = tuple(_word(illness, evidence) for illness in illnesses)
     return Diagnosis(words, root_causes(words), evidence.notes)
 
 
@@ -129,7 +122,7 @@ def root_causes(words: Sequence[Word]) -> dict[str, str]:
     causes: dict[str, str] = {}
     for word in found:
         for other in found:
-            sure = _SURE[other.confidence] >= min(_SURE[word.confidence], _SURE[Confidence.LIKELY])
+            sure = other.confidence.rank >= min(word.confidence.rank, Confidence.LIKELY.rank)
             if other is not word and word.code in other.illness.explains and sure:
                 mutual = other.code in word.illness.explains
                 is_first = mutual and (_rank(word), word.code) <= (_rank(other), other.code)
@@ -147,7 +140,7 @@ def _root(code: str, causes: Mapping[str, str]) -> str:
 
 
 def _rank(word: Word) -> tuple[int, int]:
-    return -_SURE[word.confidence], -_GRAVE[word.severity]
+    return -word.confidence.rank, -word.severity.rank
 
 
 def _word(illness: Illness, evidence: Evidence) -> Word:
@@ -160,14 +153,18 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         words.append(Word(illness, _ask(illness.curves, evidence.curves)))
     if illness.batch is not None:
         words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
+    if illness.reward is not None and evidence.reward is not None:
+        words.append(Word(illness, _ask(illness.reward, evidence.reward), evidence.reward.name))
     if not words:
+        if illness.needs_a_call:
+            return Word(illness, not_enough_data("a reward to call (assay reward-check)"))
         if evidence.programs and evidence.run is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
         # a run under watch is too short for curves: what would do is told
         needed = _NEEDED if evidence.run is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
         return Word(illness, not_enough_data(" or ".join(needed[one] for one in kinds)))
-    loudest = max(words, key=lambda word: (_LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
+    loudest = max(words, key=lambda word: (LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
     found = [word for word in words if word.verdict.state is State.FINDING]
     texts = {program.path for program in evidence.programs}
     seen_in = "" if evidence.run is None else "text" if loudest.source in texts else "run"
@@ -184,7 +181,7 @@ def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Ca
         verdicts = list(check(piece))
         found = [one for one in verdicts if one.state is State.FINDING and not _is_ignored(illness, one, piece)]
         if found:
-            first = max(found, key=lambda one: (_SURE[one.confidence], -found.index(one)))
+            first = max(found, key=lambda one: (one.confidence.rank, -found.index(one)))
             others = [place for one in found for place in one.places[:1] if place not in first.places]
             each = tuple(dict.fromkeys(place for one in found for place in one.places[:1]))
             places = (*first.places, *dict.fromkeys(others))
@@ -194,7 +191,7 @@ def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Ca
             return not_applicable("a comment in the script asks to ignore it")
         if not kept:
             return not_applicable(NOTHING)
-        return max(kept, key=lambda one: _LOUD[one.state])
+        return max(kept, key=lambda one: LOUD[one.state])
 
     return ask
 
@@ -224,5 +221,5 @@ def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
         return check(piece)
     except Missing as missing:
         return not_enough_data(str(missing))
-    except _BUGS as error:
+    except FAULTS as error:
         return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay.config import ConfigError
-from assay.doctor.catalogue import Illness, by_code, catalogue
+from assay.doctor.catalogue import KINDS, Illness, by_code, catalogue, illnesses_looking_at
 from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import open_evidence, patients
@@ -90,7 +90,8 @@ def _crash(error: Exception) -> Crash:
 
 def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequence[Illness]) -> bool:
     """Whether a script was asked everything, and there was nothing to ask about."""
-    if len(illnesses) < len(catalogue()) or any(program.of(*_OF_TRAINING) for program in evidence.programs):
+    was_all = len(illnesses) >= len(illnesses_looking_at(*KINDS))
+    if not was_all or any(program.of(*_OF_TRAINING) for program in evidence.programs):
         return False
     return all(word.verdict.message == NOTHING for word in diagnosis.words if word.illness.source is not None)
 

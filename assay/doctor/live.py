@@ -41,8 +41,6 @@ CURVES_EVERY = 5
 ROLLOUTS_EVERY = 10  # of steps whose rollouts are looked at, beside steps 1, 2, 4, 8, ...
 MOST_FACTS = 4  # shown of a finding
 
-_SURE = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.PROVEN: 2}
-
 
 class LiveDoctor:
     """A Watcher (assay/train/watch.py). `strict` stops the run, by raising `stop`, on a proven and fatal finding."""
@@ -122,7 +120,7 @@ class LiveDoctor:
         self._healthy |= {word.code for word in diagnosis.of(State.HEALTHY)}
         for word in diagnosis.findings:
             known = self._found.get(word.code)
-            if known is None or _SURE[word.confidence] > _SURE[known.confidence]:
+            if known is None or word.confidence.rank > known.confidence.rank:
                 self._found[word.code] = word
         self._tell_crashes(diagnosis)
         causes = root_causes(list(self._found.values()))
@@ -146,7 +144,7 @@ class LiveDoctor:
         new = [
             word
             for word in Diagnosis(tuple(self._found.values()), causes).findings
-            if word.code not in self._recorded or _SURE[word.confidence] > _SURE[self._recorded[word.code]]
+            if word.code not in self._recorded or word.confidence.rank > self._recorded[word.code].rank
         ]
         for word in new:
             self._recorded[word.code] = word.confidence
@@ -204,7 +202,7 @@ class LiveDoctor:
         self._recorded = {}
         for code, confidence in self._found_before():
             known = self._recorded.get(code, confidence)
-            self._recorded[code] = max(known, confidence, key=lambda one: _SURE[one])
+            self._recorded[code] = max(known, confidence, key=lambda one: one.rank)
             if confidence is not Confidence.POSSIBLE:
                 self._told.add(code)
         self._rows = [row for row in read_metrics(self.directory).rows if row["step"] < step]

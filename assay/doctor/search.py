@@ -1,7 +1,7 @@
 """Plain words --> the illnesses that show so: `assay explain "loss is zero"`.
 
-Each entry has symptoms, in the words of users. A query is compared with each of them by the words they share, and with
-the entry's own text; rare words count more. Words are reduced to a stem and to one of their synonyms.
+Each illness has symptoms, in the words of users. A query is compared with each of them by the words they share, and
+with the illness's own text; rare words count more. Words are reduced to a stem and to one of their synonyms.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from assay.doctor.explain import Entry
+from assay.doctor.catalogue import Illness
 
 MOST, FEWEST = 6, 3  # answers
 _NEAR = 0.55  # of the best score: what is worse than that is left out behind the first FEWEST
 _LEAST = 0.12  # below this nothing is said to match
-_SUMMARY, _TEXT = 0.35, 0.15  # weights of an entry's name and summary, and of its explanation
+_SUMMARY, _TEXT = 0.35, 0.15  # weights of an illness's name and summary, and of its explanation
 
 _UNSAID = frozenset(
     "a about actually after all also although am an and any are around as at be because become been before being but "
@@ -79,16 +79,16 @@ _NOUNS = frozenset(
 
 
 class Hit(NamedTuple):
-    entry: Entry
+    illness: Illness
     score: float
 
 
-def search(query: str, known: Sequence[Entry]) -> list[Hit]:
+def search(query: str, known: Sequence[Illness]) -> list[Hit]:
     """The best answers, the best first; none where no word of the query means anything here."""
     words = words_of(query)
     weights = _rarity(known)
-    hits = [Hit(entry, _score(words, entry, weights)) for entry in known]
-    best = sorted(hits, key=lambda hit: (-hit.score, hit.entry.code))
+    hits = [Hit(illness, _score(words, illness, weights)) for illness in known]
+    best = sorted(hits, key=lambda hit: (-hit.score, hit.illness.code))
     top = best[0].score if best else 0.0
     if top < _LEAST:
         return []
@@ -157,11 +157,11 @@ def _names() -> dict[str, str]:
     return {word: name for name, words in _SAME.items() for word in words.split()}
 
 
-def _score(words: Sequence[str], entry: Entry, weights: Mapping[str, float]) -> float:
-    phrases = [_likeness(words, words_of(symptom), weights) for symptom in entry.symptoms]
+def _score(words: Sequence[str], illness: Illness, weights: Mapping[str, float]) -> float:
+    phrases = [_likeness(words, words_of(symptom), weights) for symptom in illness.symptoms]
     best = max(phrases, default=0.0)
-    own = _likeness(words, words_of(f"{entry.name.replace('_', ' ')} {entry.summary}"), weights)
-    text = _likeness(words, words_of(entry.explanation), weights)
+    own = _likeness(words, words_of(f"{illness.name.replace('_', ' ')} {illness.summary}"), weights)
+    text = _likeness(words, words_of(illness.explanation), weights)
     return best + _SUMMARY * own + _TEXT * text
 
 
@@ -173,7 +173,7 @@ def _likeness(first: Iterable[str], second: Iterable[str], weights: Mapping[str,
     return shared / (lengths[0] * lengths[1]) if shared else 0.0
 
 
-def _rarity(known: Sequence[Entry]) -> dict[str, float]:
-    """By how many entries have the word among their symptoms."""
-    counts = Counter(word for entry in known for word in {one for text in entry.symptoms for one in words_of(text)})
+def _rarity(known: Sequence[Illness]) -> dict[str, float]:
+    """By how many illnesses have the word among their symptoms."""
+    counts = Counter(word for illness in known for word in {one for text in illness.symptoms for one in words_of(text)})
     return {word: 1.0 + math.log(len(known) / count) for word, count in counts.items()}

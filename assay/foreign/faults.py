@@ -1,4 +1,4 @@
-"""What the libraries raise over a malformed model, and how it becomes one sentence. This is the only list of it."""
+"""What the libraries raise over a malformed model, and how it becomes one sentence."""
 
 from __future__ import annotations
 
@@ -6,34 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 
 from assay.config import ConfigError
+from assay.machine.faults import FAULTS
 
 # transformers reads a value of the wrong type as far as it gets, so that it may fail in any of these ways
-FAULTS: tuple[type[BaseException], ...] = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    SafetensorError,
-    StrictDataclassError,
-)
+LIBRARY_FAULTS: tuple[type[BaseException], ...] = (*FAULTS, SyntaxError, StrictDataclassError)
 LONGEST = 300  # characters of a library's message that are quoted
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory", "not enough memory")
 
 
 def is_fault(error: BaseException) -> bool:
     """tokenizers raises plain `Exception`s, and what its Rust code did not expect as a PanicException."""
-    return isinstance(error, FAULTS) or type(error) is Exception or type(error).__name__ == "PanicException"
+    return isinstance(error, LIBRARY_FAULTS) or type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def is_memory(error: BaseException) -> bool:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from assay.config import Config
 from assay.grpo import OBJECTIVES, Loss
+from assay.machine.faults import FAULTS
 from assay.policy.plain import Support, logprobs_of, plain_logits, policy_asked_plainly
 from assay.policy.policy import Policy
 from assay.record.batch import Array, Batch
@@ -45,13 +46,6 @@ from assay.train.step.pack import packed_for
 from assay.types import Microbatch, Minibatch, Sample, StopReason, Update
 
 NUMBERS = 2_000_000  # weights that are compared before and after the update
-# what an exotic model, a full machine or a bug of ours may raise when something is asked in an unusual way; signals and
-# stops of the run are none of these
-FAULTS = (
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
-)  # fmt: skip
-
 Answer = TypeVar("Answer")
 
 

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from safetensors import SafetensorError
-
 from assay.config import Config
 from assay.machine import durable
+from assay.machine.faults import FAULTS
 from assay.record import UPDATE_FILE, RunDirectory, RunError, checksums
 from assay.record.batch import Batch
 from assay.record.batch_file import to_bytes
 from assay.record.metrics import Row
-from assay.train.examine import FAULTS, Examination, not_examined
+from assay.train.examine import Examination, not_examined
 from assay.train.failure import RunFailed
 from assay.train.progress import Progress, StepInProgress
 from assay.train.step.learner import Learner
@@ -143,7 +142,7 @@ class Watch:
             file.parent.mkdir(exist_ok=True)
             durable.remove_asides(file.parent, UPDATE_FILE)
             checksums.replace_file(self.directory.path, name, to_bytes(batch))
-        except (*FAULTS, SafetensorError) as error:  # if the disk is full, what the run itself writes next says so
+        except FAULTS as error:  # if the disk is full, what the run itself writes next says so
             reason = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self.say(f"{file} could not be written: {reason}; the run goes on without it")
 

@@ -12,18 +12,13 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
+from assay.machine.faults import FAULTS
 from assay.programs.program import Program
 from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError
 from assay.programs.run.not_finite import first_not_finite
 from assay.programs.run.watched import WatchedRun
 from assay.watch.ratio_table import ratio_lines
-
-# what a bug of ours may raise: it is told, and the script ends as it would have
-_FAULTS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError, RuntimeError,
-    StopIteration, TypeError, ValueError,
-)  # fmt: skip
 
 
 def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +44,7 @@ def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
             programs = (read_program(shown if shown.exists() else Path(run.folder) / shown),)
         except SourceError as error:
             notes.append(str(error))
-        except _FAULTS as error:
+        except FAULTS as error:
             notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
     seen = run if run.torch_was_used else None
     return Evidence(batches=tuple(run.batches), notes=tuple(notes), run=seen, programs=programs)

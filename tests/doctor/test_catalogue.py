@@ -10,18 +10,22 @@ import pytest
 
 from assay.doctor import illnesses
 from assay.doctor.catalogue import HEADINGS, by_code, catalogue
-from assay.doctor.diagnosis import _GRAVE, diagnose
+from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples import healthy_batch, healthy_curves
 from assay.verdict import Confidence, Severity, State
 
 ILLNESSES = catalogue()
 RECORDED = [one for one in ILLNESSES if one.sick is not None]  # scripts have their own tests
-KINDS = [(one, kind) for one in ILLNESSES for kind in ("batch", "curves") if getattr(one, kind) is not None]
+KINDS = [(one, kind) for one in ILLNESSES for kind in ("batch", "curves", "reward") if getattr(one, kind) is not None]
 
 
 def evidence_of(kind: str, whole: Evidence) -> Evidence:
-    return Evidence(batches=whole.batches) if kind == "batch" else Evidence(curves=whole.curves)
+    return {
+        "batch": Evidence(batches=whole.batches),
+        "curves": Evidence(curves=whole.curves),
+        "reward": Evidence(reward=whole.reward),
+    }[kind]
 
 
 def name_of(value):
@@ -33,7 +37,7 @@ def test_it_fires_on_its_sick_example(illness, kind):
     (word,) = diagnose(evidence_of(kind, illness.sick()), [illness]).words
     assert word.verdict.state is State.FINDING, word.verdict.message
     assert any(character.isdigit() for character in word.verdict.message + "".join(map(str, word.verdict.facts)))
-    assert word.verdict.facts, "a finding shows its numbers"
+    assert word.verdict.facts or kind == "reward", "a finding shows its numbers"
 
 
 @pytest.mark.parametrize(("illness", "kind"), KINDS, ids=name_of)
@@ -49,7 +53,7 @@ def test_nothing_else_as_grave_fires_on_its_sick_example(illness):
     others = [
         f"{word.code}: {word.verdict.message}"
         for word in diagnosis.findings
-        if word is not own and _GRAVE[word.severity] >= _GRAVE[own.severity] and word.code not in illness.explains
+        if word is not own and word.severity.rank >= own.severity.rank and word.code not in illness.explains
     ]
     assert not others
     assert diagnosis.findings[0].code == illness.code
@@ -109,9 +113,9 @@ def test_codes_and_names_are_unique_and_well_formed():
 
 @pytest.mark.parametrize("illness", ILLNESSES, ids=name_of)
 def test_each_kind_of_check_carries_its_proof(illness):
-    assert (illness.sick is None) == (illness.well is None) == (illness.batch is None and illness.curves is None)
+    assert (illness.sick is None) == (illness.well is None) == (not illness.looks_at("batch", "curves", "reward"))
     assert (illness.scripts is None) == (illness.source is None)
-    assert any(getattr(illness, kind) is not None for kind in ("batch", "curves", "source", "run"))
+    assert illness.looks_at("batch", "curves", "source", "run", "reward")
 
 
 def test_a_file_is_named_after_its_illness():

@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.doctor.explain import Entry, entries
+from assay.doctor.catalogue import catalogue
 from assay.doctor.search import search
-from assay.rewards.check import CHECKS
 
 OURS = {
     "loss is zero": ["LOSS05"],
@@ -59,9 +58,7 @@ OURS = {
 OTHERS = tomllib.loads((Path(__file__).parent / "symptoms_of_others.toml").read_text())["symptom"]
 
 
-KNOWN = entries(
-    [Entry(one.code, one.name, one.severity, one.summary, one.explanation, symptoms=one.symptoms) for one in CHECKS]
-)
+KNOWN = catalogue()
 
 
 def explain(*words):
@@ -69,7 +66,7 @@ def explain(*words):
 
 
 def found(text):
-    return [hit.entry.code for hit in search(text, KNOWN)]
+    return [hit.illness.code for hit in search(text, KNOWN)]
 
 
 def hits(symptoms, most):
@@ -87,15 +84,15 @@ def test_symptoms_of_others_do_so_nine_times_in_ten():
 
 
 def test_the_codes_of_all_symptoms_exist():
-    known = {entry.code for entry in KNOWN}
+    known = {illness.code for illness in KNOWN}
     assert {code for one in OTHERS for code in one["codes"]} <= known
     assert {code for codes in OURS.values() for code in codes} <= known
 
 
-@pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: entry.code)
-def test_each_illness_has_symptoms_and_is_found_by_most_of_them(entry):
-    assert entry.symptoms
-    own = [entry.code in found(symptom) for symptom in entry.symptoms]
+@pytest.mark.parametrize("illness", KNOWN, ids=lambda illness: illness.code)
+def test_each_illness_has_symptoms_and_is_found_by_most_of_them(illness):
+    assert illness.symptoms
+    own = [illness.code in found(symptom) for symptom in illness.symptoms]
     assert any(own)
     assert sum(own) >= 0.6 * len(own)
 

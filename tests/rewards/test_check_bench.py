@@ -10,17 +10,19 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.config import Config, ConfigError, load
-from assay.rewards.check import check
-from assay.rewards.check.bench import GIVE_UP, PROCESSES, Clock, chosen_from, measure
-from assay.rewards.check.completions import read_completions
-from assay.rewards.check.probes import Role, is_ordinary, probes_of
-from assay.rewards.check.types import Answer, Measured, State
+from assay.doctor.evidence import RewardTrial
+from assay.doctor.evidence.reward import ProbeScore, Role
+from assay.reward_check.command import check
+from assay.reward_check.completions import read_completions
+from assay.reward_check.probes import is_ordinary, probes_of
+from assay.reward_check.trial import GIVE_UP, PROCESSES, Clock, to_ask_again, try_reward
 from assay.tasks import open_task
 from assay.types import Problem, Score
+from assay.verdict import State
 
 GALLERY = Path(__file__).parents[2] / "examples" / "broken_rewards.py"
 PROBLEMS = [Problem("a", "1+1=", "2"), Problem("b", "5-9=", "-4"), Problem("c", "4+4=", "8")]
-KNOWN = Measured(("mine",), ())
+KNOWN = RewardTrial(("mine",), ())
 
 
 class Scripted:
@@ -56,7 +58,7 @@ def length(text):
 
 def test_each_probe_is_asked_alone_then_ordinary_ones_again_anew_reversed_and_in_parallel():
     made, open_reward = opened(length)
-    measured = measure(open_reward, PROBLEMS, [(PROBLEMS[0], ["x", "xyz"])], KNOWN)
+    measured = try_reward(open_reward, PROBLEMS, [(PROBLEMS[0], ["x", "xyz"])], KNOWN)
     probes = probes_of(PROBLEMS)
     ordinary = [(PROBLEMS[probe.problem].id, probe.text) for probe in probes if is_ordinary(probe)]
     first, fresh, parallel = made
@@ -70,43 +72,43 @@ def test_each_probe_is_asked_alone_then_ordinary_ones_again_anew_reversed_and_in
     assert all(one.is_closed for one in made)
     assert measured.groups == ((1.0, 3.0),)
     assert measured.calls == sum(len(batch) for one in made for batch in one.batches)
-    assert all(first.probe == second.probe for first, second in (*measured.turned, *measured.parallel))
+    assert all(first.probe == second.probe for first, second in (*measured.reversed_batch, *measured.parallel))
     assert measured.stopped == ""
 
 
 def test_a_reward_that_keeps_running_out_of_time_is_given_up():
     made, open_reward = opened(lambda text: Score.failed("mine: took longer than 2 s"))
-    measured = measure(open_reward, PROBLEMS, [], KNOWN)
-    assert measured.calls == GIVE_UP == len(measured.answers)
+    measured = try_reward(open_reward, PROBLEMS, [], KNOWN)
+    assert measured.calls == GIVE_UP == len(measured.scores)
     assert "gave up" in measured.stopped
     assert len(made) == 1
 
 
 def test_no_more_is_asked_when_the_time_is_over():
     _, open_reward = opened(length)
-    measured = measure(open_reward, PROBLEMS, [], KNOWN, budget=-1.0)
-    assert (measured.calls, measured.answers) == (0, ())
+    measured = try_reward(open_reward, PROBLEMS, [], KNOWN, budget=-1.0)
+    assert (measured.calls, measured.scores) == (0, ())
     assert "were over" in measured.stopped
 
 
 def test_a_slow_reward_is_asked_again_about_fewer_problems():
-    ordinary = [Answer(probe, 1.0, "", 1.0) for probe in probes_of(PROBLEMS) if is_ordinary(probe)]
+    ordinary = [ProbeScore(probe, 1.0, "", 1.0) for probe in probes_of(PROBLEMS) if is_ordinary(probe)]
 
     def problems(seconds_left):
         clock = Clock(lambda text: None, time.monotonic() + seconds_left)
-        return {one.probe.problem for one in chosen_from(ordinary, clock)}
+        return {one.probe.problem for one in to_ask_again(ordinary, clock)}
 
     # 0.6 of the time left, for 5 passes of 1 s a call: 60 s are enough for 7 answers, 4 a problem; 200 s for 24
     assert problems(60.0) == {0, 1}
     assert problems(200.0) == {0, 1, 2}
     assert problems(1.0) == {0}
     late = [replace(one, error="took longer than 2 s") for one in ordinary[:1]]
-    assert chosen_from([*late, *ordinary[1:]], Clock(lambda text: None, time.monotonic() + 200.0)) == ordinary[1:]
+    assert to_ask_again([*late, *ordinary[1:]], Clock(lambda text: None, time.monotonic() + 200.0)) == ordinary[1:]
 
 
 def test_a_call_that_may_have_waited_for_a_process_is_not_timed():
     _, open_reward = opened(lambda text: length(text) if text != "-4" else Score.failed("raised"))
-    first, wrong, after, later = measure(open_reward, PROBLEMS, [], KNOWN).answers[:4]
+    first, wrong, after, later = try_reward(open_reward, PROBLEMS, [], KNOWN).scores[:4]
     assert (first.seconds, wrong.reward, after.seconds) == (None, None, None)
     assert later.seconds is not None
 
@@ -131,16 +133,16 @@ def test_the_command_fails_on_a_reward_that_evaluates_what_a_model_wrote():
 
 def test_processes_that_are_in_each_others_way_are_found():
     config = load(None, [f'reward.functions=["{GALLERY}:locks"]'])
-    found = [one.code for one, _ in check(config, samples=4).of(State.FINDING)]
+    found = [word.code for word in check(config, samples=4).diagnosis.findings]
     assert found == ["REW10"]
 
 
 def test_the_built_in_and_the_example_rewards_are_clean():
     example = GALLERY.parent / "reward.py"
     for function in ("last_number", "task", f"{example}:score"):
-        report = check(load(None, [f'reward.functions=["{function}"]']), samples=4)
-        assert not report.of(State.FINDING), function
-        assert not report.of(State.CRASHED)
+        diagnosis = check(load(None, [f'reward.functions=["{function}"]']), samples=4).diagnosis
+        assert not diagnosis.findings, function
+        assert not diagnosis.of(State.CRASHED)
 
 
 @pytest.mark.parametrize(

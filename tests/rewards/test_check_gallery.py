@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from assay.doctor.evidence import RewardTrial
+from assay.reward_check.command import fails, judge
+from assay.reward_check.trial import try_reward
 from assay.rewards.call import read_signature
-from assay.rewards.check import causes, judge
-from assay.rewards.check.bench import measure
-from assay.rewards.check.types import Measured, Severity, State
 from assay.rewards.modules import load_functions
 from assay.types import Problem, Score
+from assay.verdict import Severity, State
 
 GALLERY = Path(__file__).parents[2] / "examples" / "broken_rewards.py"
 SUMS = [Problem(f"sum-{a}", f"{a} - {b} =", str(a - b)) for a, b in [(30, 17), (5, 29), (90, 2), (41, 8), (6, 72)]]
@@ -72,12 +73,10 @@ class InThisProcess:
 
 
 def judged(name, problems=SUMS):
-    known = Measured((name,), (), rollouts_a_step=ROLLOUTS)
-    measured = measure(lambda workers: InThisProcess(f"{GALLERY}:{name}"), problems, [], known)
-    verdicts = judge(measured)
-    assert not [verdict for _, verdict in verdicts if verdict.state is State.CRASHED]
-    found = {check.code: verdict for check, verdict in verdicts if verdict.state is State.FINDING}
-    return found, causes(verdicts)
+    known = RewardTrial((name,), rollouts_per_step=ROLLOUTS)
+    diagnosis = judge(try_reward(lambda workers: InThisProcess(f"{GALLERY}:{name}"), problems, [], known))
+    assert not diagnosis.of(State.CRASHED)
+    return {word.code: word for word in diagnosis.findings}, diagnosis.causes
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -88,7 +87,7 @@ def test_a_broken_reward_is_caught_by_its_name(name):
     assert code not in followers, "it is the cause, not a consequence"
     assert found[code].severity is severity
     others = set(found) - set(followers) - {code}
-    assert not {other for other in others if found[other].fails}, f"{others} are blamed too"
+    assert not {other for other in others if fails(found[other])}, f"{others} are blamed too"
     assert found[code].fix
 
 

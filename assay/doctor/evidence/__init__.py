@@ -1,15 +1,17 @@
-"""What the doctor looks at: batches, the curves of a run, scripts, what was seen of one; each part may be absent."""
+"""What the doctor looks at: batches, the curves of a run, scripts, what was seen of one, the calls of a reward; each
+part may be absent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from assay.doctor.evidence.curves import Curves
+from assay.doctor.evidence.reward import RewardTrial
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Batch
 
-__all__ = ["Batch", "Curves", "Evidence"]
+__all__ = ["Batch", "Curves", "Evidence", "RewardTrial"]
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,4 @@ class Evidence:
     notes: tuple[str, ...] = ()
     programs: tuple[Program, ...] = ()
     run: WatchedRun | None = None  # of a script under `assay watch`
+    reward: RewardTrial | None = None

@@ -60,7 +60,7 @@ class Report:
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
         texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
         quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
-        is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.run)
+        is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.run or evidence.reward)
         return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
 
     @property
@@ -132,7 +132,8 @@ class Report:
         facts = tuple(
             replace(fact, what=self._left_out(fact.what), value=self._value(fact.value)) for fact in verdict.facts
         )
-        return replace(verdict, message=self._left_out(verdict.message), facts=facts, fix=self._left_out(verdict.fix))
+        message, fix = self._left_out(verdict.message), self._left_out(verdict.fix)
+        return replace(verdict, message=message, facts=facts, fix=fix, examples=())
 
     def _value(self, value: float | int | str) -> float | int | str:
         if not isinstance(value, str):
@@ -204,6 +205,9 @@ def _looked_at(evidence: Evidence) -> str:
         parts.append(f"the source, {program.lines} line{'s' * (program.lines != 1)}{files}")
     if evidence.run is not None:
         parts.append(str(evidence.run))
+    if evidence.reward is not None:
+        trial = evidence.reward
+        parts.append(f"{trial.calls} calls over {trial.problems} problems in {trial.seconds:.1f} s")
     if evidence.curves is not None:
         steps = len(evidence.curves)
         parts.append(f"curves of {steps} step{'s' * (steps != 1)}")

@@ -14,8 +14,9 @@ class UnknownCode(ValueError):
 
 
 def select(illnesses: Sequence[Illness], chosen: Sequence[str], ignored: Sequence[str]) -> list[Illness]:
-    """Those that `chosen` names (all, if it names none) and `ignored` does not, in the order of the catalogue."""
-    kept = _named(illnesses, chosen) if _split(chosen) else {one.code for one in illnesses}
+    """Those that `chosen` names and `ignored` does not, in the order of the catalogue. If `chosen` names none: all that
+    need no reward to be called."""
+    kept = _named(illnesses, chosen) if _split(chosen) else {one.code for one in illnesses if not one.needs_a_call}
     kept -= _named(illnesses, ignored)
     if not kept:
         raise UnknownCode("--ignore takes away every check that --select names; nothing is left to look for")

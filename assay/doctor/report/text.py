@@ -147,6 +147,7 @@ def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) ->
     lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
     lines += _places(report, word, width, why)
     lines += wrapped(f"fix: {word.fix}", width, _INDENT, _INDENT)
     if word.verdict.edit is not None:
@@ -157,6 +158,7 @@ def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) ->
     for follower in report.diagnosis.consequences(word.code):
         sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
         lines += wrapped(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
+        lines += [f"{_INDENT}    {escaped(line)}" for line in follower.verdict.examples if why]
     return lines
 
 
@@ -166,7 +168,7 @@ def _places(report: Report, word: Word, width: int, why: bool) -> list[str]:
     if not places:
         seen = word.source or "the curves"
         more = f", and {word.batches - 1} more" if word.batches > 1 else ""
-        if not more and seen == Path(report.path).name:
+        if not more and seen in (report.path, Path(report.path).name):
             return []
         return wrapped(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     lines = wrapped(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
@@ -184,6 +186,7 @@ def _healthy(word: Word, width: int, most: int) -> list[str]:
     lines = _line(f"healthy  {_title(word)}: {word.verdict.message}", width)
     for fact in word.verdict.facts[:most]:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
     if 0 < most < len(word.verdict.facts):
         lines.append(f"{_INDENT}- {len(word.verdict.facts) - most} more with --select {word.code}")
     return lines

@@ -12,21 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from assay.machine.faults import FAULTS
 from assay.policy.plain import AT_A_TIME, asked_plainly
 from assay.record.batch import Array
 
 ROWS = 16  # in one pass; all of one length
-# what a model may raise that wants to be called in another way than ours
-FAULTS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)

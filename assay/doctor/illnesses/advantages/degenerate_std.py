@@ -2,15 +2,17 @@
 ## What it checks
 That dividing by the std of a group is harmless: every advantage is finite, every group has more than one completion,
 completions with equal rewards have advantage 0, and no advantage is larger than arithmetic allows, (G-1) / sqrt(G) for
-the std with n-1 and sqrt(G-1) for the std with n.
+the std with n-1 and sqrt(G-1) for the std with n. A reward that is called by reward-check must not give answers of one
+group rewards that differ by a hair only.
 
 ## Why it hurts
 The std of equal rewards is 0, or a rounding residue of 1e-9. Divided by it, nothing becomes NaN or an advantage in the
 thousands, and one group without any information outweighs the rest of the batch. A group of one has no std at all: its
-advantage is NaN, or always 0.
+advantage is NaN, or always 0. Of rewards that differ by 0.01, a hair's breadth of format counts as much as being right.
 
 ## How to fix it
-Use groups of two or more, add an epsilon far above rounding, and leave groups of equal rewards at advantage 0.
+Use groups of two or more, add an epsilon far above rounding, and leave groups of equal rewards at advantage 0. Round a
+reward to what matters, or set advantage.std = none.
 
     # before: equal rewards are divided by a residue
     advantages = (rewards - mean) / std
@@ -21,20 +23,23 @@ Use groups of two or more, add an epsilon far above rounding, and leave groups o
 ## When it is wrong
 The bound holds for advantages divided by the std of their own group; others (no std, RLOO, std of the batch) are only
 checked for the rest. Groups of one are meant in algorithms with another baseline, which the settings then do not call
-a group's mean.
+a group's mean. A price for length that explains the small differences of a reward is not blamed.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch, Evidence, RewardTrial
+from assay.doctor.evidence.reward import Role
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch
 from assay.doctor.recompute.advantages import (
     centring,
     groups_of,
@@ -44,17 +49,33 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.doctor.reward_scores import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import peel
 from assay.record.batch import Array
-from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Edit,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 EQUAL = 1e-6  # relative spread of rewards that are the same number but for float32 rounding
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
 BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
 SLACK = 1.01  # over the bound: bfloat16 rounds by half a percent
+SMALLEST_STD = 0.02  # of a group's rewards: what is below is noise, and dividing by it makes +-1 of it
+FEW = 0.1  # of the groups with such a std: fewer are an accident
+LENGTH_EXPLAINS = 0.9  # correlation with length from which on small differences are a length penalty, not noise
+_ROUND = "Round the reward to what matters, or set advantage.std = none: noise this small becomes advantages of +-1."
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -237,18 +258,46 @@ def _edit(scaling: Scaling) -> Edit | None:
     return None if place is None or scaling.value.op != "div" else Edit(place, f"({place.text} + 1e-4)")
 
 
+def check_reward(trial: RewardTrial) -> Verdict:
+    groups, origin = reward_groups(trial)
+    if not groups:
+        return not_enough_data("no group with two scored answers")
+    tiny = [std for std in map(statistics.stdev, groups) if TOLERANCE < std < SMALLEST_STD]
+    message = f"{len(tiny)} of {len(groups)} groups of {origin} have a std between 0 and {SMALLEST_STD:g}"
+    if len(tiny) > FEW * len(groups):
+        confidence = Confidence.LIKELY if trial.groups else Confidence.PROVEN
+        return finding(message, confidence=confidence, fix=_ROUND, examples=(f"smallest std {min(tiny):.2g}",))
+    for problem, scores in by_problem(trial.of(Role.WRONG, Role.EMPTY, Role.NONSENSE)).items():
+        rewards, lengths = [score.reward or 0.0 for score in scores], [len(score.probe.text) for score in scores]
+        spread = max(rewards) - min(rewards)
+        if len(rewards) < 3 or not TOLERANCE < spread < SMALLEST_STD:
+            continue
+        if max(lengths) > min(lengths) and abs(statistics.correlation(lengths, rewards)) >= LENGTH_EXPLAINS:
+            continue
+        return finding(
+            f"answers that are all wrong get rewards that differ, by {spread:.2g} only",
+            confidence=Confidence.POSSIBLE,
+            fix=f"In a group without a right answer, as in problem {problem + 1}, this is all there is to learn. "
+            f"{_ROUND}",
+            examples=tuple(map(str, scores[:EXAMPLES])),
+        )
+    return healthy(message)
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
     advantages_B[4:8] = (0.8, -0.8, 0.8, -0.8)  # of four equal rewards
-    return of_batch(consistent(batch, advantages=advantages_B))
+    trial = reward_evidence(groups=((0.0, 0.02),) * 4).reward
+    return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
 
 
 def well() -> Evidence:
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
     advantages_B[4:8] = (1e-4, -1e-4, 1e-4, -1e-4)
-    return of_batch(consistent(batch, advantages=advantages_B))
+    trial = reward_evidence(groups=((0.0, 0.03),) * 4).reward
+    return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
 
 
 ILLNESS = Illness(
@@ -267,6 +316,7 @@ ILLNESS = Illness(
     sick=sick,
     well=well,
     batch=check_batch,
+    reward=check_reward,
     source=check_source,
     scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),
     explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),

@@ -2,7 +2,8 @@
 ## What it checks
 A group teaches something only if its answers got different rewards. The check counts the groups whose scored rewards
 are all equal (and whose advantages, where recorded, are all 0) and says which kind they are: solved (the best reward),
-hopeless (the worst), or neither. In the curves it looks at zero_variance_share over the last steps.
+hopeless (the worst), or neither. In the curves it looks at zero_variance_share over the last steps. Of a reward that is
+called by reward-check it counts the groups among the completions given, else among made-up answers.
 
 ## Why it hurts
 A group without variance has advantage 0 in every row: its tokens were generated and scored for nothing. With three
@@ -32,8 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.reward_scores import MOST, TOLERANCE, reward_groups
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -167,12 +170,34 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
+def check_reward(trial: RewardTrial) -> Verdict:
+    groups, origin = reward_groups(trial)
+    if not groups:
+        return not_enough_data("no group with two scored answers")
+    flat = [group for group in groups if max(group) - min(group) <= TOLERANCE]
+    if len(flat) <= MOST * len(groups):
+        return healthy(f"{len(flat)} of {len(groups)} groups of {origin} have no variance")
+    top = max(reward for group in groups for reward in group)
+    is_solved = bool(trial.groups) and all(group[0] >= top - TOLERANCE for group in flat)
+    is_every = len(flat) == len(groups)
+    return finding(
+        f"{len(flat)} of {len(groups)} groups of {origin} have no variance: they train nothing",
+        severity=(Severity.HARMFUL if is_every else Severity.WASTEFUL) if trial.groups else Severity.FATAL,
+        confidence=Confidence.POSSIBLE if is_solved else Confidence.LIKELY if trial.groups else Confidence.PROVEN,
+        fix="Choose problems that the model solves sometimes, grade partial answers, or refill "
+        "(rollout.zero_variance).",
+        examples=(f"all {len(flat[0])} rewards are {flat[0][0]:g}",),
+    )
+
+
 def sick() -> Evidence:
-    return Evidence((_one_reward_a_group((1.0, 0.0, 0.0, 1.0)),), healthy_curves(zero_variance_share=0.9))
+    batch, curves = _one_reward_a_group((1.0, 0.0, 0.0, 1.0)), healthy_curves(zero_variance_share=0.9)
+    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 0.0), (0.0, 1.0))).reward)
 
 
 def well() -> Evidence:
-    return Evidence((_one_reward_a_group((1.0, 1.0, 1.0, 1.0)),), healthy_curves(zero_variance_share=0.7))
+    batch, curves = _one_reward_a_group((1.0, 1.0, 1.0, 1.0)), healthy_curves(zero_variance_share=0.7)
+    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 1.0))).reward)
 
 
 def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
@@ -206,5 +231,6 @@ ILLNESS = Illness(
     well=well,
     batch=check_batch,
     curves=check_curves,
-    explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02"}),
+    reward=check_reward,
+    explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02", "REW12"}),
 )

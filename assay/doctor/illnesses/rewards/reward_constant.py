@@ -2,7 +2,8 @@
 ## What it checks
 Different answers must be able to earn different rewards. The check looks for a batch in which every scored row has the
 same reward although the completions differ, and the reward is neither the best nor the worst one. In the curves it
-looks for rewards that never vary, within a step or between steps, and for rewards that fail for most rollouts.
+looks for rewards that never vary, within a step or between steps, and for rewards that fail for most rollouts. A reward
+that is called by reward-check must give different texts different rewards.
 
 ## Why it hurts
 Equal rewards have no advantage: the gradient is 0, and the run costs as much as one that learns. The usual cause is an
@@ -33,9 +34,12 @@ from typing import Any
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
+from assay.doctor.evidence.reward import Role
+from assay.doctor.example_reward import reward_evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.reward_scores import TOLERANCE, completion_rewards, reads_no_answer
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
 from assay.programs.program import Program
@@ -144,6 +148,25 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         )
 
 
+def check_reward(trial: RewardTrial) -> Verdict:
+    rewards = [score.reward or 0.0 for score in trial.of()]
+    texts = {score.probe.text for score in trial.of()}
+    if len(texts) < 3 or len({score.probe.role for score in trial.of()}) < 2:
+        return not_enough_data("fewer than 3 different texts, right answers and others, were scored")
+    # a batch function may give a lone answer always the same
+    batched = [later.reward for _, later in (*trial.reversed_batch, *trial.parallel) if later.reward is not None]
+    every = [*rewards, *completion_rewards(trial), *batched]
+    if max(every) - min(every) > TOLERANCE:
+        return healthy(f"rewards from {min(rewards):g} to {max(rewards):g} over {len(texts)} texts")
+    if reads_no_answer(trial) and rewards[0] == 0:
+        return not_enough_data("a text of the form wanted: give completions with --completions FILE.jsonl")
+    return finding(
+        f"{len(texts)} different texts all get {rewards[0]:g}",
+        confidence=Confidence.PROVEN if trial.of(Role.RIGHT) else Confidence.LIKELY,
+        fix="Look for an except that swallows errors into a constant, or a form of answer that is never matched.",
+    )
+
+
 def _is_an_end(value: float, settings: Mapping[str, Any]) -> bool:
     if "min_reward" in settings:
         return bool(value <= settings["min_reward"])
@@ -159,11 +182,12 @@ def _different(batch: Batch, scored_B: np.ndarray[tuple[int, ...], np.dtype[np.b
 
 
 def sick() -> Evidence:
-    return Evidence((_all_worth(0.5),), healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5))
+    curves = healthy_curves(reward_mean=0.5, reward_std=0.0, reward_min=0.5, reward_max=0.5)
+    return Evidence((_all_worth(0.5),), curves, reward=reward_evidence({Role.RIGHT: 0.0}, groups=()).reward)
 
 
 def well() -> Evidence:
-    return Evidence((_all_worth(1.0),), healthy_curves())
+    return Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward)
 
 
 def _all_worth(reward: float) -> Batch:
@@ -216,5 +240,7 @@ ILLNESS = Illness(
     source=check_source,
     scripts=Scripts(SICK, WELL),
     curves=check_curves,
-    explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"}),
+    reward=check_reward,
+    explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"})
+    | {"REW04", "REW05", "REW06", "REW07", "REW12", "REW14", "REW16", "REW17"},
 )

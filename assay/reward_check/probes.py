@@ -8,40 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
+from assay.doctor.evidence.reward import PROBLEMS_IN_ALL_FORMS, Probe, Role
 from assay.tasks.last_number import last_number, plain
 from assay.types import Problem, Prompt, Rollout, StopReason
 
 END = 0x110000  # the token after the last character: no character has this number
-WRAPPED_PROBLEMS = 4  # the forms beside the plain one are tried on so many problems: each costs a call
 _WHOLE = re.compile(r"[-+]?\d+")
 _DECIMAL = re.compile(r"\d+\.\d+")
-
-
-class Role(StrEnum):
-    """What a probe is for."""
-
-    RIGHT = "right answer"
-    WRONG = "wrong answer"  # the right answer of another problem
-    EMPTY = "empty answer"
-    NONSENSE = "nonsense"
-    LISTED = "list of answers"  # the right answer is in it, neither first nor last
-    EXTENDED = "right answer with a character more"
-    SHORTCUT = "text that took no solving"
-    LONG = "wrong answer after so much talk"
-    HOSTILE = "hostile text"
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One text, given as the answer to one of the problems drawn."""
-
-    role: Role
-    name: str  # the form of an answer, or what is special about the text
-    problem: int
-    text: str
 
 
 FORMS: Mapping[str, Callable[[str], str]] = {
@@ -95,7 +69,9 @@ def probes_of(problems: Sequence[Problem]) -> list[Probe]:
     truth = plain(last_number(problems[0].answer)) == "1" or problems[0].answer.strip().lower() in _TRUTHS
     guesses = [Probe(Role.SHORTCUT, "a guess", 0, text) for text in GUESSES if not truth]
     tricks = [probe for number in range(len(problems)) for probe in _tricks(problems, number)]
-    wrapped = [probe for number in range(min(len(problems), WRAPPED_PROBLEMS)) for probe in _wrapped(problems, number)]
+    wrapped = [
+        probe for number in range(min(len(problems), PROBLEMS_IN_ALL_FORMS)) for probe in _wrapped(problems, number)
+    ]
     others = [probe for probe in (*nonsense, *guesses, *hostile, *wrapped, *tricks) if probe not in set(ordinary)]
     return [*ordinary, *others]
 
@@ -105,7 +81,7 @@ def is_ordinary(probe: Probe) -> bool:
     return (probe.role in (Role.RIGHT, Role.WRONG, Role.EMPTY) and probe.name == "plain") or probe.text == _WORD
 
 
-def asked(problem: Problem, text: str) -> tuple[Prompt, Rollout]:
+def as_rollout(problem: Problem, text: str) -> tuple[Prompt, Rollout]:
     """A probe as training would hand it to a reward. No model is at hand, so that a character counts as a token."""
     prompt = Prompt(problem.id, problem.text, (*map(ord, problem.text), END), problem.answer, problem.fields)
     tokens = (*map(ord, text), END)
@@ -114,7 +90,7 @@ def asked(problem: Problem, text: str) -> tuple[Prompt, Rollout]:
 
 def decode(tokens: Sequence[int]) -> str:
     """
-    >>> decode(asked(Problem("sum-1", "1+1=", "2"), "two")[1].tokens)
+    >>> decode(as_rollout(Problem("sum-1", "1+1=", "2"), "two")[1].tokens)
     'two'
     """
     return "".join(chr(token) for token in tokens if token != END)
@@ -156,7 +132,7 @@ def _tricks(problems: Sequence[Problem], number: int) -> list[Probe]:
         found.append(Probe(Role.EXTENDED, "in front", number, f"7{right}"))
     elif right.isalpha():
         found.append(Probe(Role.EXTENDED, "in front", number, f"x{right}"))
-    if number < WRAPPED_PROBLEMS:
+    if number < PROBLEMS_IN_ALL_FORMS:
         found += _shortcuts(problems, number, wrong)
     if number < 2:
         talk = [(words, "well " * words + wrong) for words in _TALK_WORDS]

@@ -1,0 +1,48 @@
+"""
+## What it checks
+The empty text must get less than the right answer, on every problem that was drawn from the task.
+
+## Why it hurts
+A policy learns to end at once: the empty text is the easiest of all to produce.
+
+## How to fix it
+Give 0 to an empty completion before anything is compared: an empty string is contained in every other.
+
+    # before: every answer starts with nothing
+    return float(answer.startswith(completion.strip()))
+    # after
+    return float(completion.strip() == answer)
+
+## When it is wrong
+Where saying nothing is the right answer to a problem, as for a question that should be refused.
+"""
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence.reward import RewardTrial, Role
+from assay.doctor.example_reward import reward_evidence
+from assay.doctor.reward_scores import pays_as_much
+from assay.verdict import Severity, Verdict
+
+
+def check_reward(trial: RewardTrial) -> Verdict:
+    return pays_as_much(trial, Role.EMPTY, "the empty answer gets as much as the right one")
+
+
+ILLNESS = Illness(
+    code="REW05",
+    name="empty_answer_pays",
+    severity=Severity.FATAL,
+    summary="the empty answer gets as much as the right one",
+    fix="Give 0 to an empty completion.",
+    explanation=__doc__,
+    symptoms=(
+        "empty answer gets reward",
+        "model answers with nothing",
+        "model outputs empty completions",
+        "answers get shorter",
+    ),
+    sick=lambda: reward_evidence({Role.EMPTY: 1.0}),
+    well=lambda: reward_evidence({Role.EMPTY: 0.9}),
+    reward=check_reward,
+    explains=frozenset({"REW17"}),
+)
