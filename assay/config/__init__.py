@@ -35,7 +35,6 @@ from assay.config.sections import (
     TaskConfig,
 )
 from assay.config.values import ConfigError, read_options, read_table, read_text, typed, value_problems
-from assay.grpo import OBJECTIVES
 
 __all__ = [
     "Config",
@@ -94,13 +93,9 @@ class Config:
 def contradictions(config: Config) -> list[str]:
     """Settings that are each fine and together are not. A sentence names every setting that it depends on."""
     rollout, loss, reward, optimizer = config.rollout, config.loss, config.reward, config.optimizer
-    names = sorted(OBJECTIVES)
     rows = rollout.prompts * rollout.group_size
     updates = optimizer.minibatches * max(optimizer.microbatches, 1)
     found = {
-        f"loss.objective = {loss.objective!r} is not one of {', '.join(names)}{nearest(loss.objective, names)}": (
-            loss.objective not in OBJECTIVES
-        ),
         f"reward.weights holds {len(reward.weights)} numbers for {len(reward.functions)} reward.functions; give one "
         "weight a function, or none": bool(reward.weights) and len(reward.weights) != len(reward.functions),
         "reward.functions = 'judge' needs judge.path (a sequence classifier) or judge.url (a server), not both": (

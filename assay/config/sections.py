@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from assay import grpo
 
-def setting(default: Any, meaning: str, *, choices: Sequence[str] = (), low: float = -math.inf) -> Any:
+
+def setting(default: Any, meaning: str, *, choices: Collection[str] = (), low: float = -math.inf) -> Any:
     """A config field: its default, what it means, the values it accepts (`low` is the smallest)."""
-    metadata = {"meaning": meaning, "choices": tuple(choices), "low": low}
+    metadata = {"meaning": meaning, "choices": choices, "low": low}
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def choices_of(section: type) -> dict[str, Collection[str]]:
+    """The settings of a section that are one of several words, and these words."""
+    return {one.name: one.metadata["choices"] for one in fields(section) if one.metadata["choices"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +159,9 @@ class RolloutConfig:
 class AdvantageConfig:
     """Rewards -> advantages."""
 
-    baseline: str = setting(
-        "mean", "subtract the group's mean, or the mean of the others", choices=("mean", "leave_one_out")
-    )
-    std: str = setting(
-        "sample",
-        "divide by: sample std (n-1), population std (n), none (Dr. GRPO)",
-        choices=("sample", "population", "none"),
-    )
-    scale: str = setting("group", "whose std", choices=("group", "batch"))
+    baseline: str = setting("mean", "subtract the group's mean, or the mean of the others", choices=grpo.BASELINES)
+    std: str = setting("sample", "divide by: sample std (n-1), population std (n), none (Dr. GRPO)", choices=grpo.STDS)
+    scale: str = setting("group", "whose std", choices=grpo.SCALES)
     combine: str = setting(
         "sum", "several rewards: normalise their sum, or normalise each (GDPO)", choices=("sum", "gdpo")
     )
@@ -171,7 +172,7 @@ class AdvantageConfig:
 class LossConfig:
     """The objective. 0 switches an optional bound off."""
 
-    objective: str = setting("dapo", "grpo bnpo dr_grpo dapo gspo cispo sapo; docs/objectives.md tells them apart")
+    objective: str = setting("dapo", "which loss; docs/objectives.md tells them apart", choices=grpo.OBJECTIVES)
     clip_low: float = setting(0.2, "ratio is clipped below 1 - clip_low", low=0.0)
     clip_high: float = setting(0.2, "ratio is clipped above 1 + clip_high", low=0.0)
     dual_clip: float = setting(0.0, "bound c > 1 on -ratio * A for negative A; 0 = off", low=0.0)
@@ -185,17 +186,17 @@ class LossConfig:
         0, "steps after which the policy becomes the new reference; 0 = the reference stays frozen", low=0
     )
     kl_placement: str = setting("loss", "KL as a loss term or taken off the reward", choices=("loss", "reward"))
-    kl_estimator: str = setting("k3", "of the KL", choices=("k1", "k2", "k3"))
+    kl_estimator: str = setting("k3", "of the KL", choices=grpo.KL_ESTIMATORS)
     kl_gradient: str = setting(
-        "unbiased", "loss: times the ratio (unbiased) or not (naive)", choices=("unbiased", "naive")
+        "unbiased", "loss: times the ratio (unbiased) or not (naive)", choices=("naive", "unbiased")
     )
     correction: str = setting(
         "off",
         "importance weight old/sampler against engine mismatch",
-        choices=("off", "token", "sequence", "geometric"),
+        choices=("off", *grpo.CORRECTIONS),
     )
     correction_mode: str = setting(
-        "truncate", "weights out of bounds are clamped (TIS) or zeroed (MIS, IcePop)", choices=("truncate", "mask")
+        "truncate", "weights out of bounds are clamped (TIS) or zeroed (MIS, IcePop)", choices=grpo.CORRECTION_MODES
     )
     correction_low: float = setting(0.0, "lower bound of the weight; 0 = none", low=0.0)
     correction_high: float = setting(2.0, "upper bound of the weight", low=1.0)

@@ -106,7 +106,7 @@ def value_problems(name: str, value: Any, key: dataclasses.Field[Any]) -> Iterat
     """What is wrong with a value of the right type."""
     choices, low = key.metadata["choices"], key.metadata["low"]
     if choices and value not in choices:
-        yield f"{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}"
+        yield f"{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), list(choices))}"
     for part in value if isinstance(value, tuple) else (value,):
         if isinstance(part, str) and not _is_unicode(part):
             yield f"{name} = {part!r} holds bytes that are not text; give it in UTF-8"

@@ -38,6 +38,7 @@ from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
 from assay.doctor.running import seen_in_run
+from assay.grpo import OBJECTIVES
 from assay.programs.facts.clips import dead_bounds, is_around_the_product, is_clip, reaches
 from assay.programs.facts.kind import Kind
 from assay.programs.facts.ratios import RATIOS, differences, is_differentiated, same, surrogates, uses
@@ -46,7 +47,6 @@ from assay.programs.read.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that clip token by token
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
 MOST = 0.5  # of the clipped tokens
@@ -56,7 +56,8 @@ def check_batch(batch: Batch) -> Verdict:
     (gradients_BT,) = batch.need("gradients")
     batch.setting("clip_low"), batch.setting("clip_high"), batch.setting("objective")
     settings = loss_settings(batch)
-    if settings.objective not in CLIPPING:
+    objective = OBJECTIVES[settings.objective]
+    if not objective.clips or objective.level != "token":
         return not_applicable(f"{settings.objective} does not clip token by token")
     found = terms(batch, settings)
     ratio_BT = found.ratio_BT

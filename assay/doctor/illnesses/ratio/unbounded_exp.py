@@ -35,6 +35,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.recompute.terms import stated_objective
 from assay.programs.facts.kind import Kind
 from assay.programs.facts.ratios import attached, differences, same, uses
 from assay.programs.facts.terms import TermKind
@@ -90,8 +91,10 @@ def _ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict | None:
 
 def _is_bounded(batch: Batch) -> bool:
     """Whether the objective itself bounds a large ratio on both sides of the advantage."""
-    settings = batch.settings
-    return settings.get("objective") in ("cispo", "sapo") or any(settings.get(name) for name in ("delta", "dual_clip"))
+    objective = stated_objective(batch.settings)
+    if objective is not None and objective.bounds_ratio:
+        return True
+    return any(batch.settings.get(name) for name in ("delta", "dual_clip"))
 
 
 def _recorded(batch: Batch, row: int, token: int) -> float | None:
