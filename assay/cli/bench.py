@@ -11,7 +11,7 @@ from assay import config as configuration
 from assay.cli.app import AMOUNT, MEASURE, OUTPUT, refuse, verb
 
 if TYPE_CHECKING:
-    from benchmarks.contest.options import Options
+    from benchmarks.model.options import Options
 
 THE_MODEL = "A real model"
 LEARNING = "What is learned"
@@ -187,7 +187,7 @@ def bench(
                 raise configuration.ConfigError(
                     "--learning, --doctor, --seeds and --config do not go with --model; leave them out"
                 )
-            from benchmarks.contest import contest
+            from benchmarks.model import contest
 
             code = contest(_options(model, sizes, rest, steps, repeats, json_path, plot))
         elif doctor:
@@ -195,7 +195,7 @@ def bench(
                 raise configuration.ConfigError(
                     "--learning, --seeds and --plot do not go with --doctor; leave them out"
                 )
-            from benchmarks.doctor_overhead import doctor_overhead
+            from benchmarks.doctor import doctor_overhead
 
             code = doctor_overhead(config, steps, repeats or 3, json_path)
         elif learning:
@@ -207,7 +207,7 @@ def bench(
         else:
             if (seeds, config, plot) != (None, None, None):
                 raise configuration.ConfigError("--seeds, --config and --plot belong to --learning; add it")
-            from benchmarks import bench as time_the_default
+            from benchmarks.default import bench as time_the_default
 
             code = time_the_default(steps or 20, repeats or 3, json_path)
     except configuration.ConfigError as error:
@@ -224,8 +224,8 @@ def _options(
     json_path: Path | None,
     plot: Path | None,
 ) -> Options:
-    from benchmarks.contest.options import CACHES, CONTENDERS, Options, one_of, words
-    from benchmarks.contest.workload import MEASUREMENTS, Workload
+    from benchmarks.model.options import CACHES, CONTENDERS, Options, one_of, words
+    from benchmarks.model.workload import MEASUREMENTS, Workload
 
     defaults = {"prompts": 8, "group_size": 8, "prompt_tokens": 64, "new_tokens": 64}
     cache = one_of("--peer-cache", rest["peer_cache"] or "both", ("both", *CACHES))

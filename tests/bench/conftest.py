@@ -16,5 +16,5 @@ def stand_ins(tmp_path_factory):
     script.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
-        patch.setattr("benchmarks.contest.course.missing_peer", lambda: "")
+        patch.setattr("benchmarks.model.benchmark.missing_peer", lambda: "")
         yield script

@@ -15,14 +15,14 @@ from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examined
-from benchmarks.contest import by_assay, by_generate, contest
-from benchmarks.contest.floors import rollout_operations, update_operations
-from benchmarks.contest.model import load_model, sizes_of, tokenizer_of, weights_sum
-from benchmarks.contest.options import Options
-from benchmarks.contest.prepare import prepare
-from benchmarks.contest.reading import PeerChoice, differences
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import Job, Workload
+from benchmarks.model import by_assay, by_generate, contest
+from benchmarks.model.floors import rollout_operations, update_operations
+from benchmarks.model.options import Options
+from benchmarks.model.prepare import prepare
+from benchmarks.model.reading import PeerChoice, differences
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.weights import load_model, sizes_of, tokenizer_of, weights_sum
+from benchmarks.model.workload import Job, Workload
 
 SMALL = Workload(prompts=2, group_size=4, prompt_tokens=12, new_tokens=8)
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")
@@ -107,7 +107,7 @@ def test_generate_does_the_same_work_as_ours(machine, cache):
 @needs_trl
 @pytest.mark.parametrize("measurement", ["update", "step"])
 def test_trl_does_the_same_work_as_ours(machine, measurement):
-    from benchmarks.contest import by_trl
+    from benchmarks.model import by_trl
 
     job = Job(measurement, SMALL, warmup=1, timed=1)
     theirs = list(by_trl.measure([job], machine, 1, PeerChoice(batch=4), silent))
@@ -124,7 +124,7 @@ def test_trl_does_the_same_work_as_ours(machine, measurement):
 def test_trl_gets_its_fastest_settings(machine, tmp_path):
     from trl import GRPOConfig
 
-    from benchmarks.contest import by_trl
+    from benchmarks.model import by_trl
 
     choice = PeerChoice("static", batch=4)
     args = GRPOConfig(**by_trl.settings_of(Job("step", SMALL, 1, 2), machine, choice, str(tmp_path)))
@@ -137,7 +137,7 @@ def test_trl_gets_its_fastest_settings(machine, tmp_path):
 
 @needs_trl
 def test_a_batch_that_was_chosen_for_another_size_is_cut_to_this_one(machine):
-    from benchmarks.contest import by_trl
+    from benchmarks.model import by_trl
 
     fewer = replace(SMALL, group_size=2)  # 4 rows
     (reading,) = by_trl.measure_one(Job("update", fewer, 1, 1), machine, PeerChoice(batch=8), silent)
@@ -215,7 +215,7 @@ def test_the_sum_of_weights_tells_models_apart_and_not_dtypes(machine):
 
 PEAKS = """
 import torch
-from benchmarks.contest.device import forget_peak, peak
+from benchmarks.model.device import forget_peak, peak
 
 device = torch.device("cpu")
 large = torch.ones(100_000_000)

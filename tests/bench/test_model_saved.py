@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from assay.config import ConfigError
-from benchmarks.contest import contest
-from benchmarks.contest.kept import Turn, seconds_of
-from benchmarks.contest.options import Options
-from benchmarks.contest.reading import Iteration, Memory, Reading, Work
-from benchmarks.contest.workload import Job, Workload
+from benchmarks.model import contest
+from benchmarks.model.options import Options
+from benchmarks.model.reading import Iteration, Memory, Reading, Work
+from benchmarks.model.saved import Turn, seconds_of
+from benchmarks.model.workload import Job, Workload
 
 PYTHON = sys.executable
 SMALL = Workload(prompts=4, group_size=4, prompt_tokens=8, new_tokens=8)
@@ -26,9 +26,9 @@ OPTIONS = Options("tiny", SMALL, ("update", "step"), ("assay", "trl"), timed=1, 
 STOPPED = """
 import sys
 from pathlib import Path
-from benchmarks.contest import contest
-from benchmarks.contest.options import Options
-from benchmarks.contest.workload import Workload
+from benchmarks.model import contest
+from benchmarks.model.options import Options
+from benchmarks.model.workload import Workload
 sys.executable = sys.argv[1]
 names = ("generate", "assay")
 sys.exit(contest(Options("tiny", Workload(4, 4, 8, 8), ("rollout", "update"), names, timed=1, repeats=1,

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.config import ConfigError
-from benchmarks.contest import contest
-from benchmarks.contest.course import contenders_of, order_of
-from benchmarks.contest.floors import (
+from benchmarks.model import contest
+from benchmarks.model.benchmark import contenders_of, order_of
+from benchmarks.model.floors import (
     Limits,
     Sizes,
     decode_bytes,
@@ -23,8 +23,8 @@ from benchmarks.contest.floors import (
     rollout_operations,
     update_operations,
 )
-from benchmarks.contest.options import Options, words
-from benchmarks.contest.reading import (
+from benchmarks.model.options import Options, words
+from benchmarks.model.reading import (
     Iteration,
     Machine,
     Memory,
@@ -37,11 +37,11 @@ from benchmarks.contest.reading import (
     summarise,
     write_readings,
 )
-from benchmarks.contest.scaling_plot import draw
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.table import along, print_document, print_scaling
-from benchmarks.contest.turns import fastest
-from benchmarks.contest.workload import (
+from benchmarks.model.scaling_plot import draw
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.table import along, print_document, print_scaling
+from benchmarks.model.workers import fastest
+from benchmarks.model.workload import (
     Job,
     Workload,
     checksum,
@@ -228,13 +228,13 @@ def test_every_second_repeat_starts_with_the_other_one():
     ],
 )
 def test_who_runs(measurements, scale_peers, names, monkeypatch):
-    monkeypatch.setattr("benchmarks.contest.course.missing_peer", lambda: "")
+    monkeypatch.setattr("benchmarks.model.benchmark.missing_peer", lambda: "")
     options = Options("tiny", SMALL, measurements, scale_peers=scale_peers)
     assert contenders_of(options, MACHINE) == (names, [])
 
 
 def test_on_bfloat16_trl_runs_with_its_default_precision_too(monkeypatch):
-    monkeypatch.setattr("benchmarks.contest.course.missing_peer", lambda: "")
+    monkeypatch.setattr("benchmarks.model.benchmark.missing_peer", lambda: "")
     names, _ = contenders_of(Options("tiny", SMALL), replace(MACHINE, dtype="bfloat16"))
     assert names == ["assay", "trl", "trl-autocast", "generate"]
     with pytest.raises(ConfigError, match="is about bfloat16"):
@@ -268,7 +268,7 @@ def test_the_command_can_be_typed_again():
 
 
 def test_the_parent_needs_no_torch():
-    code = "import sys, benchmarks.contest; print([one for one in ('torch', 'transformers') if one in sys.modules])"
+    code = "import sys, benchmarks.model; print([one for one in ('torch', 'transformers') if one in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.doctor_overhead import Timed, doctor_overhead, overhead
+from benchmarks.doctor import Timed, doctor_overhead, overhead
 
 
 def test_the_clock_compares_medians_and_the_account_stays_within_one_run():

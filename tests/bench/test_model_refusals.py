@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.config import ConfigError
-from benchmarks.contest.options import Options, check, gpu_is_out_of_reach
-from benchmarks.contest.workload import Workload
+from benchmarks.model.options import Options, check, gpu_is_out_of_reach
+from benchmarks.model.workload import Workload
 
 SMALL = Workload(prompts=2, group_size=3, prompt_tokens=4, new_tokens=5)
 # each is typed in one process, which must not have imported torch at its end
@@ -50,7 +50,7 @@ TYPED = [
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_runs(changes, words_of_it, monkeypatch):
-    monkeypatch.setattr("benchmarks.contest.options.gpu_is_out_of_reach", lambda: True)
+    monkeypatch.setattr("benchmarks.model.options.gpu_is_out_of_reach", lambda: True)
     with pytest.raises(ConfigError, match=words_of_it):
         check(replace(Options("tiny", SMALL), **changes))
 
@@ -118,7 +118,7 @@ def test_a_directory_is_not_taken_for_a_name_on_the_hub(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"contenders": ("trl-autocast",)}])
 def test_with_a_gpu_in_reach_torch_is_asked(changes, monkeypatch):
-    monkeypatch.setattr("benchmarks.contest.options.gpu_is_out_of_reach", lambda: False)
+    monkeypatch.setattr("benchmarks.model.options.gpu_is_out_of_reach", lambda: False)
     check(replace(Options("tiny", SMALL), **changes))
 
 

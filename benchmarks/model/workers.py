@@ -13,10 +13,10 @@ from rich.console import Console
 
 from assay.config import ConfigError
 from assay.train.run.interrupt import Interrupted
-from benchmarks.contest.kept import Turn, seconds_of
-from benchmarks.contest.options import MEASURED_BY, Options
-from benchmarks.contest.reading import Machine, PeerChoice, Reading, read_readings
-from benchmarks.contest.workload import ROLLOUT, STEP, UPDATE, Job, points
+from benchmarks.model.options import MEASURED_BY, Options
+from benchmarks.model.reading import Machine, PeerChoice, Reading, read_readings
+from benchmarks.model.saved import Turn, seconds_of
+from benchmarks.model.workload import ROLLOUT, STEP, UPDATE, Job, points
 from benchmarks.process import Stop, last_words, run_worker, say, working
 
 WARMUP = {"cpu": 1, "cuda": 2}  # iterations; the first one on a GPU compiles and captures, the second fills the pools
@@ -131,7 +131,7 @@ class Turns:
         facts = {"what": what, "threads": self.options.threads, "machine": str(self.machine_file), "began": time.time()}
         (directory / "plan.json").write_text(json.dumps({**facts, **plan}), encoding="utf-8")
         with working(self.errors, title, ticks) as on_step:
-            command = ["benchmarks.contest.worker", str(directory)]
+            command = ["benchmarks.model.worker", str(directory)]
             ended_well = run_worker(command, directory, self.options.threads, on_step, self.stop)
         refusal = directory / "refusal.txt"
         if refusal.exists():

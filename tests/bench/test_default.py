@@ -11,7 +11,7 @@ import pytest
 from assay.config import Config
 from assay.tasks import open_task
 from assay.types import Prompt, Rollout, StopReason
-from benchmarks import WARMUP, bench
+from benchmarks.default import WARMUP, bench
 from benchmarks.measured import STAGES_AND_REST, Measured, Step, differences, step_ratios, summarise
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.trl_peer import ExactReward

@@ -16,9 +16,9 @@ from typing import Any
 from assay.config import ConfigError
 from assay.machine import durable
 from assay.record import describe_environment
-from benchmarks.contest.floors import Limits
-from benchmarks.contest.options import Options
-from benchmarks.contest.reading import Machine, Reading
+from benchmarks.model.floors import Limits
+from benchmarks.model.options import Options
+from benchmarks.model.reading import Machine, Reading
 
 NOT_COMPARED = ("json_path", "plot_path")  # of the options
 NO_LIMITS = Limits(0.0, 0.0)

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.contest import by_generate, by_trl
-from benchmarks.contest.device import forget_peak
-from benchmarks.contest.reading import Machine, PeerChoice, Reading
-from benchmarks.contest.workload import ROLLOUT, STEP, UPDATE, Job, Workload
+from benchmarks.model import by_generate, by_trl
+from benchmarks.model.device import forget_peak
+from benchmarks.model.reading import Machine, PeerChoice, Reading
+from benchmarks.model.workload import ROLLOUT, STEP, UPDATE, Job, Workload
 
 MOST_HALVINGS = 4
 

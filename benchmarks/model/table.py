@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contest.workload import AXES, STEP, Workload
+from benchmarks.model.workload import AXES, STEP, Workload
 
 TITLES = {"rollout": "rollout", "update": "update (forward, backward, optimizer)", "step": "whole step"}
 

@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 
 from assay.train.run.interrupt import Interrupted
-from benchmarks.contest.course import Course
-from benchmarks.contest.kept import read_document
-from benchmarks.contest.options import Options, check
-from benchmarks.contest.table import print_document, print_scaling
-from benchmarks.contest.turns import TurnFailed
+from benchmarks.model.benchmark import Course
+from benchmarks.model.options import Options, check
+from benchmarks.model.saved import read_document
+from benchmarks.model.table import print_document, print_scaling
+from benchmarks.model.workers import TurnFailed
 from benchmarks.process import Stop, chatter, say
 
 WIDTH = 140
@@ -49,7 +49,7 @@ def contest(options: Options) -> int:
     if document["scaling"]:
         print_scaling(console, document)
         if options.plot_path is not None:
-            from benchmarks.contest.scaling_plot import draw
+            from benchmarks.model.scaling_plot import draw
 
             draw(options.plot_path, document)
     return code or (1 if document["unequal_work"] else 0)

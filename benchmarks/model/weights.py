@@ -17,10 +17,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.contest.floors import Sizes
-from benchmarks.contest.reading import Machine
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import PAD_ID
+from benchmarks.model.floors import Sizes
+from benchmarks.model.reading import Machine
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.workload import PAD_ID
 
 SEED = 20_261_115
 

@@ -17,12 +17,12 @@ from rich.console import Console
 from assay.config import ConfigError
 from assay.machine import durable
 from assay.record import describe_environment
-from benchmarks.contest.floors import described
-from benchmarks.contest.kept import Turn, compared, on_the_same_machine, turns_of, write_document
-from benchmarks.contest.options import MEASURED_BY, Options, check_precision
-from benchmarks.contest.reading import Machine, PeerChoice, Reading, differences, ratios, summarise
-from benchmarks.contest.turns import Turns
-from benchmarks.contest.workload import ROLLOUT, SCALING, STEP, UPDATE
+from benchmarks.model.floors import described
+from benchmarks.model.options import MEASURED_BY, Options, check_precision
+from benchmarks.model.reading import Machine, PeerChoice, Reading, differences, ratios, summarise
+from benchmarks.model.saved import Turn, compared, on_the_same_machine, turns_of, write_document
+from benchmarks.model.workers import Turns
+from benchmarks.model.workload import ROLLOUT, SCALING, STEP, UPDATE
 from benchmarks.process import Stop, missing_peer, say
 
 PEERS_OF_TRL = ("trl", "trl-autocast")

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.contest import contest
-from benchmarks.contest.options import Options
-from benchmarks.contest.workload import Workload
+from benchmarks.model import contest
+from benchmarks.model.options import Options
+from benchmarks.model.workload import Workload
 
 SMALL = Workload(prompts=4, group_size=4, prompt_tokens=8, new_tokens=8)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from assay.config import ConfigError
 from assay.machine import durable
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import ROLLOUT, SCALING, STEP, UPDATE, Workload, points
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.workload import ROLLOUT, SCALING, STEP, UPDATE, Workload, points
 
 CONTENDERS = ("assay", "trl", "trl-autocast", "generate")
 CACHES = ("dynamic", "static")
