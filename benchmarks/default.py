@@ -1,13 +1,12 @@
-"""`assay bench`: seconds by stage of the embedded default, and of the same task in TRL 1.16 where TRL is installed.
+"""Seconds by stage of the embedded default, and of the same task in TRL 1.16 where TRL is installed.
 
-Each run of a contender is a process of its own: neither inherits the other's memory, caches or threads. They take
-turns, and every second turn starts with the other one. Nothing here imports torch.
+Each run of a contender is a process of its own: neither inherits the other's memory, caches or threads. They alternate,
+and every second repeat starts with the other one. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -21,29 +20,37 @@ from rich.text import Text
 
 from assay.config import Config, to_mapping
 from assay.record import describe_environment
+from benchmarks.command import Parser, alternating, check_directories, exit_with, write_json
 from benchmarks.measured import STAGES_AND_REST, Measured, Summary, differences, step_ratios, summarise
-from benchmarks.process import OnStep, chatter, cpu_model, last_words, missing_peer, progress, run_worker, say
+from benchmarks.process import OnStep, chatter, cpu_model, last_words, missing_peer, progress, run_worker
 
 WARMUP = 3  # steps of each run that are trained and not timed
 THREADS = 1  # what a run of the embedded model takes
 
+PARSER = Parser(
+    "default",
+    "Times the embedded default (a bare `assay train`) by stage, beside TRL 1.16 where it is installed.",
+    ("", "--steps 40 --repeats 4 --json bench.json"),
+)
+PARSER.number("--steps", 20, "timed steps of each run")
+PARSER.number("--repeats", 3, "runs of each contender")
+PARSER.file("--json", "FILE", "keeps what is measured")
 
-def bench(steps: int, repeats: int, json_path: Path | None) -> int:
+
+def measure_default(steps: int, repeats: int, json_path: Path | None) -> int:
     """Times `steps` steps of each contender, `repeats` times. Returns the exit code."""
     errors, console = chatter(), Console()
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        say(errors, f"{json_path}: its directory does not exist; make it, or choose another path")
-        return 2
+    check_directories(json_path)
     missing = missing_peer()
     contenders = ["assay"] if missing else ["assay", "trl"]
-    order = [name for turn in range(repeats) for name in (contenders if turn % 2 == 0 else contenders[::-1])]
+    order = alternating(contenders, repeats)
     load_before = os.getloadavg()
     runs = []
     with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(errors, order, WARMUP + steps) as begin:
-        for turn, name in enumerate(order):
-            directory = Path(place) / f"{turn}-{name}"
+        for number, name in enumerate(order):
+            directory = Path(place) / f"{number}-{name}"
             directory.mkdir()
-            runs.append(_run(name, steps, directory, begin(turn)))
+            runs.append(_run(name, steps, directory, begin(number)))
             if runs[-1] is None:
                 last_words(errors, name, directory)
                 return 1
@@ -54,7 +61,7 @@ def bench(steps: int, repeats: int, json_path: Path | None) -> int:
     environment = describe_environment(THREADS)
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"assay bench --steps {steps} --repeats {repeats}",
+        "command": f"{PARSER.prog} --steps {steps} --repeats {repeats}",
         "cpu": cpu_model(),
         "environment": environment,
         "load_average": {"before": load_before[0], "after": os.getloadavg()[0]},
@@ -69,12 +76,7 @@ def bench(steps: int, repeats: int, json_path: Path | None) -> int:
         "runs": [asdict(run) for run in runs if run is not None],
     }
     _print(console, document, summaries, missing)
-    if json_path is not None:
-        try:
-            json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            say(errors, f"{json_path} could not be written: {error.strerror}; the table above is whole")
-            return 2
+    write_json(json_path, document)
     return 1 if unequal else 0
 
 
@@ -137,3 +139,8 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
     for sentence in (*document["unequal_work"], missing):
         if sentence:
             console.print(Text(sentence, "bold yellow"), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    asked = PARSER.parse_args()
+    exit_with(lambda: measure_default(asked.steps, asked.repeats, asked.json))

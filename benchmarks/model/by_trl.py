@@ -2,7 +2,7 @@
 
 It gets the fastest settings that it has: as large a batch as it is fastest with, no gradient checkpointing if it fits,
 fused AdamW, bfloat16 weights on a GPU (and, as a contender of its own, its default: float32 weights under autocast),
-no logging and no saving. What is left to choose is tried before the contest; see tuning.py.
+no logging and no saving. What is left to choose is tried before the runs; see tuning.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Before the contest: which device, which dtype, where the model is, and what the device can do at best."""
+"""Before the runs: which device, which dtype, where the model is, and what the device can do at best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contest as it is printed: one table a measurement, the floors, what was chosen, and whatever is to be said."""
+"""A benchmark as it is printed: one table per measurement, the floors, what was chosen, and whatever is to be said."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def print_document(console: Console, document: Mapping[str, Any]) -> None:
 def _incomplete(document: Mapping[str, Any]) -> list[str]:
     if document["complete"]:
         return []
-    names = [f"{turn['name']}{'' if turn['done'] else ' in part'}" for turn in document["turns"] if turn["readings"]]
+    names = [f"{run['name']}{'' if run['done'] else ' in part'}" for run in document["turns"] if run["readings"]]
     return [
-        f"INCOMPLETE: measured were the turns {', '.join(names) or '(none)'}; the same command with the same --json "
+        f"INCOMPLETE: measured were the runs {', '.join(names) or '(none)'}; the same command with the same --json "
         "file goes on"
     ]
 

@@ -1,4 +1,4 @@
-"""What a peer leaves to its user is tried before the contest, and it runs with what was fastest.
+"""What a peer leaves to its user is tried before the runs, and it runs with what was fastest.
 
 For transformers' generate: the dynamic or the static cache. For TRL: the per-device batch, from the whole batch down by
 halves until it gets slower, without gradient checkpointing if any size fits; and the cache. Readings are handed on one

@@ -1,4 +1,4 @@
-"""One turn of a contest: python -m benchmarks.model.worker DIRECTORY, which holds plan.json.
+"""One run of a benchmark: python -m benchmarks.model.worker DIRECTORY, which holds plan.json.
 
 Prints "step" after each iteration. Leaves machine.json (of a preparation) or readings.json, which grows reading by
 reading, and times.json, which tells how long it took to get to the first iteration; or refusal.txt, a sentence for

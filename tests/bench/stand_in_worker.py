@@ -1,4 +1,4 @@
-"""Stands in for a worker of a contest, without torch: reads the plan, writes what the real one would, at once.
+"""Stands in for a worker of a benchmark, without torch: reads the plan, writes what the real one would, at once.
 
 The slower choices are the whole batch of TRL and the dynamic cache of generate. STAND_IN_FAULT names a fault; "break"
 and "sleep" befall trl and assay after their first reading; "remove" takes away the directory STAND_IN_PLACE, in which

@@ -1,4 +1,4 @@
-"""The contenders of `assay bench --model`, on a tiny model: each does the work it is timed for, and the same work."""
+"""The contenders of `python -m benchmarks.model` on a tiny model: each does the work it is timed for, and the same."""
 
 import importlib.util
 import json
@@ -15,7 +15,8 @@ from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examined
-from benchmarks.model import by_assay, by_generate, contest
+from benchmarks.model import by_assay, by_generate
+from benchmarks.model.benchmark import run_benchmark
 from benchmarks.model.floors import rollout_operations, update_operations
 from benchmarks.model.options import Options
 from benchmarks.model.prepare import prepare
@@ -39,24 +40,24 @@ def as_it_was():
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    return prepare("tiny", "cpu", "float32", 1, tmp_path_factory.mktemp("contest"), SMALL)
+    return prepare("tiny", "cpu", "float32", 1, tmp_path_factory.mktemp("model"), SMALL)
 
 
 def silent():
     """Nobody watches."""
 
 
-def test_a_contest_in_whole(tmp_path, capsys, warm_python, monkeypatch):
+def test_a_whole_benchmark(tmp_path, capsys, warm_python, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(warm_python))
     path = tmp_path / "bench.json"
     options = Options(
         "tiny", SMALL, ("rollout",), timed=1, repeats=1, peer_caches=("dynamic",), threads=1, json_path=path
     )
-    assert contest(options) == 0
+    assert run_benchmark(options) == 0
     printed, document = capsys.readouterr(), json.loads(path.read_text())
     assert document["order"] == ["assay", "generate"]
     assert list(document["summaries"]) == ["rollout"]
-    for reading in (reading for turn in document["turns"] for reading in turn["readings"]):
+    for reading in (reading for run in document["turns"] for reading in run["readings"]):
         assert len(reading["iterations"]) == 2
         assert (reading["work"]["shortest"], reading["work"]["longest"]) == (8, 8)
         assert all(one["seconds"] > 0 and one["cpu_seconds"] > 0 for one in reading["iterations"])
@@ -69,11 +70,11 @@ def test_a_contest_in_whole(tmp_path, capsys, warm_python, monkeypatch):
     assert document["command"] == options.command
     assert "new tokens/s" in printed.out
     titles = [line.split(":")[0] for line in printed.err.splitlines() if not line.startswith("assay: ")]
-    assert titles == ["preparing tiny", "turn 1 of 2", "turn 2 of 2"]
-    for turn in document["turns"]:
-        spent = {name: turn["seconds"][name] for name in ("imports", "model", "iterations")}
+    assert titles == ["preparing tiny", "run 1 of 2", "run 2 of 2"]
+    for run in document["turns"]:
+        spent = {name: run["seconds"][name] for name in ("imports", "model", "iterations")}
         assert min(spent.values()) > 0
-        assert sum(spent.values()) < turn["seconds"]["whole"]
+        assert sum(spent.values()) < run["seconds"]["whole"]
     assert document["machine"]["directory"] == ""
 
 
@@ -227,7 +228,7 @@ print(high - peak(device).process)
 
 
 def test_a_peak_begins_anew(warm_python):
-    """In a process of its own, as a turn is: this one has had higher peaks."""
+    """In a process of its own, as a run is: this one has had higher peaks."""
     told = subprocess.run([warm_python, "-c", PEAKS], capture_output=True, text=True, check=True)
     assert int(told.stdout) > 300e6
 
