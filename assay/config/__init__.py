@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from assay.config.automatic import AUTO, automatic_warmup, unstated_settings, with_model_defaults
-from assay.config.names import answer_unknown, answer_without_section, nearest, unknown_section
 from assay.config.paths import change_paths, expand_home, start_at
+from assay.config.read import ConfigError, read_options, read_table, read_text, typed, value_problems
+from assay.config.refusals import answer_unknown, answer_without_section, nearest, unknown_section
 from assay.config.sections import (
     AdvantageConfig,
     CheckpointConfig,
@@ -34,7 +35,6 @@ from assay.config.sections import (
     RunConfig,
     TaskConfig,
 )
-from assay.config.values import ConfigError, read_options, read_table, read_text, typed, value_problems
 
 __all__ = [
     "Config",

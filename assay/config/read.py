@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from assay.config.automatic import AUTO
-from assay.config.names import nearest
+from assay.config.refusals import nearest
 
 Options = TypeVar("Options")
 
