@@ -1,4 +1,7 @@
-"""The settings: each section is a frozen dataclass, each setting a default with its meaning beside it."""
+"""The schema: every setting with its default, its meaning, its choices and its smallest value, and nowhere else.
+
+Each section is a frozen dataclass; Config holds them all.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,18 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from assay import grpo
+from assay.config.refusals import ConfigError, contradictions, value_problems
 
 
-def setting(default: Any, meaning: str, *, choices: Collection[str] = (), low: float = -math.inf) -> Any:
-    """A config field: its default, what it means, the values it accepts (`low` is the smallest)."""
-    metadata = {"meaning": meaning, "choices": choices, "low": low}
+def setting(
+    default: Any, meaning: str, *, choices: Collection[str] = (), low: float = -math.inf, other: Any = None
+) -> Any:
+    """A config field: its default, what it means, the values it accepts (`low` is the smallest).
+
+    `other` is the default of every model but the embedded one, see automatic.py."""
+    if other is not None:
+        meaning += f"; auto = {default} for the embedded model, {other} for others"
+    metadata = {"meaning": meaning, "choices": choices, "low": low, "other": other}
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -128,11 +138,9 @@ class JudgeConfig:
 class RolloutConfig:
     """Sampling."""
 
-    prompts: int = setting(48, "prompts per step; auto = 48 for the embedded model, 8 for others", low=1)
+    prompts: int = setting(48, "prompts per step", low=1, other=8)
     group_size: int = setting(8, "rollouts a prompt", low=2)
-    max_tokens: int = setting(
-        10, "completion limit, EOS included; auto = 10 for the embedded model, 256 for others", low=1
-    )
+    max_tokens: int = setting(10, "completion limit, EOS included", low=1, other=256)
     temperature: float = setting(1.0, "logits are divided by it, when sampling and when training alike", low=1e-3)
     top_k: int = setting(
         0, "sample among the k likeliest tokens only, and train the same restricted distribution; 0 = off", low=0
@@ -218,9 +226,7 @@ class OptimizerConfig:
     beta2: float = setting(0.99, "AdamW", low=0.0)
     weight_decay: float = setting(0.0, "AdamW", low=0.0)
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = off", low=0.0)
-    epochs: int = setting(
-        2, "passes over a rollout batch (the field's mu); auto = 2 for the embedded model, 1 for others", low=1
-    )
+    epochs: int = setting(2, "passes over a rollout batch (the field's mu)", low=1, other=1)
     minibatches: int = setting(1, "optimizer updates a pass", low=1)
     microbatches: int = setting(
         0,
@@ -262,9 +268,7 @@ class RecordConfig:
 class EvaluateConfig:
     """Answers to problems that training never sees."""
 
-    prompts: int = setting(
-        256, "held-out prompts; 0 = no evaluation; auto = 256 for the embedded model, 32 for others", low=0
-    )
+    prompts: int = setting(256, "held-out prompts; 0 = no evaluation", low=0, other=32)
     every: int = setting(0, "steps between evaluations; 0 = before and after training only", low=0)
     patience: int = setting(
         0, "stop after this many evaluations in a row without a better held-out score; 0 = never", low=0
@@ -283,3 +287,42 @@ class LogConfig:
     tensorboard: bool = setting(False, "write TensorBoard event files to <run>/tensorboard")
     wandb: str = setting("", "a Weights & Biases project to log to")
     trackio: str = setting("", "a trackio project to log to")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One frozen config of small parts; made of values that are refused, it cannot be."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        problems = [
+            problem
+            for section in fields(self)
+            for key in fields(getattr(self, section.name))
+            for problem in value_problems(
+                f"{section.name}.{key.name}", getattr(getattr(self, section.name), key.name), key
+            )
+        ]
+        if problems := problems or contradictions(self):
+            raise ConfigError(*problems)
+
+    @property
+    def updates_a_step(self) -> int:
+        return self.optimizer.epochs * self.optimizer.minibatches
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss.kl_coef > 0
