@@ -15,7 +15,7 @@ test-fast: .venv/ready ; $(run)python -m pytest --numprocesses 2 --dist loadfile
 check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
 proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py && $(run)python -m proof --healthy
 proof-scripts: .venv/ready ; $(run)python -m proof.of_scripts --watch --misses
-bench: .venv/ready     ; $(run)assay bench
+bench: .venv/ready     ; $(run)python -m benchmarks.default
 format: .venv/ready    ; $(run)ruff check --fix . && $(run)ruff format .
 clean:                 ; rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 

@@ -14,9 +14,9 @@ IcePop/TIS/MIS = the importance weights old/sampler against engine mismatch, KL 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 LOG_RATIO_LIMIT = 20.0  # e^20 = 5e8: far beyond any clip bound, far below the overflow of float32 (e^88)
 REWARD_LIMIT = 1e15  # the squares of 1e8 such rewards still add up to a float32 (3e38)
+SLOPE_STEP = 1e-6  # of the ratio, for a central difference in float64: off by 1e-10
+
+# the choices there are; the config and the doctor ask for them here
+BASELINES, STDS, SCALES = ("mean", "leave_one_out"), ("sample", "population", "none"), ("group", "batch")
+LEVELS, AGGREGATIONS = ("token", "sequence"), ("sequence_mean", "token_mean", "rollout_token_mean", "constant")
+CORRECTIONS, CORRECTION_MODES = ("token", "sequence", "geometric"), ("truncate", "mask")
 
 
 # ---------------------------------------------------------------- advantages
@@ -43,8 +49,8 @@ def group_advantages(
     >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0]]), std="none").tolist()
     [[0.5, -0.5, -0.5, 0.5]]
     """
-    _check_choice("baseline", baseline, ("mean", "leave_one_out"))
-    _check_choice("scale", scale, ("group", "batch"))
+    _check_choice("baseline", baseline, BASELINES)
+    _check_choice("scale", scale, SCALES)
     _refuse_unusable_rewards(rewards_PG)
     scaled_by = rewards_PG if scale == "group" else rewards_PG.reshape(1, -1)
     advantages_PG = _divided_by_std(_centred(rewards_PG, baseline), scaled_by, std, epsilon)
@@ -74,10 +80,8 @@ def process_advantages(
     `step_ends_PGS` holds the index of each step's last token. Returns advantages_PGT.
     """
     groups, size, steps = step_rewards_PGS.shape
-    if size < 2:
-        raise ValueError(_GROUP_OF_ONE)
+    _refuse_unusable_rewards(step_rewards_PGS)
     flat = step_rewards_PGS.reshape(groups, size * steps)
-    _refuse_unusable_rewards(flat)
     scores = _divided_by_std(_centred(flat, "mean"), flat, std, epsilon)
     scores_PGS1 = scores.where(~flat.isnan(), 0.0).reshape(groups, size, steps, 1)
     token_T = step_ends_PGS.new_ones(num_tokens).cumsum(0) - 1
@@ -89,15 +93,12 @@ def overlong_penalty(length_B: Tensor, max_tokens: int, penalty_tokens: int) -> 
     return -((length_B - (max_tokens - penalty_tokens)) / penalty_tokens).clamp(0.0, 1.0)
 
 
-_GROUP_OF_ONE = (
-    "a group of 1 has nobody to be compared with: its advantage would always be 0 (or its raw reward); "
-    "use group_size >= 2"
-)
-
-
 def _refuse_unusable_rewards(rewards_PG: Tensor) -> None:
     if rewards_PG.shape[1] < 2:
-        raise ValueError(_GROUP_OF_ONE)
+        raise ValueError(
+            "a group of 1 has nobody to be compared with: its advantage would always be 0 (or its raw reward); "
+            "use group_size >= 2"
+        )
     if (rewards_PG.abs() > REWARD_LIMIT).any():
         raise ValueError(
             f"a reward is infinite or beyond {REWARD_LIMIT:g}: the std of its group would overflow and turn the "
@@ -105,7 +106,7 @@ def _refuse_unusable_rewards(rewards_PG: Tensor) -> None:
         )
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name} = {value!r} is not one of {', '.join(choices)}")
 
@@ -123,7 +124,7 @@ def _centred(rewards_PG: Tensor, baseline: str) -> Tensor:
 
 
 def _divided_by_std(centred_PG: Tensor, rewards_PG: Tensor, std: str, epsilon: float) -> Tensor:
-    _check_choice("std", std, ("sample", "population", "none"))
+    _check_choice("std", std, STDS)
     if std == "none":
         return centred_PG
     spread_P1 = _std(rewards_PG, std)
@@ -163,7 +164,7 @@ def restricted(logits_BTV: Tensor, support_BTK: Tensor) -> Tensor:
 def importance_ratio(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: str = "token") -> Tensor:
     """new / old. "token": exp(new - old), 1 under the mask. "sequence": exp(mean over the row's tokens of new - old),
     GSPO eq. 7, the same number on the whole row, masked tokens included, with the gradient through the mean."""
-    _check_choice("level", level, ("token", "sequence"))
+    _check_choice("level", level, LEVELS)
     log_ratio_BT = (new_BT - old_BT).where(mask_BT, 0.0)
     if level == "sequence":
         lengths_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
@@ -174,16 +175,17 @@ def importance_ratio(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, level: str
 # ---------------------------------------------------------------- KL and engine mismatch
 
 
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {  # of d = new - ref
+    "k1": lambda d_BT: d_BT,
+    "k2": lambda d_BT: d_BT.square() / 2,
+    "k3": lambda d_BT: (-d_BT).expm1() + d_BT,  # exp(-d) - 1 + d, never negative
+}
+
+
 def kl_estimate(new_BT: Tensor, ref_BT: Tensor, estimator: str = "k3") -> Tensor:
-    """KL(new || ref) per token from new's own samples (Schulman). With d = new - ref:
-    k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d, never negative."""
-    _check_choice("estimator", estimator, ("k1", "k2", "k3"))
-    difference_BT = (new_BT - ref_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if estimator == "k1":
-        return difference_BT
-    if estimator == "k2":
-        return difference_BT.square() / 2
-    return (-difference_BT).expm1() + difference_BT
+    """KL(new || ref) per token from new's own samples (Schulman)."""
+    _check_choice("estimator", estimator, KL_ESTIMATORS)
+    return KL_ESTIMATORS[estimator]((new_BT - ref_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
 def sequence_kl(old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: str = "k1") -> Tensor:
@@ -191,24 +193,16 @@ def sequence_kl(old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: str 
     return kl_estimate(old_BT, ref_BT, estimator).where(mask_BT, 0.0).sum(dim=1)
 
 
-def mismatch_weights(
-    old_BT: Tensor,
-    sampler_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    level: str = "token",
-    mode: str = "truncate",
-    low: float = 0.0,
-    high: float = 2.0,
-) -> Tensor:
+def mismatch_weights(old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, settings: LossConfig) -> Tensor:
     """Importance weight rho = old / sampler, without gradient, against an engine that computes other log-probs.
 
-    level: "token" rho_t; "sequence" the product over the row; "geometric" its length-th root.
-    mode: "truncate" clamps to [low, high] (TIS); "mask" zeroes what is outside (MIS; IcePop at token level).
+    correction: "token" rho_t; "sequence" the product over the row; "geometric" its length-th root.
+    correction_mode: "truncate" clamps to the bounds (TIS); "mask" zeroes what is outside (MIS; IcePop for tokens).
     A sampler log-prob that is NaN was not reported: its weight is 1. Under the mask the weight is 1.
     """
-    _check_choice("level", level, ("token", "sequence", "geometric"))
-    _check_choice("mode", mode, ("truncate", "mask"))
+    level, low, high = settings.correction, settings.correction_low, settings.correction_high
+    _check_choice("loss.correction", level, CORRECTIONS)
+    _check_choice("loss.correction_mode", settings.correction_mode, CORRECTION_MODES)
     log_weight_BT = (old_BT - sampler_BT).where(mask_BT & ~sampler_BT.isnan(), 0.0)
     if level in ("sequence", "geometric"):
         log_weight_B1 = log_weight_BT.sum(dim=1, keepdim=True)
@@ -216,7 +210,7 @@ def mismatch_weights(
             log_weight_B1 = log_weight_B1 / mask_BT.sum(dim=1, keepdim=True)
         log_weight_BT = log_weight_B1.expand_as(log_weight_BT)
     weight_BT = log_weight_BT.detach().exp()
-    if mode == "truncate":
+    if settings.correction_mode == "truncate":
         weight_BT = weight_BT.clamp(low, high)
     else:
         weight_BT = weight_BT.where((weight_BT >= low) & (weight_BT <= high), 0.0)
@@ -230,31 +224,46 @@ Term = Callable[["Tensor", "Tensor", "Tensor", "LossConfig"], "tuple[Tensor, Ten
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss of the GRPO family: which ratio, what each token costs, how tokens are weighed against each other."""
+    """A loss of the GRPO family, and all that the config, the trainer and the doctor have to know of it."""
 
-    level: str  # of the ratio: token | sequence
-    aggregation: str  # see token_weights
     term: Term  # (ratio_BT, advantages_BT, new_BT, settings) -> (loss_BT, clipped_BT)
+    level: str  # of the ratio, see LEVELS
+    aggregation: str  # see token_weights
+    settings: tuple[str, ...] = ()  # of LossConfig, that the term reads
+    clips: bool = False  # it is min(r A, clip(r) A) with the bounds clip_low and clip_high
+    bounds_ratio: bool = False  # no ratio, however large, makes a large loss; a clip does not bound it where A < 0
+    detached: bool = False  # the ratio is a weight without gradient; the loss is a weight times new
+
+    def slope(self, ratio_BT: Tensor, advantages_BT: Tensor, settings: LossConfig) -> Tensor:
+        """d loss / d log-ratio of each token; d loss / d new where the ratio is detached. For float64."""
+        one_BT = advantages_BT.new_ones(advantages_BT.shape)
+        low_BT, here_BT, high_BT = (
+            self.term(ratio_BT + step, advantages_BT, one_BT, settings)[0] for step in (-SLOPE_STEP, 0.0, SLOPE_STEP)
+        )
+        return here_BT if self.detached else (high_BT - low_BT) / (2 * SLOPE_STEP) * ratio_BT
 
 
 OBJECTIVES: dict[str, Objective] = {}
 
 
-def objective(name: str, *, level: str, aggregation: str) -> Callable[[Term], Term]:
-    """Registers a per-token loss under a name; one more objective is one more function."""
+def objective(name: str, **facts: Any) -> Callable[[Term], Term]:
+    """Registers a per-token loss under a name, with the facts of an Objective; nothing else names the objectives."""
 
     def register(term: Term) -> Term:
-        OBJECTIVES[name] = Objective(level, aggregation, term)
+        OBJECTIVES[name] = Objective(term, **facts)
         return term
 
     return register
 
 
-@objective("grpo", level="token", aggregation="sequence_mean")
-@objective("bnpo", level="token", aggregation="token_mean")
-@objective("dr_grpo", level="token", aggregation="constant")
-@objective("dapo", level="token", aggregation="rollout_token_mean")
-@objective("gspo", level="sequence", aggregation="sequence_mean")
+_CLIP: dict[str, Any] = {"clips": True, "settings": ("clip_low", "clip_high", "dual_clip", "delta")}
+
+
+@objective("gspo", level="sequence", aggregation="sequence_mean", **_CLIP)
+@objective("dapo", level="token", aggregation="rollout_token_mean", **_CLIP)
+@objective("dr_grpo", level="token", aggregation="constant", **_CLIP)
+@objective("bnpo", level="token", aggregation="token_mean", **_CLIP)
+@objective("grpo", level="token", aggregation="sequence_mean", **_CLIP)
 def clipped_surrogate(
     ratio_BT: Tensor, advantages_BT: Tensor, new_BT: Tensor, settings: LossConfig
 ) -> tuple[Tensor, Tensor]:
@@ -272,14 +281,18 @@ def clipped_surrogate(
     return -objective_BT, clipped_BT
 
 
-@objective("cispo", level="token", aggregation="rollout_token_mean")
+@objective(
+    "cispo", level="token", aggregation="rollout_token_mean", bounds_ratio=True, detached=True, settings=("cispo_max",)
+)
 def cispo(ratio_BT: Tensor, advantages_BT: Tensor, new_BT: Tensor, settings: LossConfig) -> tuple[Tensor, Tensor]:
     """-sg(min(r, cap)) A log new: every token keeps a gradient, its weight is bounded. The cap is absolute."""
     weight_BT = ratio_BT.detach().clamp(max=settings.cispo_max)
     return -weight_BT * advantages_BT * new_BT, ratio_BT > settings.cispo_max
 
 
-@objective("sapo", level="token", aggregation="sequence_mean")
+@objective(
+    "sapo", level="token", aggregation="sequence_mean", bounds_ratio=True, settings=("sapo_positive", "sapo_negative")
+)
 def sapo(ratio_BT: Tensor, advantages_BT: Tensor, new_BT: Tensor, settings: LossConfig) -> tuple[Tensor, Tensor]:
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A: a soft gate in the place of the clip."""
     positive = advantages_BT.new_tensor(settings.sapo_positive)
@@ -296,17 +309,14 @@ def token_weights(mask_BT: Tensor, aggregation: str, totals: Totals) -> Tensor:
     rollout_token_mean: 1 / (loss tokens of the rollout batch / its updates)    DAPO eq. 8
     constant:           1 / (sequences * max_tokens)           Dr. GRPO
     """
-    _check_choice("aggregation", aggregation, ("sequence_mean", "token_mean", "rollout_token_mean", "constant"))
-    denominator: float | Tensor
-    if aggregation == "sequence_mean":
-        denominator = mask_BT.sum(dim=1, keepdim=True).clamp(min=1) * totals.sequences
-    elif aggregation == "token_mean":
-        denominator = max(totals.tokens, 1)
-    elif aggregation == "rollout_token_mean":
-        denominator = max(totals.share_of_rollout_tokens, 1.0)
-    else:
-        denominator = totals.sequences * totals.max_tokens
-    return mask_BT / denominator
+    _check_choice("aggregation", aggregation, AGGREGATIONS)
+    denominators: dict[str, float | Tensor] = {
+        "sequence_mean": mask_BT.sum(dim=1, keepdim=True).clamp(min=1) * totals.sequences,
+        "token_mean": max(totals.tokens, 1),
+        "rollout_token_mean": max(totals.share_of_rollout_tokens, 1.0),
+        "constant": totals.sequences * totals.max_tokens,
+    }
+    return mask_BT / denominators[aggregation]
 
 
 # ---------------------------------------------------------------- the loss
@@ -343,7 +353,7 @@ def policy_loss(
     grad E_old[r k] = grad E_new[k], whereas the gradient of k alone drops the part where the samples move. Exact for
     a token given its prefix; gspo's ratio is its sequence's, so that the equality is only near (TRL does the same).
     """
-    _check_choice("loss.objective", settings.objective, tuple(OBJECTIVES))
+    _check_choice("loss.objective", settings.objective, OBJECTIVES)
     if min(new_BT.dtype.itemsize, old_BT.dtype.itemsize) < 4:
         raise ValueError(
             f"log-probs in {new_BT.dtype} and {old_BT.dtype} keep 3 digits, too few for a ratio; "
@@ -360,15 +370,7 @@ def policy_loss(
     if settings.correction != "off":
         if sampler_BT is None:
             raise ValueError("loss.correction needs the sampler's log-probs; this batch has none")
-        mismatch_BT = mismatch_weights(
-            old_BT,
-            sampler_BT,
-            mask_BT,
-            level=settings.correction,
-            mode=settings.correction_mode,
-            low=settings.correction_low,
-            high=settings.correction_high,
-        )
+        mismatch_BT = mismatch_weights(old_BT, sampler_BT, mask_BT, settings)
     policy = (weights_BT * mismatch_BT * loss_BT).sum()
 
     kl = policy.new_zeros(())

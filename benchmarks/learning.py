@@ -1,4 +1,4 @@
-"""`assay bench --learning`: does our trainer learn what TRL learns? Several seeds, held-out curves, a plain verdict.
+"""Does our trainer learn what TRL learns? Several seeds, held-out curves, a plain verdict.
 
 Both contenders start from the same weights and see the same prompts in the same order; what differs is the code that
 samples and trains, and its random numbers. Both are evaluated by our code.
@@ -20,14 +20,25 @@ from rich.text import Text
 
 from assay import config as configuration
 from assay.config import Config, ConfigError
-from assay.machine import durable
 from assay.record import describe_environment
+from benchmarks.command import Parser, check_directories, exit_with, write_json
 from benchmarks.curves import CONTENDERS, MEASURES, Comparison, Curve, compare, mean_and_error, unequal
 from benchmarks.process import OnStep, chatter, cpu_model, last_words, missing_peer, progress, run_worker
 from benchmarks.trl_settings import refuse_unlike
 
 POINTS = 8  # of a curve, beside the one before training
 SECTIONS_THAT_MATTER = ("model", "task", "reward", "judge", "rollout", "advantage", "loss", "optimizer", "evaluate")
+
+PARSER = Parser(
+    "learning",
+    "Compares what is learned with what TRL 1.16 learns: held-out curves of both, seed by seed.",
+    ("--json parity.json --plot parity.svg", "--config my.toml --seeds 3 --steps 40 --json mine.json"),
+)
+PARSER.number("--steps", 120, "steps of each run")
+PARSER.number("--seeds", 5, "runs of each contender")
+PARSER.file("--config", "FILE.toml", "what to train; by default the embedded model")
+PARSER.file("--json", "FILE", "keeps every curve; the same command goes on from what it holds")
+PARSER.file("--plot", "FILE.svg", "draws the curves")
 
 Curves = dict[int, dict[str, Curve]]  # by seed and contender
 
@@ -36,10 +47,8 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
     """Trains `seeds` runs of each contender, those that the JSON file does not hold yet. Returns the exit code."""
     errors, console = chatter(), Console()
     if missing := missing_peer():
-        raise ConfigError(f"bench --learning needs the peer: {missing}")
-    for path in (json_path, plot_path):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: its directory does not exist; make it, or choose another path")
+        raise ConfigError(f"benchmarks.learning needs the peer: {missing}")
+    check_directories(json_path, plot_path)
     if plot_path is not None:
         from benchmarks.curves_plot import require_matplotlib
 
@@ -51,18 +60,18 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
     # every second seed starts with the other contender
     order = [
         (seed, name)
-        for turn, seed in enumerate(wanted)
-        for name in (CONTENDERS if turn % 2 == 0 else CONTENDERS[::-1])
+        for number, seed in enumerate(wanted)
+        for name in (CONTENDERS if number % 2 == 0 else CONTENDERS[::-1])
         if name not in curves.get(seed, {})
     ]
     titles = [f"{name} with seed {seed}" for seed, name in order]
     with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(errors, titles, steps) as begin:
-        for turn, (seed, name) in enumerate(order):
-            directory = Path(place) / f"{turn}-{name}"
+        for number, (seed, name) in enumerate(order):
+            directory = Path(place) / f"{number}-{name}"
             directory.mkdir()
-            curve = _run(name, replace(config, run=replace(config.run, seed=seed)), directory, begin(turn))
+            curve = _run(name, replace(config, run=replace(config.run, seed=seed)), directory, begin(number))
             if curve is None:
-                last_words(errors, titles[turn], directory)
+                last_words(errors, titles[number], directory)
                 return 1
             curves.setdefault(seed, {})[name] = curve
             if json_path is not None:
@@ -116,7 +125,7 @@ def read_curves(path: Path | None, config: Config) -> Curves:
             for seed, runs in document["seeds"].items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path} is no file of bench --learning ({error!r}); choose another path") from error
+        raise ConfigError(f"{path} is not a file of benchmarks.learning ({error!r}); choose another path") from error
     now = json.loads(json.dumps(_compared(config)))
     changed = sorted(name for name in now if earlier.get(name) != now[name])
     if changed:
@@ -140,10 +149,7 @@ def write_curves(path: Path, config: Config, curves: Curves) -> None:
         "seeds_compared": both,
         "comparisons": {name: _in_numbers(comparison) for name, comparison in comparisons.items()},
     }
-    try:
-        durable.replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise ConfigError(f"{path} could not be written: {durable.reason(error)}") from error
+    write_json(path, document)
 
 
 def _compared(config: Config) -> dict[str, Any]:
@@ -204,3 +210,8 @@ def _print(console: Console, config: Config, seeds: Sequence[int], comparisons: 
 def _with_error(values: Sequence[float], sign: str) -> str:
     mean, error = mean_and_error(values)
     return f"{mean:{sign}.3f}" + ("" if error is None else f" +- {error:.3f}")
+
+
+if __name__ == "__main__":
+    asked = PARSER.parse_args()
+    exit_with(lambda: learning(configuration.load(asked.config), asked.seeds, asked.steps, asked.json, asked.plot))

@@ -108,9 +108,9 @@ def progress(console: Console, order: Sequence[str], each: int) -> Iterator[Call
     with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         task = bar.add_task("", total=each * len(order))
 
-        def begin(turn: int) -> OnStep:
-            title = f"run {turn + 1} of {len(order)}: {order[turn]}, {each} steps"
-            bar.update(task, description=title, completed=turn * each)
+        def begin(number: int) -> OnStep:
+            title = f"run {number + 1} of {len(order)}: {order[number]}, {each} steps"
+            bar.update(task, description=title, completed=number * each)
             if not console.is_interactive:
                 console.print(Text(title))
             return lambda: bar.advance(task)

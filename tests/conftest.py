@@ -54,7 +54,7 @@ SLOW_FILES = (
     "tests/policy/test_probe.py", "tests/record/test_record_survives.py", "tests/rewards/test_check_bench.py",
     "tests/rewards/test_combined.py", "tests/rewards/test_judge_model.py", "tests/rewards/test_math_answer.py",
     "tests/rewards/test_pool.py", "tests/rewards/test_process.py", "tests/tasks/test_reasoning_gym.py",
-    "tests/test_bench", "tests/test_default_run.py", "tests/test_grpo_mutants.py", "tests/test_grpo_trl_parity.py",
+    "tests/test_default_run.py", "tests/test_grpo_mutants.py", "tests/test_grpo_trl_parity.py",
     "tests/test_long_prompts.py", "tests/test_observe.py", "tests/test_trainer_steps.py",
     "tests/train/test_checkpoint_survives.py", "tests/train/test_evaluate.py", "tests/train/test_examine",
     "tests/train/test_export.py", "tests/train/test_learner.py", "tests/train/test_recheck.py",

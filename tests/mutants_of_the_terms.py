@@ -143,7 +143,10 @@ MUTANTS: dict[str, tuple[str, str]] = {
         ".reshape(summed_PG.shape).where(~unscored_PG, 0.0)",
         ".reshape(summed_PG.shape)",
     ),
-    "process: a group of one with many steps": ("    if size < 2:\n", "    if size * steps < 2:\n"),
+    "process: a group of one with many steps": (
+        "_refuse_unusable_rewards(step_rewards_PGS)",
+        "_refuse_unusable_rewards(step_rewards_PGS.reshape(groups, size * steps))",
+    ),
     "process: scored over all groups": (
         "flat = step_rewards_PGS.reshape(groups, size * steps)",
         "flat = step_rewards_PGS.reshape(1, -1)",
@@ -236,19 +239,16 @@ MUTANTS: dict[str, tuple[str, str]] = {
     # -------------------------------------------------------- KL
     "kl the other way round": ("(new_BT - ref_BT).clamp(-LOG_RATIO_LIMIT", "(ref_BT - new_BT).clamp(-LOG_RATIO_LIMIT"),
     "kl may overflow": ("(new_BT - ref_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)", "(new_BT - ref_BT)"),
-    "k1 is taken as k2": (
-        'if estimator == "k1":\n        return difference_BT\n',
-        'if estimator == "k1":\n        return difference_BT.square() / 2\n',
-    ),
-    "k1 is never taken": ('if estimator == "k1":', 'if estimator == "k0":'),
-    "k2 is never taken": ('if estimator == "k2":', 'if estimator == "k0":'),
-    "k2 without its half": ("difference_BT.square() / 2", "difference_BT.square()"),
-    "k3 of the other direction": ("(-difference_BT).expm1() + difference_BT", "difference_BT.expm1() - difference_BT"),
+    "k1 is taken as k2": ('"k1": lambda d_BT: d_BT,', '"k1": lambda d_BT: d_BT.square() / 2,'),
+    "the estimator is always k1": ("return KL_ESTIMATORS[estimator]", 'return KL_ESTIMATORS["k1"]'),
+    "the estimator is always k3": ("return KL_ESTIMATORS[estimator]", 'return KL_ESTIMATORS["k3"]'),
+    "k2 without its half": ("d_BT.square() / 2", "d_BT.square()"),
+    "k3 of the other direction": ("(-d_BT).expm1() + d_BT", "d_BT.expm1() - d_BT"),
     "k3 loses its small values": (
-        "(-difference_BT).expm1() + difference_BT",
-        "(-difference_BT).exp() - 1 + difference_BT",
+        "(-d_BT).expm1() + d_BT",
+        "(-d_BT).exp() - 1 + d_BT",
     ),
-    "k3 loses its linear part": ("(-difference_BT).expm1() + difference_BT", "(-difference_BT).expm1()"),
+    "k3 loses its linear part": ("(-d_BT).expm1() + d_BT", "(-d_BT).expm1()"),
     "sequence kl counts padding": (
         "kl_estimate(old_BT, ref_BT, estimator).where(mask_BT, 0.0).sum(dim=1)",
         "kl_estimate(old_BT, ref_BT, estimator).nan_to_num().sum(dim=1)",
@@ -284,7 +284,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
         "log_weight_BT.detach().exp()",
         "log_weight_BT.detach() + 1",
     ),
-    "mismatch modes swapped": ('if mode == "truncate":', 'if mode == "mask":'),
+    "mismatch modes swapped": ('correction_mode == "truncate":', 'correction_mode == "mask":'),
     "truncation without a lower bound": ("weight_BT.clamp(low, high)", "weight_BT.clamp(max=high)"),
     "truncation without an upper bound": ("weight_BT.clamp(low, high)", "weight_BT.clamp(min=low)"),
     "masking keeps what is too small": ("(weight_BT >= low) & (weight_BT <= high)", "(weight_BT <= high)"),

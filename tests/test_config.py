@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 import tomllib
 from pathlib import Path
 
@@ -149,3 +150,20 @@ def test_a_run_is_named_by_a_plain_name(name):
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(ConfigError, match="not text"):
         configuration.from_mapping({"reward": {"functions": ["\udcff.py:score"]}})
+
+
+def test_the_trainer_class_has_the_defaults_of_the_schema_but_for_those_it_chooses_itself():
+    from assay import GRPOTrainer
+
+    chosen = {"group_size", "max_tokens", "objective", "epochs", "seed", "prompts_per_step", "reward_timeout"}
+    sections = to_mapping(Config()).values()
+    of_sections = {name: value for section in sections for name, value in section.items() if name != "scale"}
+    of_sections["scale"] = Config().advantage.scale  # judge.scale is something else
+    of_sections["clip_range"] = of_sections["clip_low"]
+    given = {
+        name: parameter.default
+        for name, parameter in inspect.signature(GRPOTrainer).parameters.items()
+        if parameter.default not in (inspect.Parameter.empty, None)
+    }
+    assert {name for name, value in given.items() if of_sections.get(name) != value} == chosen
+    assert of_sections["clip_low"] == of_sections["clip_high"]

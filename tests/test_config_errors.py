@@ -6,7 +6,7 @@ import re
 import pytest
 
 from assay.config import Config, ConfigError, from_mapping, load, read_options
-from assay.config.names import ABSENT, ALIASES
+from assay.config.refusals import ABSENT, ALIASES
 from assay.tasks.addition import AdditionOptions
 
 

@@ -23,7 +23,7 @@ MUTANTS = {
     for part in ("terms", "loss")
     for name, mutant in runpy.run_path(str(HERE / f"mutants_of_the_{part}.py"))["MUTANTS"].items()
 }
-TESTS = ("test_grpo_terms", "test_grpo_loss", "test_grpo_invariances", "test_grpo_advantages")
+TESTS = ("test_grpo_terms", "test_grpo_facts", "test_grpo_loss", "test_grpo_invariances", "test_grpo_advantages")
 
 
 def load_tests(name):

@@ -316,6 +316,11 @@ ALL = torch.tensor([[True, True, True]])
 ROOT = 3 ** (1 / 3)
 
 
+def mismatch(old, sampler, mask, level="token", **settings):
+    chosen = {f"correction_{name}": value for name, value in settings.items()}
+    return grpo.mismatch_weights(old, sampler, mask, LossConfig(correction=level, **chosen))
+
+
 @pytest.mark.parametrize(
     ("level", "mode", "low", "high", "weights"),
     [
@@ -334,12 +339,12 @@ ROOT = 3 ** (1 / 3)
     ],
 )
 def test_mismatch_weights_by_level_and_mode(level, mode, low, high, weights):
-    actual = grpo.mismatch_weights(OLD, SAMPLER, ALL, level=level, mode=mode, low=low, high=high)
+    actual = mismatch(OLD, SAMPLER, ALL, level=level, mode=mode, low=low, high=high)
     assert_values(actual, [weights])
 
 
 def test_by_default_the_mismatch_is_truncated_at_2_by_token():
-    assert_values(grpo.mismatch_weights(OLD, SAMPLER, ALL), [[2, 0.5, 1.5]])
+    assert_values(mismatch(OLD, SAMPLER, ALL), [[2, 0.5, 1.5]])
 
 
 @pytest.mark.parametrize(
@@ -349,7 +354,7 @@ def test_a_sampler_logprob_that_was_not_reported_weighs_1(level, weights):
     sampler = SAMPLER.clone()
     sampler[0, 1] = NAN
     for mode in ("truncate", "mask"):
-        assert_values(grpo.mismatch_weights(OLD, sampler, ALL, level=level, mode=mode, high=9.0), [weights])
+        assert_values(mismatch(OLD, sampler, ALL, level=level, mode=mode, high=9.0), [weights])
 
 
 @pytest.mark.parametrize(("level", "weight"), [("token", 4), ("sequence", 2), ("geometric", math.sqrt(2))])
@@ -357,32 +362,32 @@ def test_masked_tokens_take_no_part_in_the_mismatch_and_weigh_1(level, weight):
     mask = torch.tensor([[True, True, False], [False, False, False]])
     old, sampler = OLD.repeat(2, 1), SAMPLER.repeat(2, 1)
     old[:, 2], sampler[1] = INF, NAN
-    weights = grpo.mismatch_weights(old, sampler, mask, level=level, mode="mask", high=9.0)
+    weights = mismatch(old, sampler, mask, level=level, mode="mask", high=9.0)
     second = 0.5 if level == "token" else weight
     assert_values(weights, [[weight, second, 1], [1, 1, 1]])
 
 
 def test_weights_exactly_at_the_bounds_are_kept():
     for mode in ("truncate", "mask"):
-        weights = grpo.mismatch_weights(OLD, OLD, ALL, mode=mode, low=1.0, high=1.0)
+        weights = mismatch(OLD, OLD, ALL, mode=mode, low=1.0, high=1.0)
         assert torch.equal(weights, torch.ones(1, 3, dtype=torch.float64))
 
 
 def test_a_sampler_that_calls_its_own_token_impossible_is_bounded_or_dropped():
     impossible = tensor([[-INF, -INF, -INF]])
     for level in ("token", "sequence", "geometric"):
-        assert_values(grpo.mismatch_weights(OLD, impossible, ALL, level=level, high=3.0), [[3, 3, 3]])
-        assert_values(grpo.mismatch_weights(OLD, impossible, ALL, level=level, mode="mask", high=3.0), [[0, 0, 0]])
+        assert_values(mismatch(OLD, impossible, ALL, level=level, high=3.0), [[3, 3, 3]])
+        assert_values(mismatch(OLD, impossible, ALL, level=level, mode="mask", high=3.0), [[0, 0, 0]])
 
 
 def test_mismatch_weights_carry_no_gradient():
     old = OLD.clone().requires_grad_()
     for mode in ("truncate", "mask"):
-        assert not grpo.mismatch_weights(old, SAMPLER, ALL, mode=mode).requires_grad
+        assert not mismatch(old, SAMPLER, ALL, mode=mode).requires_grad
 
 
 def test_an_unknown_level_or_mode_of_correction_is_refused():
-    with pytest.raises(ValueError, match="level = 'row' is not one of token, sequence, geometric"):
-        grpo.mismatch_weights(OLD, SAMPLER, ALL, level="row")
-    with pytest.raises(ValueError, match="mode = 'clamp' is not one of truncate, mask"):
-        grpo.mismatch_weights(OLD, SAMPLER, ALL, mode="clamp")
+    with pytest.raises(ValueError, match=r"loss.correction = 'row' is not one of token, sequence, geometric"):
+        mismatch(OLD, SAMPLER, ALL, level="row")
+    with pytest.raises(ValueError, match=r"loss.correction_mode = 'clamp' is not one of truncate, mask"):
+        mismatch(OLD, SAMPLER, ALL, mode="clamp")

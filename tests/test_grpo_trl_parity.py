@@ -289,10 +289,8 @@ def test_importance_weights_against_the_engine_and_the_loss_with_them_are_those_
     trainer.ref_model = trainer.model
     scored = generate_and_score(trainer, sampled, [batch["old_BT"], batch["ref_BT"]])
 
-    bounds = {"low": low, "high": high}
-    weights = grpo.mismatch_weights(
-        batch["old_BT"], batch["sampler_BT"], batch["mask_BT"], level=level, mode=mode, **bounds
-    )
+    correction = LossConfig(correction=level, correction_mode=mode, correction_low=low, correction_high=high)
+    weights = grpo.mismatch_weights(batch["old_BT"], batch["sampler_BT"], batch["mask_BT"], correction)
     theirs = scored["importance_sampling_ratio"].expand_as(weights).where(batch["mask_BT"], 1.0)
     assert_same([weights], [theirs])
     assert len(weights.unique()) > 2

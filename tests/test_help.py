@@ -70,6 +70,14 @@ def test_an_example_is_understood(example):
             configuration.load(None, parsed.params.get("overrides") or [])
 
 
+def test_who_types_assay_bench_is_sent_to_the_repository():
+    ended = CliRunner().invoke(app, ["bench", "--model", "135m"])
+    assert ended.exit_code == 2
+    assert ended.stderr.splitlines() == [
+        "assay: benchmarks are commands of the repository: python -m benchmarks.default (model, learning, doctor)"
+    ]
+
+
 @pytest.mark.parametrize("example", CHEAP)
 def test_an_example_that_is_cheap_works(example, tmp_path, monkeypatch):
     for name in ("configs", "examples"):

@@ -7,7 +7,7 @@ import urllib.parse
 
 import pytest
 
-from assay.config.secrets import redact, secrets, without_secrets
+from assay.machine.secrets import redact, secrets, without_secrets
 
 KEY = 'sk-0?1>2/3+4~5 "6&7\\8'
 DATA = KEY.encode()

@@ -5,9 +5,11 @@ import functools
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_namespace_packages
 
 ROOT = Path(__file__).parent.parent
 OURS = ("assay", "proof", "benchmarks")
@@ -37,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "watch": {"programs", "record", "doctor"},
     "observation": {"record", "doctor", "policy"},
     "adapters": {"record", "doctor", "observation", "policy"},
-    "cli": set("train record tasks rewards reward_check doctor observation programs watch benchmarks proof".split()),
+    "cli": set("train record tasks rewards reward_check doctor observation programs watch".split()),
     "__init__": {"train", "observation"},
     "__main__": {"cli"},
     "benchmarks": {"train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
@@ -116,6 +118,14 @@ def test_files_are_short_and_ascii():
     texts = {name_of(path): path.read_text() for path in [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]}
     assert {name: lines for name, text in texts.items() if (lines := len(text.splitlines())) > 400} == {}
     assert [name for name, text in texts.items() if not text.isascii()] == []
+
+
+def test_the_wheel_holds_the_package_alone():
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert {name.split(".")[0] for name in find_namespace_packages(str(ROOT), **found)} == {"assay"}
+    assert {"assay", "proof", "benchmarks"} <= set(find_namespace_packages(str(ROOT)))
+    strangers = {name_of(path): imported_parts(path) & {"proof", "benchmarks"} for path in SOURCES}
+    assert {name: parts for name, parts in strangers.items() if parts and name.startswith("assay/")} == {}
 
 
 def test_the_loop_fits_on_a_page():

@@ -175,7 +175,7 @@ def test_settings_are_refused_in_the_words_of_the_constructor():
         ({"microbatches": 64}, "prompts_per_step x group_size = 32 rows are fewer than minibatches x microbatches ="),
         ({"temperature": 0}, r"temperature = 0\.0 is below its minimum 0\.001"),
         ({"std": "samples"}, "std = 'samples' is not one of sample, population, none; did you mean 'sample'"),
-        ({"objective": "ppo"}, "objective = 'ppo' is not one of .*dapo.*grpo"),
+        ({"objective": "ppo"}, "objective = 'ppo' is not one of .*grpo.*dapo"),
         ({"learning_rate": 0.1}, r"learning_rate = 0\.1 would be ignored: the optimizer has its own; set it there"),
     ):
         with pytest.raises(ValueError, match=f"^{sentence}"):

@@ -8,21 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# loss_type --> objective and aggregation. What is absent has no objective here (luspo, vespo)
-_TOKEN_LEVEL = {
-    "grpo": ("grpo", "sequence_mean"),
-    "bnpo": ("bnpo", "token_mean"),
-    "dr_grpo": ("dr_grpo", "constant"),
-    "dapo": ("dapo", "rollout_token_mean"),
-    "cispo": ("cispo", "rollout_token_mean"),
-    "sapo": ("sapo", "sequence_mean"),
-}
-_SEQUENCE_LEVEL = {
-    "grpo": ("gspo", "sequence_mean"),
-    "bnpo": ("gspo", "token_mean"),
-    "dr_grpo": ("gspo", "constant"),
-    "dapo": ("gspo", "rollout_token_mean"),
-}
+from assay.grpo import OBJECTIVES
+
 BY_GENERATION_TOKENS = ("cispo", "dapo", "vespo")  # loss types that divide by num_items_in_batch
 ADVANTAGE_EPSILON = 1e-4  # of TRL, not to be set
 _CORRECTIONS = {
@@ -125,9 +112,12 @@ def metrics_row(collected: Mapping[str, Sequence[float | None]]) -> dict[str, fl
 
 
 def _objective(trainer: Any) -> dict[str, str]:
-    table = _TOKEN_LEVEL if trainer.importance_sampling_level == "token" else _SEQUENCE_LEVEL
-    known = table.get(trainer.loss_type)
-    return {} if known is None else {"objective": known[0], "aggregation": known[1]}
+    """TRL's loss types are named as our objectives are, but for those of sequences; luspo and vespo are not ours."""
+    known = OBJECTIVES.get(trainer.loss_type)
+    by_token = trainer.importance_sampling_level == "token"
+    if known is None or not (by_token or known.clips):
+        return {}
+    return {"objective": trainer.loss_type if by_token else "gspo", "aggregation": known.aggregation}
 
 
 def _sampling(trainer: Any) -> dict[str, Any]:

@@ -4,9 +4,6 @@ from assay.cli.app import app
 from assay.cli.training import train
 
 # isort: split
-from assay.cli.bench import bench
-
-# isort: split
 from assay.cli.diagnosis import FailOn, Format  # its verbs stand after those that train
 
-__all__ = ["FailOn", "Format", "app", "bench", "train"]
+__all__ = ["FailOn", "Format", "app", "train"]

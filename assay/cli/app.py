@@ -16,7 +16,7 @@ from assay import __version__
 from assay.cli.examples import epilog
 
 # groups of commands, and of options, in the help
-TRAIN, PREPARE, DIAGNOSE, MEASURE = "Train", "Prepare", "Diagnose", "Measure"
+TRAIN, PREPARE, DIAGNOSE = "Train", "Prepare", "Diagnose"
 SETTINGS, AMOUNT, CHECKS, OUTPUT = "Settings", "How much", "Checks", "Output"
 
 
@@ -46,6 +46,11 @@ class _Program(_WithPlainFlags, TyperGroup):
             if not sentence:
                 raise
             fail(sentence, 1)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == ["bench"]:
+            fail("benchmarks are commands of the repository: python -m benchmarks.default (model, learning, doctor)", 2)
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

@@ -41,15 +41,6 @@ EXAMPLES = {
         "assay tasks reasoning_gym/chain_sum",
         "assay tasks examples/questions.jsonl",
     ),
-    "bench": (
-        "assay bench",
-        "assay bench --steps 40 --repeats 4 --json bench.json",
-        "assay bench --model smollm2 --measure rollout --new-tokens 64",
-        "assay bench --model 0.5b --device cuda --measure update",
-        "assay bench --model path/to/model --measure scaling --plot growth.svg",
-        "assay bench --learning --json parity.json --plot parity.svg",
-        "assay bench --doctor",
-    ),
     "doctor": (
         "assay doctor runs/sort",
         "assay doctor examples/broken_grpo.py --why",

@@ -2,26 +2,29 @@
 
 The embedded model has 84 thousand parameters, answers in ten tokens and learns at a rate of 7e-4. At that rate a single
 update destroys a real language model, and ten tokens cut off nearly all of its answers. So these settings have two
-defaults: the one in sections.py is for the embedded model, the one here for every other.
+defaults in sections.py: one for the embedded model, one for every other. The learning rate and its warm-up depend on
+more, and are chosen here.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from assay.config.sections import Config
 from assay.machine import durable
 
 AUTO = "auto"
 EMBEDDED = "embedded"
 
 # 64 answers of up to 256 tokens and one update: a step of about a minute for 135 million parameters on two CPU cores
-LANGUAGE_MODEL: dict[str, dict[str, int]] = {
-    "rollout": {"prompts": 8, "max_tokens": 256},
-    "optimizer": {"epochs": 1},
-    "evaluate": {"prompts": 32},
+LANGUAGE_MODEL: dict[str, dict[str, Any]] = {
+    section: defaults
+    for section, kind in get_type_hints(Config).items()
+    if (defaults := {one.name: one.metadata["other"] for one in fields(kind) if one.metadata["other"] is not None})
 }
 LORA_RATE = 1e-4  # adapters start at 0 and are few: they take about ten times the rate of full weights and more
 # DeepSeekMath, DAPO and TRL's default train with 1e-6; SmolLM2-135M still learns steadily at 1e-5

@@ -1,19 +1,36 @@
-"""The settings: each section is a frozen dataclass, each setting a default with its meaning beside it."""
+"""The schema: every setting with its default, its meaning, its choices and its smallest value, and nowhere else.
+
+Each section is a frozen dataclass; Config holds them all.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from assay import grpo
+from assay.config.refusals import ConfigError, contradictions, value_problems
 
-def setting(default: Any, meaning: str, *, choices: Sequence[str] = (), low: float = -math.inf) -> Any:
-    """A config field: its default, what it means, the values it accepts (`low` is the smallest)."""
-    metadata = {"meaning": meaning, "choices": tuple(choices), "low": low}
+
+def setting(
+    default: Any, meaning: str, *, choices: Collection[str] = (), low: float = -math.inf, other: Any = None
+) -> Any:
+    """A config field: its default, what it means, the values it accepts (`low` is the smallest).
+
+    `other` is the default of every model but the embedded one, see automatic.py."""
+    if other is not None:
+        meaning += f"; auto = {default} for the embedded model, {other} for others"
+    metadata = {"meaning": meaning, "choices": choices, "low": low, "other": other}
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def choices_of(section: type) -> dict[str, Collection[str]]:
+    """The settings of a section that are one of several words, and these words."""
+    return {one.name: one.metadata["choices"] for one in fields(section) if one.metadata["choices"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +138,9 @@ class JudgeConfig:
 class RolloutConfig:
     """Sampling."""
 
-    prompts: int = setting(48, "prompts per step; auto = 48 for the embedded model, 8 for others", low=1)
+    prompts: int = setting(48, "prompts per step", low=1, other=8)
     group_size: int = setting(8, "rollouts a prompt", low=2)
-    max_tokens: int = setting(
-        10, "completion limit, EOS included; auto = 10 for the embedded model, 256 for others", low=1
-    )
+    max_tokens: int = setting(10, "completion limit, EOS included", low=1, other=256)
     temperature: float = setting(1.0, "logits are divided by it, when sampling and when training alike", low=1e-3)
     top_k: int = setting(
         0, "sample among the k likeliest tokens only, and train the same restricted distribution; 0 = off", low=0
@@ -152,15 +167,9 @@ class RolloutConfig:
 class AdvantageConfig:
     """Rewards -> advantages."""
 
-    baseline: str = setting(
-        "mean", "subtract the group's mean, or the mean of the others", choices=("mean", "leave_one_out")
-    )
-    std: str = setting(
-        "sample",
-        "divide by: sample std (n-1), population std (n), none (Dr. GRPO)",
-        choices=("sample", "population", "none"),
-    )
-    scale: str = setting("group", "whose std", choices=("group", "batch"))
+    baseline: str = setting("mean", "subtract the group's mean, or the mean of the others", choices=grpo.BASELINES)
+    std: str = setting("sample", "divide by: sample std (n-1), population std (n), none (Dr. GRPO)", choices=grpo.STDS)
+    scale: str = setting("group", "whose std", choices=grpo.SCALES)
     combine: str = setting(
         "sum", "several rewards: normalise their sum, or normalise each (GDPO)", choices=("sum", "gdpo")
     )
@@ -171,7 +180,7 @@ class AdvantageConfig:
 class LossConfig:
     """The objective. 0 switches an optional bound off."""
 
-    objective: str = setting("dapo", "grpo bnpo dr_grpo dapo gspo cispo sapo; docs/objectives.md tells them apart")
+    objective: str = setting("dapo", "which loss; docs/objectives.md tells them apart", choices=grpo.OBJECTIVES)
     clip_low: float = setting(0.2, "ratio is clipped below 1 - clip_low", low=0.0)
     clip_high: float = setting(0.2, "ratio is clipped above 1 + clip_high", low=0.0)
     dual_clip: float = setting(0.0, "bound c > 1 on -ratio * A for negative A; 0 = off", low=0.0)
@@ -185,17 +194,17 @@ class LossConfig:
         0, "steps after which the policy becomes the new reference; 0 = the reference stays frozen", low=0
     )
     kl_placement: str = setting("loss", "KL as a loss term or taken off the reward", choices=("loss", "reward"))
-    kl_estimator: str = setting("k3", "of the KL", choices=("k1", "k2", "k3"))
+    kl_estimator: str = setting("k3", "of the KL", choices=grpo.KL_ESTIMATORS)
     kl_gradient: str = setting(
-        "unbiased", "loss: times the ratio (unbiased) or not (naive)", choices=("unbiased", "naive")
+        "unbiased", "loss: times the ratio (unbiased) or not (naive)", choices=("naive", "unbiased")
     )
     correction: str = setting(
         "off",
         "importance weight old/sampler against engine mismatch",
-        choices=("off", "token", "sequence", "geometric"),
+        choices=("off", *grpo.CORRECTIONS),
     )
     correction_mode: str = setting(
-        "truncate", "weights out of bounds are clamped (TIS) or zeroed (MIS, IcePop)", choices=("truncate", "mask")
+        "truncate", "weights out of bounds are clamped (TIS) or zeroed (MIS, IcePop)", choices=grpo.CORRECTION_MODES
     )
     correction_low: float = setting(0.0, "lower bound of the weight; 0 = none", low=0.0)
     correction_high: float = setting(2.0, "upper bound of the weight", low=1.0)
@@ -217,9 +226,7 @@ class OptimizerConfig:
     beta2: float = setting(0.99, "AdamW", low=0.0)
     weight_decay: float = setting(0.0, "AdamW", low=0.0)
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = off", low=0.0)
-    epochs: int = setting(
-        2, "passes over a rollout batch (the field's mu); auto = 2 for the embedded model, 1 for others", low=1
-    )
+    epochs: int = setting(2, "passes over a rollout batch (the field's mu)", low=1, other=1)
     minibatches: int = setting(1, "optimizer updates a pass", low=1)
     microbatches: int = setting(
         0,
@@ -261,9 +268,7 @@ class RecordConfig:
 class EvaluateConfig:
     """Answers to problems that training never sees."""
 
-    prompts: int = setting(
-        256, "held-out prompts; 0 = no evaluation; auto = 256 for the embedded model, 32 for others", low=0
-    )
+    prompts: int = setting(256, "held-out prompts; 0 = no evaluation", low=0, other=32)
     every: int = setting(0, "steps between evaluations; 0 = before and after training only", low=0)
     patience: int = setting(
         0, "stop after this many evaluations in a row without a better held-out score; 0 = never", low=0
@@ -282,3 +287,42 @@ class LogConfig:
     tensorboard: bool = setting(False, "write TensorBoard event files to <run>/tensorboard")
     wandb: str = setting("", "a Weights & Biases project to log to")
     trackio: str = setting("", "a trackio project to log to")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One frozen config of small parts; made of values that are refused, it cannot be."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        problems = [
+            problem
+            for section in fields(self)
+            for key in fields(getattr(self, section.name))
+            for problem in value_problems(
+                f"{section.name}.{key.name}", getattr(getattr(self, section.name), key.name), key
+            )
+        ]
+        if problems := problems or contradictions(self):
+            raise ConfigError(*problems)
+
+    @property
+    def updates_a_step(self) -> int:
+        return self.optimizer.epochs * self.optimizer.minibatches
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss.kl_coef > 0

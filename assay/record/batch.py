@@ -9,13 +9,15 @@ Shape legend: B completions, T completion tokens, P prompt tokens, S tokens give
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.config.sections import AdvantageConfig, LossConfig, RolloutConfig, choices_of
+from assay.grpo import AGGREGATIONS
 from assay.verdict import Missing
 
 Array = NDArray[Any]
@@ -103,31 +105,23 @@ NUMBERS: dict[str, str] = {
     "dropout_modules": "Dropout modules that were active in the scoring pass.",
 }
 
-SETTINGS: dict[str, str] = {
-    "objective": "grpo bnpo dr_grpo dapo gspo cispo sapo",
-    "aggregation": "sequence_mean token_mean rollout_token_mean constant; by default the objective's",
-    "clip_low": "The ratio is clipped below 1 - clip_low.",
-    "clip_high": "The ratio is clipped above 1 + clip_high.",
-    "dual_clip": "Bound on -ratio * A where A < 0; 0 = off.",
-    "delta": "Cap of the unclipped ratio; 0 = off.",
-    "cispo_max": "cispo: cap of the detached ratio.",
-    "sapo_positive": "sapo: gate temperature where A > 0.",
-    "sapo_negative": "sapo: gate temperature where A <= 0.",
-    "kl_coef": "Weight of the KL to the reference; 0 = none.",
-    "kl_placement": "loss or reward.",
-    "kl_estimator": "k1 k2 k3",
-    "kl_gradient": "unbiased (times the ratio) or naive.",
-    "reference_every": "Steps after which the policy becomes the new reference; 0 = never.",
-    "entropy_coef": "Weight of the entropy bonus.",
-    "correction": "off token sequence geometric: importance weight old / sampler.",
-    "correction_mode": "truncate or mask.",
-    "correction_low": "Lower bound of that weight.",
-    "correction_high": "Upper bound of that weight.",
-    "baseline": "mean or leave_one_out.",
-    "std": "sample population none: what advantages are divided by.",
-    "scale": "group or batch: whose std.",
-    "combine": "sum or gdpo: several rewards.",
-    "advantage_epsilon": "Added to the std.",
+CHOICES: dict[str, Collection[str]] = {  # of settings that are words
+    "aggregation": AGGREGATIONS,
+    **choices_of(LossConfig),
+    **choices_of(AdvantageConfig),
+    "zero_variance": choices_of(RolloutConfig)["zero_variance"],
+}
+
+
+def _as_configured(section: type, **renamed: str) -> dict[str, str]:
+    """The settings of a section with their meanings."""
+    return {renamed.get(one.name, one.name): one.metadata["meaning"] for one in fields(section)}
+
+
+MEANINGS: dict[str, str] = {
+    "aggregation": "How the tokens are weighed against each other; by default as the objective does.",
+    **_as_configured(LossConfig),
+    **_as_configured(AdvantageConfig, epsilon="advantage_epsilon"),
     "group_size": "Rollouts a prompt.",
     "prompts": "Prompts a step.",
     "temperature": "Of sampling.",
@@ -137,7 +131,7 @@ SETTINGS: dict[str, str] = {
     "support_kept": "Whether training renormalises over the same truncated distribution as sampling.",
     "max_tokens": "Limit of a completion, EOS included.",
     "mask_truncated": "Whether completions cut off by the limit are left out of the loss.",
-    "zero_variance": "keep skip refill: groups whose rewards are all equal.",
+    "zero_variance": "Groups whose rewards are all equal.",
     "eos_ids": "Ids that end a completion.",
     "pad_id": "Id of padding.",
     "updates_per_rollout": "Optimizer updates made of one rollout batch.",
@@ -157,21 +151,11 @@ SETTINGS: dict[str, str] = {
     "steps": "Steps the run is meant to make.",
     "trainer": "Who recorded the batch.",
 }
-
-CHOICES: dict[str, tuple[str, ...]] = {  # of settings that are words
-    "objective": ("grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo"),
-    "aggregation": ("sequence_mean", "token_mean", "rollout_token_mean", "constant"),
-    "kl_placement": ("loss", "reward"),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "kl_gradient": ("unbiased", "naive"),
-    "correction": ("off", "token", "sequence", "geometric"),
-    "correction_mode": ("truncate", "mask"),
-    "baseline": ("mean", "leave_one_out"),
-    "std": ("sample", "population", "none"),
-    "scale": ("group", "batch"),
-    "combine": ("sum", "gdpo"),
-    "zero_variance": ("keep", "skip", "refill"),
+SETTINGS = {
+    name: f"{meaning} ({', '.join(CHOICES[name])})" if name in CHOICES and name != "objective" else meaning
+    for name, meaning in MEANINGS.items()
 }
+
 WORDS = frozenset((*CHOICES, "dtype", "trainer"))
 FLAGS = frozenset(("support_kept", "mask_truncated", "process_rewards"))
 COUNTED = frozenset(("step", "update"))  # numbers: whole and not negative
@@ -318,8 +302,9 @@ def _check_objective(settings: Mapping[str, Any]) -> None:
         raise BatchError(f"objective is {objective!r}; it must be {_one_of(CHOICES['objective'])}, or left out")
 
 
-def _one_of(choices: Sequence[str]) -> str:
-    return f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else ""
+def _one_of(choices: Collection[str]) -> str:
+    *others, last = choices or [""]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _unwrapped(value: Any) -> Any:

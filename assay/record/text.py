@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.config.secrets import redact, secrets, without_secrets
+from assay.machine.secrets import redact, secrets, without_secrets
 
 __all__ = ["encodable", "redact", "secrets", "without_secrets"]
 

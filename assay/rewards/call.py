@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assay.config.secrets import without_secrets
 from assay.grpo import REWARD_LIMIT
+from assay.machine.secrets import without_secrets
 from assay.rewards.failures import WrongUse, describe, reason_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import ConfigError
-from assay.config.secrets import without_secrets
+from assay.machine.secrets import without_secrets
 from assay.machine.terminal import escaped
 from assay.rewards.limits import memory_limit
 from assay.types import Failure, Prompt, Rollout, Score

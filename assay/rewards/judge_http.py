@@ -26,8 +26,8 @@ from datetime import UTC
 from urllib.parse import urlsplit
 
 from assay.config import ConfigError
-from assay.config.secrets import redact
 from assay.config.sections import JudgeConfig
+from assay.machine.secrets import redact
 from assay.types import Prompt, Rollout, Score
 
 MAX_REPLY_BYTES = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from assay.config.secrets import without_secrets
+from assay.machine.secrets import without_secrets
 
 SHOWN = 4096  # characters shown of the beginning, and as many of the end
 _KEPT = 2 * SHOWN  # bytes kept of each: a secret that the cut would halve is taken out whole before the cut

@@ -1,4 +1,4 @@
-"""Stands in for a worker of a contest, without torch: reads the plan, writes what the real one would, at once.
+"""Stands in for a worker of a benchmark, without torch: reads the plan, writes what the real one would, at once.
 
 The slower choices are the whole batch of TRL and the dynamic cache of generate. STAND_IN_FAULT names a fault; "break"
 and "sleep" befall trl and assay after their first reading; "remove" takes away the directory STAND_IN_PLACE, in which
@@ -14,9 +14,9 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.contest.floors import Limits, Sizes
-from benchmarks.contest.reading import Iteration, Machine, Memory, PeerChoice, Reading, Work, write_readings
-from benchmarks.contest.workload import Job, Workload
+from benchmarks.model.floors import Limits, Sizes
+from benchmarks.model.reading import Iteration, Machine, Memory, PeerChoice, Reading, Work, write_readings
+from benchmarks.model.workload import Job, Workload
 
 SECONDS = {"assay": 1.0, "trl": 4.0, "trl-autocast": 6.0, "generate": 2.0}
 FAULT = os.environ.get("STAND_IN_FAULT", "")

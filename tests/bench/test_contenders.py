@@ -1,4 +1,4 @@
-"""The contenders of `assay bench --model`, on a tiny model: each does the work it is timed for, and the same work."""
+"""The contenders of `python -m benchmarks.model` on a tiny model: each does the work it is timed for, and the same."""
 
 import importlib.util
 import json
@@ -15,14 +15,15 @@ from assay.config import ConfigError
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examined
-from benchmarks.contest import by_assay, by_generate, contest
-from benchmarks.contest.floors import rollout_operations, update_operations
-from benchmarks.contest.model import load_model, sizes_of, tokenizer_of, weights_sum
-from benchmarks.contest.options import Options
-from benchmarks.contest.prepare import prepare
-from benchmarks.contest.reading import PeerChoice, differences
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import Job, Workload
+from benchmarks.model import by_assay, by_generate
+from benchmarks.model.benchmark import run_benchmark
+from benchmarks.model.floors import rollout_operations, update_operations
+from benchmarks.model.options import Options
+from benchmarks.model.prepare import prepare
+from benchmarks.model.reading import PeerChoice, differences
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.weights import load_model, sizes_of, tokenizer_of, weights_sum
+from benchmarks.model.workload import Job, Workload
 
 SMALL = Workload(prompts=2, group_size=4, prompt_tokens=12, new_tokens=8)
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")
@@ -39,24 +40,24 @@ def as_it_was():
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    return prepare("tiny", "cpu", "float32", 1, tmp_path_factory.mktemp("contest"), SMALL)
+    return prepare("tiny", "cpu", "float32", 1, tmp_path_factory.mktemp("model"), SMALL)
 
 
 def silent():
     """Nobody watches."""
 
 
-def test_a_contest_in_whole(tmp_path, capsys, warm_python, monkeypatch):
+def test_a_whole_benchmark(tmp_path, capsys, warm_python, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(warm_python))
     path = tmp_path / "bench.json"
     options = Options(
         "tiny", SMALL, ("rollout",), timed=1, repeats=1, peer_caches=("dynamic",), threads=1, json_path=path
     )
-    assert contest(options) == 0
+    assert run_benchmark(options) == 0
     printed, document = capsys.readouterr(), json.loads(path.read_text())
     assert document["order"] == ["assay", "generate"]
     assert list(document["summaries"]) == ["rollout"]
-    for reading in (reading for turn in document["turns"] for reading in turn["readings"]):
+    for reading in (reading for run in document["turns"] for reading in run["readings"]):
         assert len(reading["iterations"]) == 2
         assert (reading["work"]["shortest"], reading["work"]["longest"]) == (8, 8)
         assert all(one["seconds"] > 0 and one["cpu_seconds"] > 0 for one in reading["iterations"])
@@ -69,11 +70,11 @@ def test_a_contest_in_whole(tmp_path, capsys, warm_python, monkeypatch):
     assert document["command"] == options.command
     assert "new tokens/s" in printed.out
     titles = [line.split(":")[0] for line in printed.err.splitlines() if not line.startswith("assay: ")]
-    assert titles == ["preparing tiny", "turn 1 of 2", "turn 2 of 2"]
-    for turn in document["turns"]:
-        spent = {name: turn["seconds"][name] for name in ("imports", "model", "iterations")}
+    assert titles == ["preparing tiny", "run 1 of 2", "run 2 of 2"]
+    for run in document["turns"]:
+        spent = {name: run["seconds"][name] for name in ("imports", "model", "iterations")}
         assert min(spent.values()) > 0
-        assert sum(spent.values()) < turn["seconds"]["whole"]
+        assert sum(spent.values()) < run["seconds"]["whole"]
     assert document["machine"]["directory"] == ""
 
 
@@ -107,7 +108,7 @@ def test_generate_does_the_same_work_as_ours(machine, cache):
 @needs_trl
 @pytest.mark.parametrize("measurement", ["update", "step"])
 def test_trl_does_the_same_work_as_ours(machine, measurement):
-    from benchmarks.contest import by_trl
+    from benchmarks.model import by_trl
 
     job = Job(measurement, SMALL, warmup=1, timed=1)
     theirs = list(by_trl.measure([job], machine, 1, PeerChoice(batch=4), silent))
@@ -124,7 +125,7 @@ def test_trl_does_the_same_work_as_ours(machine, measurement):
 def test_trl_gets_its_fastest_settings(machine, tmp_path):
     from trl import GRPOConfig
 
-    from benchmarks.contest import by_trl
+    from benchmarks.model import by_trl
 
     choice = PeerChoice("static", batch=4)
     args = GRPOConfig(**by_trl.settings_of(Job("step", SMALL, 1, 2), machine, choice, str(tmp_path)))
@@ -137,7 +138,7 @@ def test_trl_gets_its_fastest_settings(machine, tmp_path):
 
 @needs_trl
 def test_a_batch_that_was_chosen_for_another_size_is_cut_to_this_one(machine):
-    from benchmarks.contest import by_trl
+    from benchmarks.model import by_trl
 
     fewer = replace(SMALL, group_size=2)  # 4 rows
     (reading,) = by_trl.measure_one(Job("update", fewer, 1, 1), machine, PeerChoice(batch=8), silent)
@@ -215,7 +216,7 @@ def test_the_sum_of_weights_tells_models_apart_and_not_dtypes(machine):
 
 PEAKS = """
 import torch
-from benchmarks.contest.device import forget_peak, peak
+from benchmarks.model.device import forget_peak, peak
 
 device = torch.device("cpu")
 large = torch.ones(100_000_000)
@@ -227,7 +228,7 @@ print(high - peak(device).process)
 
 
 def test_a_peak_begins_anew(warm_python):
-    """In a process of its own, as a turn is: this one has had higher peaks."""
+    """In a process of its own, as a run is: this one has had higher peaks."""
     told = subprocess.run([warm_python, "-c", PEAKS], capture_output=True, text=True, check=True)
     assert int(told.stdout) > 300e6
 

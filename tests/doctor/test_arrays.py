@@ -74,8 +74,8 @@ CALLS = [
     *(("kl_estimate", (OLD, REF, estimator), {}) for estimator in ("k1", "k2", "k3")),
     ("sequence_kl", (OLD, REF, MASK), {}),
     *(
-        ("mismatch_weights", (OLD, SAMPLER, MASK), {**one, "low": 0.5, "high": 1.4})
-        for one in choices(level=["token", "sequence", "geometric"], mode=["truncate", "mask"])
+        ("mismatch_weights", (OLD, SAMPLER, MASK, LossConfig(correction_low=0.5, correction_high=1.4, **one)), {})
+        for one in choices(correction=["token", "sequence", "geometric"], correction_mode=["truncate", "mask"])
     ),
     *(
         ("token_weights", (MASK.astype(np.float64), aggregation, TOTALS), {})

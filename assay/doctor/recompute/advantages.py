@@ -13,7 +13,7 @@ import numpy as np
 
 from assay.doctor.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
-from assay.grpo import REWARD_LIMIT, group_advantages
+from assay.grpo import BASELINES, REWARD_LIMIT, SCALES, STDS, group_advantages
 from assay.record.batch import Batch
 from assay.verdict import Missing
 
@@ -23,11 +23,6 @@ CONSTANT = 1e-5  # relative spread within a row below which it has one advantage
 FLOAT32 = 6e-8  # half the distance of a float32 to the next, relative
 FLOAT64 = 1e-12  # the last digits of a float64, and those of a short sum, relative
 STATED = ("baseline", "std", "scale")  # the settings that fix the formula
-_KNOWN = {
-    "baseline": ("mean", "leave_one_out"),
-    "std": ("sample", "population", "none"),
-    "scale": ("group", "batch"),
-}
 
 
 def row_advantages(batch: Batch) -> Array | None:
@@ -173,9 +168,9 @@ def nearest_advantages(batch: Batch) -> Match:
 def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
     (rewards_B,) = batch.need("rewards")
     groups = groups_of(batch)
-    for name, known in _KNOWN.items():
-        if batch.settings.get(name, known[0]) not in known:
-            raise Missing(f"a {name} that is known here ({', '.join(known)})")
+    for name, choices in zip(STATED, (BASELINES, STDS, SCALES), strict=True):
+        if batch.settings.get(name, choices[0]) not in choices:
+            raise Missing(f"a {name} that is known here ({', '.join(choices)})")
     if max(map(len, groups), default=0) < 2:
         raise Missing("a group of two rows")
     if (np.abs(rewards_B) > REWARD_LIMIT).any():
@@ -217,15 +212,15 @@ def _formulas(
     """All that grpo.group_advantages computes, or of it what is stated; the first epsilon, the configured one, needs
     no name."""
     found = []
-    for baseline, mean in (("mean", "group mean"), ("leave_one_out", "mean of the others")):
-        for std in ("sample", "population", "none"):
-            for scale in ("group", "batch"):
+    for baseline, mean in zip(BASELINES, ("group mean", "mean of the others"), strict=True):
+        for std in STDS:
+            for scale in SCALES:
                 if std == "none" and scale == "batch":
                     continue  # the same numbers
                 divided = f"the {std} std of the {scale}"
                 scales: tuple[str, ...] = (scale,)
                 if std == "none":
-                    divided, scales = f"no std ({'Dr. GRPO' if baseline == 'mean' else 'RLOO'})", ("group", "batch")
+                    divided, scales = f"no std ({'Dr. GRPO' if baseline == 'mean' else 'RLOO'})", SCALES
                 how = {"baseline": baseline, "std": std, "scale": scale}
                 options = {"baseline": (baseline,), "std": (std,), "scale": scales}
                 if any(name in options and value not in options[name] for name, value in (stated or {}).items()):

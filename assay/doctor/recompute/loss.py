@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from assay import grpo
-from assay.config.sections import LossConfig
+from assay.config.sections import LossConfig, choices_of
 from assay.doctor.arrays import plain, tensor
 from assay.doctor.recompute.match import ROUNDING, Array, Match, Variant, nearest
 from assay.doctor.recompute.terms import Terms, correction, kl_variants, loss_settings, terms, totals
@@ -151,12 +151,16 @@ def _unstated_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
     """All ways to have a KL in the loss that the settings rule out."""
     if not settings.kl_coef or settings.kl_placement != "loss":
         return []
-    ways = [
+    return [way for way in _kl_ways(settings) if way != settings and way not in _other_kl(batch, settings)]
+
+
+def _kl_ways(settings: LossConfig) -> list[LossConfig]:
+    choices = choices_of(LossConfig)
+    return [
         replace(settings, kl_estimator=estimator, kl_gradient=gradient)
-        for estimator in ("k1", "k2", "k3")
-        for gradient in ("naive", "unbiased")
+        for estimator in choices["kl_estimator"]
+        for gradient in choices["kl_gradient"]
     ]
-    return [one for one in ways if one != settings and one not in _other_kl(batch, settings)]
 
 
 def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
@@ -164,11 +168,10 @@ def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
     if not settings.kl_coef:
         return []
     open_ways = [
-        replace(settings, kl_estimator=estimator, kl_gradient=gradient)
-        for estimator in ("k1", "k2", "k3")
-        for gradient in ("naive", "unbiased")
-        if batch.settings.get("kl_estimator", estimator) == estimator
-        and batch.settings.get("kl_gradient", gradient) == gradient
+        way
+        for way in _kl_ways(settings)
+        if batch.settings.get("kl_estimator", way.kl_estimator) == way.kl_estimator
+        and batch.settings.get("kl_gradient", way.kl_gradient) == way.kl_gradient
     ]
     in_reward = [] if kl_is_placed(batch) else [replace(settings, kl_placement="reward")]
     return [*(one for one in open_ways if one != settings and settings.kl_placement == "loss"), *in_reward]
@@ -206,7 +209,7 @@ def _bugs(batch: Batch, settings: LossConfig, aggregation: str) -> list[Variant]
         ]
     if entropy:
         found.append(_variant("the configured one with the entropy penalised", policy + kl - entropy))
-    if settings.objective not in ("cispo", "sapo"):
+    if grpo.OBJECTIVES[settings.objective].clips:
         for name, surrogate_BT in surrogates(batch, settings).items():
             if name != "min":
                 total = _sum(surrogate_BT, weights_BT, right.mask_BT) + kl + entropy

@@ -5,13 +5,14 @@ Shape legend: B rows, T completion tokens. What stands outside of the mask never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from assay import grpo
-from assay.config.sections import LossConfig
+from assay.config.sections import LossConfig, choices_of
 from assay.doctor.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
 from assay.record.batch import Batch
@@ -21,17 +22,6 @@ from assay.verdict import Missing
 FAR = 10.0  # of |log-ratio| and of a KL: trainers clamp beyond it, each in its own way
 FLOOR = 2e-6  # absolute, in float32: what is left of exp(d) - 1 near d = 0
 FINE = 1e-3  # a wider tolerance is one of 16-bit numbers, whose exp(d) is off by as much near d = 0
-STEP = 1e-6  # of the ratio, for a central difference: off by 1e-10
-
-_OBJECTIVES = tuple(grpo.OBJECTIVES)
-_KNOWN = {  # other trainers have more
-    "objective": _OBJECTIVES,
-    "kl_placement": ("loss", "reward"),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "kl_gradient": ("naive", "unbiased"),
-    "correction": ("off", "token", "sequence", "geometric"),
-    "correction_mode": ("truncate", "mask"),
-}
 
 
 @dataclass(frozen=True)
@@ -55,10 +45,15 @@ def loss_settings(batch: Batch) -> LossConfig:
     known = {field.name for field in fields(LossConfig)}
     stated = {name: value for name, value in batch.settings.items() if name in known}
     settings = replace(LossConfig(kl_gradient="naive"), **stated)
-    for name, values in _KNOWN.items():
-        if getattr(settings, name) not in values:
-            raise Missing(f"{_article(name)} {name} that is known here ({', '.join(values)})")
+    for name, choices in choices_of(LossConfig).items():
+        if getattr(settings, name) not in choices:  # other trainers have more
+            raise Missing(f"{_article(name)} {name} that is known here ({', '.join(choices)})")
     return settings
+
+
+def stated_objective(settings: Mapping[str, Any]) -> grpo.Objective | None:
+    """What is known of the objective of a batch or a run; None if it is not stated, or not one of ours."""
+    return grpo.OBJECTIVES.get(str(settings.get("objective")))
 
 
 def _article(name: str) -> str:
@@ -115,24 +110,18 @@ def gradient_parts(batch: Batch, weights_BT: Array, settings: LossConfig | None 
     advantages_BT = _inside(batch.token_advantages, mask_BT)
     weights_BT = weights_BT * mask_BT
     objective = grpo.OBJECTIVES[settings.objective]
-
-    def term(ratio: Array) -> Array:
-        return plain(objective.term(tensor(ratio), tensor(advantages_BT), tensor(new_BT), settings)[0])
-
-    if settings.objective == "cispo":  # its ratio is a weight without gradient: the log-prob carries it
-        by_logprob_BT = -np.minimum(ratio_BT, settings.cispo_max) * advantages_BT * weights_BT
-        policy_BT = by_logprob_BT * correction(batch, settings)
-    else:
-        slope_BT = (term(ratio_BT + STEP) - term(ratio_BT - STEP)) / (2 * STEP) * ratio_BT
-        policy_BT = _through_ratio(slope_BT * weights_BT * correction(batch, settings), mask_BT, objective.level)
+    slope_BT = plain(objective.slope(tensor(ratio_BT), tensor(advantages_BT), settings))
+    policy_BT = slope_BT * weights_BT * correction(batch, settings)
+    if not objective.detached:
+        policy_BT = _through_ratio(policy_BT, mask_BT, objective.level)
     if found.kl_BT is None:
         return policy_BT, np.zeros(mask_BT.shape)
-    difference_BT = new_BT - _inside(batch.need("ref_logprobs")[0], mask_BT)
-    slope_BT = {
-        "k1": np.ones(mask_BT.shape),
-        "k2": difference_BT,
-        "k3": -np.expm1(-np.clip(difference_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)),
-    }[settings.kl_estimator]
+    ref_BT = _inside(batch.need("ref_logprobs")[0], mask_BT)
+    low_BT, high_BT = (
+        plain(grpo.kl_estimate(tensor(new_BT + step), tensor(ref_BT), settings.kl_estimator))
+        for step in (-grpo.SLOPE_STEP, grpo.SLOPE_STEP)
+    )
+    slope_BT = (high_BT - low_BT) / (2 * grpo.SLOPE_STEP)
     weights_BT = weights_BT * settings.kl_coef
     if settings.kl_gradient == "naive":
         return policy_BT, slope_BT * weights_BT
@@ -147,8 +136,10 @@ def nearest_ratio(batch: Batch) -> Match:
     log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
     lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
     sums_BT = np.broadcast_to(log_BT.sum(axis=1, keepdims=True), log_BT.shape)
-    token = {"objective": tuple(name for name in _OBJECTIVES if grpo.OBJECTIVES[name].level == "token")}
-    sequence = {"objective": tuple(name for name in _OBJECTIVES if grpo.OBJECTIVES[name].level == "sequence")}
+    token, sequence = (
+        {"objective": tuple(name for name, one in grpo.OBJECTIVES.items() if one.level == level)}
+        for level in grpo.LEVELS
+    )
     bounded_BT = np.clip(log_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)
     by_row = "of new - old over the row)"
     ways = [
@@ -179,11 +170,16 @@ def nearest_kl(batch: Batch) -> Match:
     return _nearest_inside(batch, recorded_BT, kl_variants(new_BT, ref_BT, batch.get("old_logprobs"), mask_BT), near_BT)
 
 
+def kl_estimates(difference_BT: Array) -> dict[str, Array]:
+    """Of new - ref, by every estimator there is."""
+    return {name: plain(estimate(tensor(difference_BT))) for name, estimate in grpo.KL_ESTIMATORS.items()}
+
+
 def kl_variants(new_BT: Array, ref_BT: Array, old_BT: Array | None, mask_BT: Array) -> list[Variant]:
     difference_BT = _inside(new_BT, mask_BT) - _inside(ref_BT, mask_BT)
     difference_BT = np.clip(difference_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)
-    k3_BT = np.expm1(-difference_BT) + difference_BT
-    kinds = {"k1": difference_BT, "k2": difference_BT**2 / 2, "k3": k3_BT}
+    kinds = kl_estimates(difference_BT)
+    k3_BT = kinds["k3"]
     found = [Variant(name, values_BT, False, {"kl_estimator": (name,)}) for name, values_BT in kinds.items()]
     if old_BT is not None:
         log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
@@ -219,17 +215,8 @@ def correction(batch: Batch, settings: LossConfig) -> Any:
     if settings.correction == "off":
         return 1.0
     mask_BT, old_BT, sampler_BT = batch.need("mask", "old_logprobs", "sampler_logprobs")
-    return plain(
-        grpo.mismatch_weights(
-            tensor(_inside(old_BT, mask_BT)),
-            tensor(sampler_BT),
-            tensor(mask_BT),
-            level=settings.correction,
-            mode=settings.correction_mode,
-            low=settings.correction_low,
-            high=settings.correction_high,
-        )
-    )
+    old_BT = _inside(old_BT, mask_BT)
+    return plain(grpo.mismatch_weights(tensor(old_BT), tensor(sampler_BT), tensor(mask_BT), settings))
 
 
 def _through_ratio(by_log_ratio_BT: Array, mask_BT: Array, level: str) -> Array:

@@ -17,7 +17,7 @@ from typing import Any
 from assay import config as configuration
 from assay.config import Config, ConfigError, to_mapping
 from assay.config.automatic import AUTO
-from assay.config.values import read_text
+from assay.config.read import read_text
 from assay.record import RunError, checksums
 from assay.record.settings import recorded_changes
 from assay.tasks import Task, is_path

@@ -34,6 +34,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.recompute.terms import kl_estimates
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -96,12 +97,8 @@ def _penalty(batch: Batch, mask_BT: Array) -> Array:
     kl_BT = batch.get("kl")
     if kl_BT is None:
         old_BT, ref_BT = batch.need("old_logprobs", "ref_logprobs")
-        difference_BT = (old_BT - ref_BT).clip(-20.0, 20.0)
-        kl_BT = {
-            "k1": difference_BT,
-            "k2": np.square(difference_BT) / 2,
-            "k3": np.expm1(-difference_BT) + difference_BT,
-        }.get(batch.settings.get("kl_estimator", "k1"))
+        estimates = kl_estimates((old_BT - ref_BT).clip(-20.0, 20.0))
+        kl_BT = estimates.get(batch.settings.get("kl_estimator", "k1"))
         if kl_BT is None:
             raise Missing("kl: of an estimator that is not known here")
     return np.where(mask_BT, np.nan_to_num(coefficient * kl_BT), 0.0)

@@ -34,6 +34,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.recompute.terms import kl_estimates
 from assay.programs.facts.metrics import check_labels
 from assay.programs.program import Program
 from assay.record.batch import Array
@@ -102,12 +103,8 @@ def _kl(batch: Batch) -> tuple[Means, Means]:
             continue
         with np.errstate(over="ignore", invalid="ignore"):
             d_BT = np.clip(new_BT - other_BT, -20, 20)
-            estimates = {
-                "k3": np.expm1(-d_BT) + d_BT,
-                "k1": d_BT,
-                "k2": d_BT**2 / 2,
-                "k3 reversed": np.expm1(d_BT) - d_BT,
-            }
+            estimates = kl_estimates(d_BT)
+            estimates = {"k3": estimates["k3"], **estimates, "k3 reversed": kl_estimates(-d_BT)["k3"]}
             wrong |= {f"-ratio against {other}, not a log-ratio": _mean(-np.exp(d_BT), mask_BT)}
         for name, values_BT in estimates.items():
             right |= {f"the mean {name} against {other}": _mean(values_BT, mask_BT)}

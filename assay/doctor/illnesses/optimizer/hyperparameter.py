@@ -43,13 +43,13 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.recompute.terms import stated_objective
 from assay.doctor.trend import is_solved, quarter_medians
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
 from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last
-_CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo", "gspo")  # objectives that use clip_low and clip_high
 
 Settings = Mapping[str, Any]
 
@@ -85,7 +85,8 @@ class Rule(NamedTuple):
 
 def _clips(settings: Settings) -> bool:
     several = int(settings.get("updates_per_rollout", 2)) > 1  # in a lone update the ratio is 1 and no bound matters
-    return several and str(settings.get("objective", "grpo")) in _CLIPPING
+    objective = stated_objective({"objective": "grpo", **settings})
+    return several and objective is not None and objective.clips
 
 
 def _divides(settings: Settings) -> bool:

@@ -36,6 +36,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.recompute.terms import stated_objective
 from assay.doctor.trend import STEPS
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
@@ -181,7 +182,8 @@ def _clipped(batch: Batch) -> Array | None:
     if new_BT is None or old_BT is None:
         return np.zeros_like(mask_BT) if clipped_BT is None and batch.numbers.get("update") == 0 else clipped_BT
     moved_BT = np.where(mask_BT, new_BT - old_BT, 0.0)
-    if batch.settings.get("objective") == "gspo":  # one ratio a row
+    objective = stated_objective(batch.settings)
+    if objective is not None and objective.level == "sequence":
         moved_BT = np.broadcast_to(moved_BT.sum(axis=1, keepdims=True), mask_BT.shape) / np.maximum(
             mask_BT.sum(axis=1, keepdims=True), 1
         )

@@ -37,6 +37,7 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
 from assay.doctor.recompute.terms import loss_settings
+from assay.grpo import OBJECTIVES
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.epochs import are_several
 from assay.programs.facts.ratio import (
@@ -60,7 +61,6 @@ from assay.programs.walk import descendants
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that clip token by token
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
 MOST = 0.5  # of the clipped tokens
@@ -71,7 +71,8 @@ def check_batch(batch: Batch) -> Verdict:
     (gradients_BT,) = batch.need("gradients")
     batch.setting("clip_low"), batch.setting("clip_high"), batch.setting("objective")
     settings = loss_settings(batch)
-    if settings.objective not in CLIPPING:
+    objective = OBJECTIVES[settings.objective]
+    if not objective.clips or objective.level != "token":
         return not_applicable(f"{settings.objective} does not clip token by token")
     found = terms(batch, settings)
     ratio_BT = found.ratio_BT

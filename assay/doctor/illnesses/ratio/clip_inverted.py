@@ -38,7 +38,7 @@ from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
 from assay.doctor.recompute.match import distance, tolerance
 from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
-from assay.grpo import LOG_RATIO_LIMIT
+from assay.grpo import LOG_RATIO_LIMIT, OBJECTIVES
 from assay.programs.facts.loss.signs import is_maximised, sides
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.ratio import clamp_of, has_exchanged_bounds, is_around_the_product
@@ -57,7 +57,7 @@ MOST = 0.5  # of the tokens: more than half have a gradient, or less than half
 def check_batch(batch: Batch) -> Verdict:
     batch.setting("clip_low"), batch.setting("clip_high"), batch.setting("objective")
     settings = loss_settings(batch)
-    if settings.objective in ("cispo", "sapo"):
+    if not OBJECTIVES[settings.objective].clips:
         return not_applicable(f"{settings.objective} has no clip of this kind")
     found = terms(batch)
     advantages_BT = np.where(found.mask_BT, batch.token_advantages, 0.0)

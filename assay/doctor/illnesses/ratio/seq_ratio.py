@@ -32,6 +32,8 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.recompute.terms import stated_objective
+from assay.grpo import Objective
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -49,10 +51,10 @@ def check_batch(batch: Batch) -> Verdict:
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
     if not mask_BT.any():
         return not_enough_data("a loss token")
-    is_gspo = batch.settings.get("objective") == "gspo"
+    objective = _by_row(batch)
     difference_BT = np.where(mask_BT, new_BT - old_BT, 0.0)
     ratio_B = _row_ratio(batch.get("ratio"), mask_BT, difference_BT)
-    if not is_gspo and ratio_B is None:
+    if objective is None and ratio_B is None:
         if batch.get("ratio") is None and "objective" not in batch.settings:
             return not_enough_data("ratio, or the setting objective")
         return not_applicable("the ratio is one a token")
@@ -70,6 +72,12 @@ def check_batch(batch: Batch) -> Verdict:
     return _by_gradients(batch, mask_BT, difference_BT, lengths_B)
 
 
+def _by_row(batch: Batch) -> Objective | None:
+    """The objective, if its ratio is one a row."""
+    objective = stated_objective(batch.settings)
+    return objective if objective is not None and objective.level == "sequence" else None
+
+
 def _row_ratio(ratio: Array | None, mask_BT: Array, difference_BT: Array) -> Array | None:
     """The recorded ratio if it is one a row: given so, or the same on all tokens of rows whose log-ratios differ."""
     if ratio is None or ratio.ndim == 1:
@@ -84,10 +92,11 @@ def _row_ratio(ratio: Array | None, mask_BT: Array, difference_BT: Array) -> Arr
 
 def _by_gradients(batch: Batch, mask_BT: Array, difference_BT: Array, lengths_B: Array) -> Verdict:
     """gspo before any update: each token of a row is pulled by -A / (rows * length); under a product, by -A / rows."""
-    if batch.settings.get("objective") != "gspo":
+    objective = _by_row(batch)
+    if objective is None:
         return not_applicable("new equals old: a product and a mean are both 1")
     simple = (
-        batch.settings.get("aggregation", "sequence_mean") == "sequence_mean"
+        batch.settings.get("aggregation", objective.aggregation) == "sequence_mean"
         and (not batch.settings.get("kl_coef", 0.0) or batch.settings.get("kl_placement") == "reward")
         and batch.settings.get("correction", "off") == "off"
         and float(np.abs(difference_BT).max(initial=0.0)) <= TOLERANCE

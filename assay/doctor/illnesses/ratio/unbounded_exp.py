@@ -31,10 +31,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from assay.config.sections import LossConfig
+from assay.doctor.arrays import plain, tensor
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.recompute.terms import stated_objective
+from assay.grpo import mismatch_weights
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.epochs import epochs_over, turns
@@ -90,8 +94,10 @@ def _ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict | None:
 
 def _is_bounded(batch: Batch) -> bool:
     """Whether the objective itself bounds a large ratio on both sides of the advantage."""
-    settings = batch.settings
-    return settings.get("objective") in ("cispo", "sapo") or any(settings.get(name) for name in ("delta", "dual_clip"))
+    objective = stated_objective(batch.settings)
+    if objective is not None and objective.bounds_ratio:
+        return True
+    return any(batch.settings.get(name) for name in ("delta", "dual_clip"))
 
 
 def _recorded(batch: Batch, row: int, token: int) -> float | None:
@@ -111,26 +117,15 @@ def _weights(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
     judged_BT = mask_BT & np.isfinite(sampler_BT) & np.isfinite(old_BT)
     if judged_BT.sum() < TOKENS:
         return not_enough_data(f"sampler_logprobs of {TOKENS} loss tokens")
-    log_weight_BT = np.where(judged_BT, old_BT - sampler_BT, 0.0)
-    level = batch.settings["correction"]
-    if level in ("sequence", "geometric"):
-        log_weight_B1 = log_weight_BT.sum(axis=1, keepdims=True)
-        if level == "geometric":
-            log_weight_B1 = log_weight_B1 / np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
-        log_weight_BT = np.broadcast_to(log_weight_B1, mask_BT.shape)
-    low, high = batch.settings.get("correction_low", 0.0), batch.settings.get("correction_high", 2.0)
-    weight_BT = np.exp(log_weight_BT.clip(-OVERFLOW, OVERFLOW))
-    if batch.settings.get("correction_mode", "truncate") == "truncate":
-        weight_BT = weight_BT.clip(low, high)
-    else:
-        weight_BT = np.where((weight_BT >= low) & (weight_BT <= high), weight_BT, 0.0)
-    mean = float(weight_BT[judged_BT].mean())
+    stated = LossConfig(**{name: value for name, value in batch.settings.items() if name.startswith("correction")})
+    old_BT, sampler_BT = np.where(judged_BT, old_BT, 0.0), np.where(judged_BT, sampler_BT, np.nan)
+    mean = float(plain(mismatch_weights(tensor(old_BT), tensor(sampler_BT), tensor(mask_BT), stated))[judged_BT].mean())
     fact = Fact("mean importance weight old / sampler", mean, WEIGHT_LOW, batch.step)
     if WEIGHT_LOW <= mean <= WEIGHT_HIGH:
         return healthy("no ratio is out of bounds and the importance weights have a mean near 1", fact)
     return finding(
-        f"the importance weights old / sampler ({level}) have a mean of {mean:.3g} instead of about 1, so that the "
-        f"gradient is {'multiplied' if mean > 1 else 'shrunk'} by it",
+        f"the importance weights old / sampler ({stated.correction}) have a mean of {mean:.3g} instead of about 1, so "
+        f"that the gradient is {'multiplied' if mean > 1 else 'shrunk'} by it",
         fact,
         confidence=Confidence.LIKELY,
     )

@@ -1,24 +1,24 @@
-"""The turns of a contest, with a stand-in for the workers: who runs when, with what settings, and what comes of it."""
+"""The runs of a benchmark, with a stand-in for the workers: who runs when, with what settings, and what comes of it."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.contest import contest
-from benchmarks.contest.options import Options
-from benchmarks.contest.workload import Workload
+from benchmarks.model.benchmark import run_benchmark
+from benchmarks.model.options import Options
+from benchmarks.model.workload import Workload
 
 SMALL = Workload(prompts=4, group_size=4, prompt_tokens=8, new_tokens=8)
 
 
 @pytest.fixture
 def measured(stand_ins, tmp_path):
-    """Runs a contest of stand-ins; gives its exit code and its document."""
+    """Runs a benchmark of stand-ins; gives its exit code and its document."""
 
     def run(*measurements, **others):
         path = tmp_path / "bench.json"
-        code = contest(replace(Options("tiny", SMALL, measurements, timed=1, json_path=path), **others))
+        code = run_benchmark(replace(Options("tiny", SMALL, measurements, timed=1, json_path=path), **others))
         return code, json.loads(path.read_text())
 
     return run
@@ -42,7 +42,7 @@ def test_peers_run_with_the_settings_that_were_fastest(measured, capsys):
         "preparing tiny: the model, the floors of the device",
         "looking for the fastest settings of trl",
         "looking for the fastest settings of generate",
-        "turn 1 of 6: assay, rollout, update, step",
+        "run 1 of 6: assay, rollout, update, step",
     ]
 
 
@@ -50,7 +50,7 @@ def test_a_step_alone_is_shown_without_the_rollout_inside_it(measured):
     code, document = measured("step", repeats=1, peer_batch=16, peer_caches=("dynamic",))
     assert code == 0
     assert list(document["summaries"]) == ["step"]
-    assert [turn["name"] for turn in document["turns"]] == ["0-assay", "1-trl"]  # nothing was left to be tried
+    assert [run["name"] for run in document["turns"]] == ["0-assay", "1-trl"]  # nothing was left to be tried
     assert document["choices"]["trl"] == {"cache": "dynamic", "batch": 16, "autocast": False, "checkpointing": False}
 
 
@@ -94,5 +94,5 @@ def test_settings_that_break_a_peer_are_left_out(measured, monkeypatch, capsys):
 
 def test_a_warm_up_that_was_asked_for_is_made(measured):
     _, document = measured("rollout", repeats=1, contenders=("assay",), warmup=3)
-    ((reading,),) = (turn["readings"] for turn in document["turns"])
+    ((reading,),) = (run["readings"] for run in document["turns"])
     assert (reading["job"]["warmup"], len(reading["iterations"])) == (3, 4)

@@ -1,4 +1,4 @@
-"""What a peer leaves to its user is tried before the contest, and it runs with what was fastest.
+"""What a peer leaves to its user is tried before the runs, and it runs with what was fastest.
 
 For transformers' generate: the dynamic or the static cache. For TRL: the per-device batch, from the whole batch down by
 halves until it gets slower, without gradient checkpointing if any size fits; and the cache. Readings are handed on one
@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.contest import by_generate, by_trl
-from benchmarks.contest.device import forget_peak
-from benchmarks.contest.reading import Machine, PeerChoice, Reading
-from benchmarks.contest.workload import ROLLOUT, STEP, UPDATE, Job, Workload
+from benchmarks.model import by_generate, by_trl
+from benchmarks.model.device import forget_peak
+from benchmarks.model.reading import Machine, PeerChoice, Reading
+from benchmarks.model.workload import ROLLOUT, STEP, UPDATE, Job, Workload
 
 MOST_HALVINGS = 4
 

@@ -1,4 +1,4 @@
-"""What was asked of a contest, checked; errors name the option and the way out.
+"""The options of `python -m benchmarks.model`, checked; errors name the option and the way out.
 
 Nothing here imports torch, which takes many seconds: what can be known to be wrong without it is refused at once.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from assay.config import ConfigError
 from assay.machine import durable
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import ROLLOUT, SCALING, STEP, UPDATE, Workload, points
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.workload import ROLLOUT, SCALING, STEP, UPDATE, Workload, points
 
 CONTENDERS = ("assay", "trl", "trl-autocast", "generate")
 CACHES = ("dynamic", "static")
@@ -63,7 +63,7 @@ class Options:
         """To be typed again."""
         sizes = self.workload
         words = [
-            f"assay bench --model {self.model} --measure {','.join(self.measurements)}",
+            f"python -m benchmarks.model {self.model} --measure {','.join(self.measurements)}",
             f"--prompts {sizes.prompts} --group-size {sizes.group_size} --prompt-tokens {sizes.prompt_tokens} "
             f"--new-tokens {sizes.new_tokens} --device {self.device} --dtype {self.dtype} --threads {self.threads}",
             f"--steps {self.timed} --repeats {self.repeats}",
@@ -83,7 +83,7 @@ def check(options: Options) -> None:
     """Refuses what cannot be measured, before anything runs."""
     if options.model not in SHAPES and not _could_be_a_model(options.model):
         raise ConfigError(
-            f"--model {options.model} is neither a directory with a model, nor a .gguf file, nor smollm2, nor one of "
+            f"{options.model} is neither a directory with a model, nor a .gguf file, nor smollm2, nor one of "
             f"{', '.join(SHAPES)}"
         )
     no_gpu = gpu_is_out_of_reach()
@@ -155,12 +155,6 @@ def words(option: str, text: str, choices: Sequence[str]) -> tuple[str, ...]:
     if strangers or not asked:
         raise ConfigError(f"{option} {text} is not a comma-separated choice of {', '.join(choices)}")
     return tuple(choice for choice in choices if choice in asked)
-
-
-def one_of(option: str, word: str, choices: Sequence[str]) -> str:
-    if word not in choices:
-        raise ConfigError(f"{option} {word} is not one of {', '.join(choices)}")
-    return word
 
 
 def _could_be_a_model(name: str) -> bool:

@@ -1,6 +1,6 @@
-"""`assay bench --doctor`: what the doctor costs a run, by the clock and by its own account.
+"""What the doctor costs a run, by the clock and by its own account.
 
-Runs with --doctor off and warn take turns, each in a process of its own, without evaluations, which would hide some of
+Runs with --doctor off and warn alternate, each in a process of its own, without evaluations, which would hide some of
 the cost. By the clock: the median length of the runs with the doctor over that without. By account: the seconds that
 were spent on examinations and checks, as a share of the rest of the same run; this holds on a busy machine as well.
 """
@@ -8,7 +8,6 @@ were spent on examinations and checks, as a share of the rest of the same run; t
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import statistics
 import tempfile
@@ -21,10 +20,21 @@ from rich.text import Text
 
 from assay import config as configuration
 from assay.record import RunError, read_events
-from benchmarks.process import chatter, cpu_model, last_words, progress, run_worker, say
+from benchmarks.command import Parser, alternating, check_directories, exit_with, write_json
+from benchmarks.process import chatter, cpu_model, last_words, progress, run_worker
 
 TARGET = 0.02  # of the run
 MODES = ("off", "warn")
+
+PARSER = Parser(
+    "doctor",
+    "Times what the doctor costs a run: the embedded default, or that of --config, with the doctor and without.",
+    ("", "--config my.toml --steps 20 --json overhead.json"),
+)
+PARSER.number("--steps", None, "steps of each run; by default as in the config")
+PARSER.number("--repeats", 3, "runs of each kind")
+PARSER.file("--config", "FILE.toml", "what to train; by default the embedded model")
+PARSER.file("--json", "FILE", "keeps what is measured")
 
 
 @dataclass(frozen=True)
@@ -55,18 +65,16 @@ def overhead(runs: Sequence[Timed]) -> tuple[float, float]:
 def doctor_overhead(config: Path | None, steps: int | None, repeats: int, json_path: Path | None) -> int:
     """Times `repeats` runs of each kind and prints the overhead. Returns the exit code."""
     errors, console = chatter(), Console()
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        say(errors, f"{json_path}: its directory does not exist; make it, or choose another path")
-        return 2
+    check_directories(json_path)
     steps = steps or configuration.load(config).run.steps
-    order = [mode for turn in range(repeats) for mode in (MODES if turn % 2 == 0 else MODES[::-1])]
+    order = alternating(MODES, repeats)
     load_before = os.getloadavg()[0]
     runs = []
     with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(errors, order, steps) as begin:
-        for turn, mode in enumerate(order):
-            directory = Path(place) / f"{turn}-{mode}"
+        for number, mode in enumerate(order):
+            directory = Path(place) / f"{number}-{mode}"
             directory.mkdir()
-            begin(turn)
+            begin(number)
             timed = _run(mode, config, steps, directory)
             if timed is None:
                 last_words(errors, mode, directory)
@@ -84,12 +92,7 @@ def doctor_overhead(config: Path | None, steps: int | None, repeats: int, json_p
         "runs": [asdict(run) for run in runs],
     }
     _print(console, runs, by_clock, by_account, load_before)
-    if json_path is not None:
-        try:
-            json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            say(errors, f"{json_path} could not be written: {error.strerror}; the figures above are whole")
-            return 2
+    write_json(json_path, document)
     return 0 if by_account <= TARGET else 1
 
 
@@ -122,3 +125,8 @@ def _print(console: Console, runs: Sequence[Timed], by_clock: float, by_account:
         ),
         soft_wrap=True,
     )
+
+
+if __name__ == "__main__":
+    asked = PARSER.parse_args()
+    exit_with(lambda: doctor_overhead(asked.config, asked.steps, asked.repeats, asked.json))

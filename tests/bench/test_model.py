@@ -1,20 +1,18 @@
-"""`assay bench --model`: its arithmetic by hand, its tables. Contenders and refusals have files of their own."""
+"""`python -m benchmarks.model`: its arithmetic by hand, its tables. Contenders and refusals have files of their own."""
 
 import io
-import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from assay.cli import app
 from assay.config import ConfigError
-from benchmarks.contest import contest
-from benchmarks.contest.course import contenders_of, order_of
-from benchmarks.contest.floors import (
+from benchmarks.command import alternating
+from benchmarks.model.benchmark import contenders_of, run_benchmark
+from benchmarks.model.floors import (
     Limits,
     Sizes,
     decode_bytes,
@@ -23,8 +21,8 @@ from benchmarks.contest.floors import (
     rollout_operations,
     update_operations,
 )
-from benchmarks.contest.options import Options, words
-from benchmarks.contest.reading import (
+from benchmarks.model.options import Options, words
+from benchmarks.model.reading import (
     Iteration,
     Machine,
     Memory,
@@ -37,11 +35,10 @@ from benchmarks.contest.reading import (
     summarise,
     write_readings,
 )
-from benchmarks.contest.scaling_plot import draw
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.table import along, print_document, print_scaling
-from benchmarks.contest.turns import fastest
-from benchmarks.contest.workload import (
+from benchmarks.model.scaling_plot import draw
+from benchmarks.model.table import along, print_document, print_scaling
+from benchmarks.model.workers import fastest
+from benchmarks.model.workload import (
     Job,
     Workload,
     checksum,
@@ -51,6 +48,7 @@ from benchmarks.contest.workload import (
     reward_of,
 )
 
+ROOT = Path(__file__).parents[2]
 SMALL = Workload(prompts=2, group_size=3, prompt_tokens=4, new_tokens=5)
 SIZES = Sizes(
     body=100, head=20, layers=2, heads=4, kv_heads=2, head_size=3, vocabulary=10, context=64, bytes_a_number=2
@@ -212,7 +210,7 @@ def test_scaling_moves_one_size_at_a_time_and_never_below_what_makes_sense():
 
 
 def test_every_second_repeat_starts_with_the_other_one():
-    assert order_of(["assay", "trl", "generate"], 3) == [
+    assert alternating(["assay", "trl", "generate"], 3) == [
         "assay", "trl", "generate", "generate", "trl", "assay", "assay", "trl", "generate",
     ]  # fmt: skip
 
@@ -228,13 +226,13 @@ def test_every_second_repeat_starts_with_the_other_one():
     ],
 )
 def test_who_runs(measurements, scale_peers, names, monkeypatch):
-    monkeypatch.setattr("benchmarks.contest.course.missing_peer", lambda: "")
+    monkeypatch.setattr("benchmarks.model.benchmark.missing_peer", lambda: "")
     options = Options("tiny", SMALL, measurements, scale_peers=scale_peers)
     assert contenders_of(options, MACHINE) == (names, [])
 
 
 def test_on_bfloat16_trl_runs_with_its_default_precision_too(monkeypatch):
-    monkeypatch.setattr("benchmarks.contest.course.missing_peer", lambda: "")
+    monkeypatch.setattr("benchmarks.model.benchmark.missing_peer", lambda: "")
     names, _ = contenders_of(Options("tiny", SMALL), replace(MACHINE, dtype="bfloat16"))
     assert names == ["assay", "trl", "trl-autocast", "generate"]
     with pytest.raises(ConfigError, match="is about bfloat16"):
@@ -248,37 +246,30 @@ def test_without_trl_the_others_run_and_the_way_to_it_is_told(monkeypatch):
     assert "pip install 'assay[trl]'" in sentence
 
 
-def test_help_has_examples():
-    shown = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200"}).stdout
-    assert "assay bench --model smollm2 --measure rollout" in shown
-    for shape in SHAPES:
-        assert re.search(rf"\W{re.escape(shape)}\W", shown), shape
-
-
-def test_lists_are_put_intoorder_of():
+def test_lists_are_put_into_order():
     assert words("--measure", "step,rollout", ("rollout", "update", "step")) == ("rollout", "step")
 
 
 def test_the_command_can_be_typed_again():
     options = Options("135m", SMALL, contenders=("assay", "trl"), peer_batch=6, peer_caches=("static",), warmup=3)
     assert options.command.startswith(
-        "assay bench --model 135m --measure rollout,update,step --prompts 2 --group-size 3"
+        "python -m benchmarks.model 135m --measure rollout,update,step --prompts 2 --group-size 3"
     )
     assert options.command.endswith("--contenders assay,trl --peer-batch 6 --peer-cache static --warmup 3")
 
 
 def test_the_parent_needs_no_torch():
-    code = "import sys, benchmarks.contest; print([one for one in ('torch', 'transformers') if one in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = "import sys, benchmarks.model.benchmark; print([name for name in ('torch', 'trl') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert shown.stdout.strip() == "[]"
 
 
-def test_a_turn_that_fails_ends_the_contest_with_its_last_words(monkeypatch, capsys, tmp_path):
+def test_a_worker_that_fails_ends_the_benchmark_with_its_last_words(monkeypatch, capsys, tmp_path):
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho no memory left >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    assert contest(Options("tiny", SMALL, json_path=tmp_path / "bench.json")) == 1
+    assert run_benchmark(Options("tiny", SMALL, json_path=tmp_path / "bench.json")) == 1
     shown = capsys.readouterr().err
     assert "preparing tiny" in shown
     assert "no memory left" in shown
@@ -294,7 +285,7 @@ def document(unequal=(), scaling=()):
     }
     return {
         "complete": True, "order": ["assay", "trl", "generate"], "turns": [],
-        "date": "2026-11-15T00:00:00", "command": "assay bench --model tiny", "model": "tiny",
+        "date": "2026-11-15T00:00:00", "command": "python -m benchmarks.model tiny", "model": "tiny",
         "machine": asdict(MACHINE), "workload": asdict(SMALL),
         "environment": {"threads": 1, "packages": {"trl": "1.16.0", "torch": "2", "transformers": "5"}},
         "load_average": {"before": 0.0, "after": 0.0}, "floors": described(SIZES, SMALL, MACHINE.limits),

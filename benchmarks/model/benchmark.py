@@ -1,12 +1,17 @@
-"""The course of a contest: who runs, with what settings, in what order; and its document, kept after every turn.
+"""A benchmark of a real model: who runs, with what settings, in what order; and its document, written after every run.
 
-prepare --> tune peers --> turns of the contenders, in alternating order --> scaling
+    prepare --> tune peers --> runs of the contenders, in alternating order --> scaling    --> table, JSON, picture
+
+Every run is a process of its own: nobody inherits another's memory, caches or threads, and nothing here imports torch.
+All get the same model files, prompts and lengths; unequal work is refused. After every run the JSON file holds all
+that was measured by then, and the same command goes on from it.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,29 +20,77 @@ from typing import Any
 from rich.console import Console
 
 from assay.config import ConfigError
-from assay.machine import durable
 from assay.record import describe_environment
-from benchmarks.contest.floors import described
-from benchmarks.contest.kept import Turn, compared, on_the_same_machine, turns_of, write_document
-from benchmarks.contest.options import MEASURED_BY, Options, check_precision
-from benchmarks.contest.reading import Machine, PeerChoice, Reading, differences, ratios, summarise
-from benchmarks.contest.turns import Turns
-from benchmarks.contest.workload import ROLLOUT, SCALING, STEP, UPDATE
-from benchmarks.process import Stop, missing_peer, say
+from assay.train.run.interrupt import Interrupted
+from benchmarks.command import alternating, write_json
+from benchmarks.model.floors import described
+from benchmarks.model.options import MEASURED_BY, Options, check, check_precision
+from benchmarks.model.reading import Machine, PeerChoice, Reading, differences, ratios, summarise
+from benchmarks.model.saved import Run, compared, on_the_same_machine, read_document, runs_of
+from benchmarks.model.table import print_document, print_scaling
+from benchmarks.model.workers import WorkerFailed, Workers
+from benchmarks.model.workload import ROLLOUT, SCALING, STEP, UPDATE
+from benchmarks.process import Stop, chatter, missing_peer, say
 
 PEERS_OF_TRL = ("trl", "trl-autocast")
-GROWN = "grow-"  # how the names of the turns begin that measure scaling
+GROWN = "grow-"  # how the names of the runs begin that measure scaling
+WIDTH = 140
 
 
-class Course:
-    """One contest, under way or stopped; `document` tells what is known of it by now."""
+def run_benchmark(options: Options) -> int:
+    """Measures, prints, writes. Returns the exit code: 0; 1 if a worker failed or the work was not the same; 2 if the
+    JSON file could not be written; 130 or 143 if a signal stopped it."""
+    check(options)
+    if options.plot_path is not None:
+        from benchmarks.curves_plot import require_matplotlib
+
+        require_matplotlib()
+    errors, console = chatter(), Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)  # four contenders side by side, in a file or a pipe
+    document = read_document(options)
+    if document is not None and document["complete"]:
+        say(errors, f"{options.json_path} holds all of this, of {document['date'][:10]}; remove it to measure again")
+        code = 0
+    else:
+        document, code = _measured(options, errors, document)
+    if document is None:
+        return code
+    print_document(console, document)
+    if document["scaling"]:
+        print_scaling(console, document)
+        if options.plot_path is not None:
+            from benchmarks.model.scaling_plot import draw
+
+            draw(options.plot_path, document)
+    return code or (1 if document["unequal_work"] else 0)
+
+
+def _measured(options: Options, errors: Console, earlier: dict[str, Any] | None) -> tuple[dict[str, Any] | None, int]:
+    """The document, if there is any by now, and the exit code as far as it is decided by now."""
+    with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, Stop() as stop:
+        benchmark, code = Benchmark(options, Path(place), errors, stop, earlier), 0
+        try:
+            benchmark.run()
+        except WorkerFailed:
+            code = 1
+        except Interrupted as stopped:
+            say(errors, f"stopped by {stopped}")
+            code = stopped.exit_code
+        if not benchmark.could_be_written:
+            code = code or 2
+        return (benchmark.document() if benchmark.machine is not None else None), code
+
+
+class Benchmark:
+    """One benchmark, under way or stopped; `document` holds what is known by now."""
 
     def __init__(
         self, options: Options, place: Path, errors: Console, stop: Stop, earlier: dict[str, Any] | None
     ) -> None:
         self.options, self.errors, self.earlier = options, errors, earlier
-        self.kept: dict[str, Turn] = {turn.name: turn for turn in turns_of(earlier) if turn.done} if earlier else {}
-        self.turns = Turns(options, place, errors, stop, self.kept, self._keep)
+        self.runs: dict[str, Run] = {run.name: run for run in runs_of(earlier) if run.done} if earlier else {}
+        self.workers = Workers(options, place, errors, stop, self.runs, self._save)
         self.machine: Machine | None = None
         self.complete = False
         self.could_be_written = True
@@ -49,47 +102,43 @@ class Course:
     def run(self) -> None:
         """To its end, or until it is stopped."""
         options = self.options
-        machine = self.turns.prepare()
+        machine = self.workers.prepare()
         if self.earlier is not None:
             assert options.json_path is not None
             machine = on_the_same_machine(options.json_path, self.earlier, machine)
-            say(self.errors, f"{options.json_path} holds {len(self.kept)} turns of this; going on behind them")
+            say(self.errors, f"{options.json_path} holds {len(self.runs)} runs of this; going on after them")
         self.machine = machine
         contenders, self.notes = contenders_of(options, machine)
-        self.order = order_of(contenders, options.repeats) if set(options.measurements) - {SCALING} else []
-        try:
-            self._write()
-        except OSError as error:  # known before anything is measured
-            raise ConfigError(f"{options.json_path} could not be written: {durable.reason(error)}") from error
+        self.order = alternating(contenders, options.repeats) if set(options.measurements) - {SCALING} else []
+        self._write()  # what cannot be written is refused before anything is measured
         self._choose(contenders)
-        for turn, name in enumerate(self.order):
-            self.turns.run(name, self.choices.get(name), turn, len(self.order))
+        for number, name in enumerate(self.order):
+            self.workers.run(name, self.choices.get(name), number, len(self.order))
         if SCALING in options.measurements:
-            self.turns.grow(contenders if options.scale_peers else contenders[:1], self.choices)
+            self.workers.grow(contenders if options.scale_peers else contenders[:1], self.choices)
         self.complete = True
-        self._keep()
+        self._save()
 
     def _choose(self, contenders: Sequence[str]) -> None:
         for name in contenders:
             if name in ("generate", "trl") or (name == "trl-autocast" and "trl" not in contenders):
-                self.choices[name] = self.turns.tune(name)
+                self.choices[name] = self.workers.tune(name)
         for name in contenders:
             if name == "trl-autocast":
                 best = self.choices.get("trl", self.choices.get(name)) or PeerChoice()
                 self.choices[name] = PeerChoice(best.cache, best.batch, autocast=True, checkpointing=best.checkpointing)
 
-    def _keep(self) -> None:
-        """A contest whose file cannot be written any more goes on: its table will be printed."""
+    def _save(self) -> None:
+        """A benchmark whose file cannot be written any more goes on: its table will be printed."""
         try:
             self._write()
-        except OSError as error:
+        except ConfigError as error:
             self.could_be_written = False
-            say(self.errors, f"{self.options.json_path} could not be written: {durable.reason(error)}")
+            say(self.errors, str(error))
 
     def _write(self) -> None:
         self.could_be_written = True
-        if self.options.json_path is not None:
-            write_document(self.options.json_path, self.document())
+        write_json(self.options.json_path, self.document())
 
     def document(self) -> dict[str, Any]:
         options, machine = self.options, self.machine
@@ -123,26 +172,26 @@ class Course:
                 }
                 for one in grown
             ],
-            "turns": [asdict(turn) for turn in self.kept.values()],
+            "turns": [asdict(run) for run in self.runs.values()],
         }
 
     def _readings(self) -> list[Reading]:
-        """Of the turns in order. A step of TRL tells of the rollout in it, too, which counts if it was asked for."""
-        names = [f"{turn}-{name}" for turn, name in enumerate(self.order)]
+        """In order. A step of TRL also measures the rollout in it, which counts if it was asked for."""
+        names = [f"{number}-{name}" for number, name in enumerate(self.order)]
         return [
             reading
             for name in names
-            if name in self.kept
-            for reading in self.kept[name].readings
+            if name in self.runs
+            for reading in self.runs[name].readings
             if reading.job.measurement in self.options.measurements
         ]
 
     def _grown(self) -> list[Reading]:
         return [
             reading
-            for name, turn in self.kept.items()
+            for name, run in self.runs.items()
             if name.startswith(GROWN)
-            for reading in turn.readings
+            for reading in run.readings
             if reading.job.measurement == (STEP if STEP in MEASURED_BY[reading.contender] else ROLLOUT)
         ]
 
@@ -163,14 +212,6 @@ def contenders_of(options: Options, machine: Machine) -> tuple[list[str], list[s
     if missing and any(name in PEERS_OF_TRL for name in able):
         return [name for name in able if name not in PEERS_OF_TRL], [missing]
     return able, []
-
-
-def order_of(contenders: Sequence[str], repeats: int) -> list[str]:
-    """
-    >>> order_of(["assay", "trl"], 2)
-    ['assay', 'trl', 'trl', 'assay']
-    """
-    return [name for turn in range(repeats) for name in (contenders if turn % 2 == 0 else contenders[::-1])]
 
 
 def _by_measurement(readings: Sequence[Reading]) -> dict[str, dict[str, list[Reading]]]:

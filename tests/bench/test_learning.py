@@ -1,4 +1,4 @@
-"""`assay bench --learning`: one real, very short comparison, and what is concluded from made-up curves."""
+"""`python -m benchmarks.learning`: one real, very short comparison, and what is concluded from made-up curves."""
 
 import importlib.util
 import json
@@ -9,10 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from tiny import EOS_ID, prompt, tiny_policy
-from typer.testing import CliRunner
 
 from assay import config as configuration
-from assay.cli import app
 from assay.config import Config, ConfigError
 from assay.policy.embedded import embedded_directory
 from assay.rewards import open_rewards
@@ -258,7 +256,7 @@ def test_finished_runs_come_back_from_the_file_and_other_settings_do_not_take_th
     with pytest.raises(ConfigError, match=r"another comparison \(optimizer differ\)"):
         read_curves(path, other)
     path.write_text('{"seeds": 1}')
-    with pytest.raises(ConfigError, match="no file of bench --learning"):
+    with pytest.raises(ConfigError, match=r"is not a file of benchmarks\.learning"):
         read_curves(path, config)
 
 
@@ -313,33 +311,16 @@ def test_curves_that_did_not_begin_alike_fail_the_comparison(worker, tmp_path, c
     assert "not comparable: seed 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--seeds", "2"], "belong to --learning"),
-        (["--plot", "a.svg"], "belong to --learning"),
-        (["--learning", "--repeats", "2"], "--repeats is for speed"),
-        (["--learning", "--config", "missing.toml"], "missing.toml"),
-        (["--learning", "--json", "missing/a.json"], "its directory does not exist"),
-    ],
-)
-def test_options_of_the_other_bench_are_refused(arguments, word):
-    ended = CliRunner().invoke(app, ["bench", *arguments])
-    assert ended.exit_code == 2
-    assert word in ended.stderr
-
-
 @needs_trl
 @needs_matplotlib
-def test_two_seeds_of_two_steps_from_config_to_plot(warm_peer, monkeypatch, tmp_path):
+def test_two_seeds_of_two_steps_from_config_to_plot(warm_peer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "executable", str(warm_peer))
     (tmp_path / "tiny.toml").write_text(TINY)
-    paths = {name: str(tmp_path / name) for name in ("tiny.toml", "parity.json", "parity.svg")}
-    options = ["--config", paths["tiny.toml"], "--json", paths["parity.json"], "--plot", paths["parity.svg"]]
-    ended = CliRunner().invoke(app, ["bench", "--learning", "--seeds", "2", "--steps", "2", *options])
-    assert ended.exit_code == 0, ended.stderr
-    assert "run 4 of 4: assay with seed 2, 2 steps" in ended.stderr
-    assert "pass@1 sampled, at the end" in ended.stdout
+    config = configuration.load(tmp_path / "tiny.toml")
+    assert learning(config, 2, 2, tmp_path / "parity.json", tmp_path / "parity.svg") == 0
+    printed = capsys.readouterr()
+    assert "run 4 of 4: assay with seed 2, 2 steps" in printed.err
+    assert "pass@1 sampled, at the end" in printed.out
     document = json.loads((tmp_path / "parity.json").read_text())
     for seed in ("1", "2"):
         ours, peer = (document["seeds"][seed][name] for name in ("assay", "trl"))

@@ -1,4 +1,4 @@
-"""The one model of a contest, as every contender gets it: the same files, the same dtype, no end token.
+"""The one model of a benchmark, as every contender gets it: the same files, the same dtype, no end token.
 
 The end token that all of them are told is one past the vocabulary: no model can sample it, so every completion has the
 length that was asked for, and nobody pays for suppressing anything.
@@ -17,10 +17,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.contest.floors import Sizes
-from benchmarks.contest.reading import Machine
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import PAD_ID
+from benchmarks.model.floors import Sizes
+from benchmarks.model.reading import Machine
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.workload import PAD_ID
 
 SEED = 20_261_115
 
@@ -36,13 +36,13 @@ def write_random(shape: str, directory: Path, device: torch.device, dtype: torch
 
 
 def load_model(machine: Machine, dtype: str = "") -> Any:
-    """The model in eval mode on its device; in another dtype than the contest's where a contender asks for one."""
+    """The model in eval mode on its device; in another dtype than the benchmark's where a contender asks for one."""
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         machine.directory, dtype=getattr(torch, dtype or machine.dtype), attn_implementation="sdpa"
     )
     model.to(machine.device)
-    # whatever the files suggest about sampling is not part of the contest
+    # whatever the files suggest about sampling is not part of the benchmark
     model.generation_config = type(model.generation_config)(
         eos_token_id=machine.sizes.vocabulary, pad_token_id=PAD_ID, bos_token_id=None
     )

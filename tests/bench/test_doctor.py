@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks.doctor_overhead import Timed, doctor_overhead, overhead
+from assay.config import ConfigError
+from benchmarks.doctor import Timed, doctor_overhead, overhead
 
 
 def test_the_clock_compares_medians_and_the_account_stays_within_one_run():
@@ -37,6 +38,6 @@ def test_runs_with_and_without_the_doctor_are_measured_and_written(tmp_path, mon
     assert "overhead: " in capfd.readouterr().out
 
 
-def test_a_place_that_does_not_exist_is_refused_before_anything_is_measured(tmp_path, capfd):
-    assert doctor_overhead(None, steps=1, repeats=1, json_path=tmp_path / "no" / "overhead.json") == 2
-    assert "its directory does not exist" in capfd.readouterr().err
+def test_a_place_that_does_not_exist_is_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(ConfigError, match="its directory does not exist"):
+        doctor_overhead(None, steps=1, repeats=1, json_path=tmp_path / "no" / "overhead.json")

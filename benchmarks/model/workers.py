@@ -1,4 +1,4 @@
-"""The turns of a contest: each is a worker process with a directory of its own for its plan and its results."""
+"""The runs of a benchmark: each is a worker process with a directory of its own for its plan and its results."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rich.console import Console
 
 from assay.config import ConfigError
 from assay.train.run.interrupt import Interrupted
-from benchmarks.contest.kept import Turn, seconds_of
-from benchmarks.contest.options import MEASURED_BY, Options
-from benchmarks.contest.reading import Machine, PeerChoice, Reading, read_readings
-from benchmarks.contest.workload import ROLLOUT, STEP, UPDATE, Job, points
+from benchmarks.model.options import MEASURED_BY, Options
+from benchmarks.model.reading import Machine, PeerChoice, Reading, read_readings
+from benchmarks.model.saved import Run, seconds_of
+from benchmarks.model.workload import ROLLOUT, STEP, UPDATE, Job, points
 from benchmarks.process import Stop, last_words, run_worker, say, working
 
 WARMUP = {"cpu": 1, "cuda": 2}  # iterations; the first one on a GPU compiles and captures, the second fills the pools
 
 
-class TurnFailed(RuntimeError):
-    """A turn ended without a result; its last words have been shown."""
+class WorkerFailed(RuntimeError):
+    """A worker ended without a result; its last words have been shown."""
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Runs workers, one after the other, under `place`; says on `errors` what is under way. A turn that is among the
-    `kept` ones is not run again; every other one is put there when it ends, and `on_turn` is called."""
+class Workers:
+    """Runs workers, one after the other, under `place`; says on `errors` what is under way. What is among
+    `runs` is not run again; every other run is put there when it ends, and `on_run` is called."""
 
     options: Options
     place: Path
     errors: Console
     stop: Stop
-    kept: dict[str, Turn]
-    on_turn: Callable[[], None]
+    runs: dict[str, Run]
+    on_run: Callable[[], None]
 
     @property
     def machine_file(self) -> Path:
@@ -68,15 +68,15 @@ class Turns:
             "caches": asked.peer_caches,
         }
         title = f"looking for the fastest settings of {name}"
-        tried = self._turn("tune", title, f"tune-{name}", plan, measurements)
+        tried = self._run("tune", title, f"tune-{name}", plan, measurements)
         return fastest(tried, known, Machine.read(self.machine_file))
 
-    def run(self, name: str, choice: PeerChoice | None, turn: int, turns: int) -> None:
+    def run(self, name: str, choice: PeerChoice | None, number: int, count: int) -> None:
         asked = self.options
         measurements = [one for one in MEASURED_BY[name] if one in asked.measurements]
         jobs = [Job(one, asked.workload, self._warmup, asked.timed) for one in measurements]
-        title = f"turn {turn + 1} of {turns}: {name}, {', '.join(measurements)}"
-        self._jobs(name, choice, jobs, title, f"{turn}-{name}")
+        title = f"run {number + 1} of {count}: {name}, {', '.join(measurements)}"
+        self._jobs(name, choice, jobs, title, f"{number}-{name}")
 
     def grow(self, contenders: Sequence[str], choices: dict[str, PeerChoice]) -> None:
         """Whole steps along each axis; of `generate`, which takes none, rollouts."""
@@ -97,31 +97,31 @@ class Turns:
             "jobs": [asdict(job) for job in jobs],
         }
         ticks = sum(job.iterations for job in jobs)
-        self._turn("run", title, folder, plan, [job.measurement for job in jobs], ticks)
+        self._run("run", title, folder, plan, [job.measurement for job in jobs], ticks)
 
-    def _turn(
+    def _run(
         self, what: str, title: str, name: str, plan: dict[str, Any], measurements: Sequence[str], ticks: int = 0
     ) -> tuple[Reading, ...]:
         """What was measured in it, now or by an earlier call of the same command."""
-        if name in self.kept and self.kept[name].done:
-            return self.kept[name].readings
+        if name in self.runs and self.runs[name].done:
+            return self.runs[name].readings
         began, directory = time.perf_counter(), self.place / name
 
-        def keep(*, done: bool) -> Turn:
+        def finish(*, done: bool) -> Run:
             readings = tuple(read_readings(directory / "readings.json"))
             seconds = seconds_of(directory, time.perf_counter() - began, readings, measurements)
-            self.kept[name] = Turn(name, done, seconds, readings)
-            self.on_turn()
-            return self.kept[name]
+            self.runs[name] = Run(name, done, seconds, readings)
+            self.on_run()
+            return self.runs[name]
 
         try:
             self._worker(what, title, name, plan, ticks, may_fail=what == "tune")
-        except (Interrupted, TurnFailed):
-            keep(done=False)
+        except (Interrupted, WorkerFailed):
+            finish(done=False)
             raise
-        turn = keep(done=True)
-        say(self.errors, f"{title.partition(',')[0]} {turn.told}")
-        return turn.readings
+        run = finish(done=True)
+        say(self.errors, f"{title.partition(',')[0]} {run.line}")
+        return run.readings
 
     def _worker(
         self, what: str, title: str, folder: str, plan: dict[str, Any], ticks: int = 0, *, may_fail: bool = False
@@ -131,14 +131,14 @@ class Turns:
         facts = {"what": what, "threads": self.options.threads, "machine": str(self.machine_file), "began": time.time()}
         (directory / "plan.json").write_text(json.dumps({**facts, **plan}), encoding="utf-8")
         with working(self.errors, title, ticks) as on_step:
-            command = ["benchmarks.contest.worker", str(directory)]
+            command = ["benchmarks.model.worker", str(directory)]
             ended_well = run_worker(command, directory, self.options.threads, on_step, self.stop)
         refusal = directory / "refusal.txt"
         if refusal.exists():
             raise ConfigError(refusal.read_text(encoding="utf-8"))
         if not ended_well and not (may_fail and read_readings(directory / "readings.json")):
             last_words(self.errors, title, directory)
-            raise TurnFailed
+            raise WorkerFailed
         if not ended_well:
             say(self.errors, f"{title}: one of them broke and is left out")
         return directory

@@ -1,4 +1,4 @@
-"""Before the contest: which device, which dtype, where the model is, and what the device can do at best."""
+"""Before the runs: which device, which dtype, where the model is, and what the device can do at best."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from assay.config import ConfigError
 from assay.config.sections import ModelConfig
 from assay.policy.load import model_directory
-from benchmarks.contest.device import measured_limits, memory_of, name_of
-from benchmarks.contest.model import sizes_of, write_random
-from benchmarks.contest.options import NO_GPU, check_room
-from benchmarks.contest.reading import Machine
-from benchmarks.contest.shapes import SHAPES
-from benchmarks.contest.workload import Workload
+from benchmarks.model.device import measured_limits, memory_of, name_of
+from benchmarks.model.options import NO_GPU, check_room
+from benchmarks.model.reading import Machine
+from benchmarks.model.shapes import SHAPES
+from benchmarks.model.weights import sizes_of, write_random
+from benchmarks.model.workload import Workload
 from benchmarks.process import cpu_model
 
 

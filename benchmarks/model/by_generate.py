@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.contest.device import Clock, forget_peak, peak
-from benchmarks.contest.model import load_model, weights_sum
-from benchmarks.contest.reading import Machine, PeerChoice, Reading, Work
-from benchmarks.contest.workload import PAD_ID, Job, Tokens, Workload, checksum, prompts_of
+from benchmarks.model.device import Clock, forget_peak, peak
+from benchmarks.model.reading import Machine, PeerChoice, Reading, Work
+from benchmarks.model.weights import load_model, weights_sum
+from benchmarks.model.workload import PAD_ID, Job, Tokens, Workload, checksum, prompts_of
 
 
 def measure(

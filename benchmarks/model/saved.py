@@ -1,4 +1,4 @@
-"""What a contest has measured so far: turn by turn in its --json file, so that one that was stopped can go on.
+"""What a benchmark has measured so far, run by run in its --json file: one that was stopped can go on.
 
 A file that holds another comparison (options, versions, machine) is refused, not overwritten. Nothing here imports
 torch.
@@ -14,36 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import ConfigError
-from assay.machine import durable
 from assay.record import describe_environment
-from benchmarks.contest.floors import Limits
-from benchmarks.contest.options import Options
-from benchmarks.contest.reading import Machine, Reading
+from benchmarks.model.floors import Limits
+from benchmarks.model.options import Options
+from benchmarks.model.reading import Machine, Reading
 
 NOT_COMPARED = ("json_path", "plot_path")  # of the options
 NO_LIMITS = Limits(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Run:
     """What one process did.
 
-    Example: Turn("1-trl", True, {"whole": 61.0, "imports": 14.0, "model": 2.0, "iterations": 38.0}, (reading,))
+    Example: Run("1-trl", True, {"whole": 61.0, "imports": 14.0, "model": 2.0, "iterations": 38.0}, (reading,))
     """
 
     name: str  # of its directory: tune-trl, 0-assay, grow-assay
-    done: bool  # False = stopped on the way: what it had measured is shown, and measured again when the contest goes on
+    done: bool  # False = stopped on the way: what it had measured is shown, and measured again when it goes on
     seconds: Mapping[str, float]  # whole, and of it: imports, model (until the first iteration), iterations
     readings: tuple[Reading, ...]
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Turn:
+    def from_json(cls, values: Mapping[str, Any]) -> Run:
         readings = tuple(Reading.from_json(one) for one in values["readings"])
         return cls(values["name"], values["done"], values["seconds"], readings)
 
     @property
-    def told(self) -> str:
-        """In one line."""
+    def line(self) -> str:
+        """How long it took, and what was measured."""
         whole = self.seconds["whole"]
         parts = {name: seconds for name, seconds in self.seconds.items() if name != "whole"}
         if parts:
@@ -51,11 +50,11 @@ class Turn:
         listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
         by_measurement = {one.job.measurement: one for one in self.readings}
         alone = len(by_measurement) == len(self.readings)  # not one of several settings or sizes
-        measured = [_told(one) for one in self.readings] if alone else [f"{len(self.readings)} readings"]
+        measured = [_line(one) for one in self.readings] if alone else [f"{len(self.readings)} readings"]
         return "; ".join([f"took {whole:.1f} s" + (f": {listed}" if listed else ""), *measured])
 
 
-def _told(reading: Reading) -> str:
+def _line(reading: Reading) -> str:
     seconds = statistics.median(one.seconds for one in reading.warm)
     return f"{reading.job.measurement} {seconds:.4g} s, cold {reading.cold_seconds:.4g} s"
 
@@ -63,7 +62,7 @@ def _told(reading: Reading) -> str:
 def seconds_of(
     directory: Path, whole: float, readings: Sequence[Reading], measurements: Sequence[str]
 ) -> dict[str, float]:
-    """Where a turn's time went. A reading that lies inside another one's iterations is not among the measurements."""
+    """Where a run's time went. A reading that lies inside another one's iterations is not among the measurements."""
     path = directory / "times.json"
     if not path.exists() or not readings:
         return {"whole": whole}
@@ -82,7 +81,7 @@ def seconds_of(
 
 
 def compared(options: Options) -> dict[str, Any]:
-    """What must be equal for two turns to belong to one comparison; the machine too, which is known later."""
+    """What must be equal for two runs to belong to one comparison; the machine too, which is known later."""
     environment = describe_environment(options.threads)
     asked = {one.name: getattr(options, one.name) for one in fields(options) if one.name not in NOT_COMPARED}
     facts = {
@@ -103,10 +102,10 @@ def read_document(options: Options) -> dict[str, Any] | None:
         document = json.loads(path.read_text(encoding="utf-8"))
         earlier, now = document["compared"], compared(options)
         Machine.from_json(document["machine"])
-        turns_of(document)
+        runs_of(document)
         changed = sorted(name for name in now if earlier.get(name) != now[name])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path} is no file of bench --model ({error!r}); choose another path") from error
+        raise ConfigError(f"{path} is not a file of benchmarks.model ({error!r}); choose another path") from error
     if changed:
         raise ConfigError(
             f"{path} holds another comparison ({', '.join(changed)} differ); choose another path, or remove it"
@@ -114,12 +113,12 @@ def read_document(options: Options) -> dict[str, Any] | None:
     return dict(document)
 
 
-def turns_of(document: Mapping[str, Any]) -> list[Turn]:
-    return [Turn.from_json(values) for values in document["turns"]]
+def runs_of(document: Mapping[str, Any]) -> list[Run]:
+    return [Run.from_json(values) for values in document["turns"]]
 
 
 def on_the_same_machine(path: Path, document: Mapping[str, Any], machine: Machine) -> Machine:
-    """The machine with the limits that the earlier turns were held against; another machine is refused."""
+    """The machine with the limits that the earlier runs were held against; another machine is refused."""
     earlier = Machine.from_json(document["machine"])
     facts = [asdict(replace(one, limits=NO_LIMITS, directory="")) for one in (earlier, machine)]
     changed = sorted(name for name, value in facts[1].items() if facts[0][name] != value)
@@ -129,7 +128,3 @@ def on_the_same_machine(path: Path, document: Mapping[str, Any], machine: Machin
             "remove it"
         )
     return replace(machine, limits=earlier.limits)
-
-
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    durable.replace_file(path, (json.dumps(document, indent=1) + "\n").encode())

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest.table import along
-from benchmarks.contest.workload import AXES, Workload
+from benchmarks.model.table import along
+from benchmarks.model.workload import AXES, Workload
 
 COLOURS = {"assay": "#0b6e4f", "trl": "#c1440e", "trl-autocast": "#8a5a83", "generate": "#3b5b92"}
 DASHES = {"assay": "-", "trl": "--", "trl-autocast": ":", "generate": "-."}

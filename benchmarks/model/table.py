@@ -1,4 +1,4 @@
-"""A contest as it is printed: one table a measurement, the floors, what was chosen, and whatever is to be said."""
+"""A benchmark as it is printed: one table per measurement, the floors, what was chosen, and whatever is to be said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contest.workload import AXES, STEP, Workload
+from benchmarks.model.workload import AXES, STEP, Workload
 
 TITLES = {"rollout": "rollout", "update": "update (forward, backward, optimizer)", "step": "whole step"}
 
@@ -45,9 +45,9 @@ def print_document(console: Console, document: Mapping[str, Any]) -> None:
 def _incomplete(document: Mapping[str, Any]) -> list[str]:
     if document["complete"]:
         return []
-    names = [f"{turn['name']}{'' if turn['done'] else ' in part'}" for turn in document["turns"] if turn["readings"]]
+    names = [f"{run['name']}{'' if run['done'] else ' in part'}" for run in document["turns"] if run["readings"]]
     return [
-        f"INCOMPLETE: measured were the turns {', '.join(names) or '(none)'}; the same command with the same --json "
+        f"INCOMPLETE: measured were the runs {', '.join(names) or '(none)'}; the same command with the same --json "
         "file goes on"
     ]
 

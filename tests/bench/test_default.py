@@ -1,4 +1,4 @@
-"""`assay bench`: one real, very short bench, and the arithmetic of its table by hand."""
+"""`python -m benchmarks.default`: one real, very short run, and the arithmetic of its table by hand."""
 
 import importlib.metadata
 import importlib.util
@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from assay.config import Config
+from assay.config import Config, ConfigError
 from assay.tasks import open_task
 from assay.types import Prompt, Rollout, StopReason
-from benchmarks import WARMUP, bench
+from benchmarks.default import WARMUP, measure_default
 from benchmarks.measured import STAGES_AND_REST, Measured, Step, differences, step_ratios, summarise
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.trl_peer import ExactReward
@@ -28,7 +28,7 @@ def document(tmp_path_factory, request):
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(request.getfixturevalue("warm_peer" if has_trl else "warm_python")))
-        assert bench(2, 1, path) == 0
+        assert measure_default(2, 1, path) == 0
     return json.loads(path.read_text())
 
 
@@ -65,7 +65,7 @@ def test_the_stages_of_a_measured_step_add_up_to_no_more_than_the_step(document)
 
 
 def test_the_document_says_what_was_run_and_where(document):
-    assert document["command"] == "assay bench --steps 2 --repeats 1"
+    assert document["command"] == "python -m benchmarks.default --steps 2 --repeats 1"
     assert document["order"] == (["assay", "trl"] if has_trl else ["assay"])
     assert document["environment"]["packages"]["torch"] == importlib.metadata.version("torch")
     assert document["cpu"]
@@ -99,7 +99,7 @@ def test_both_contenders_do_the_same_work(document):
 
 def test_without_trl_ours_is_timed_alone_and_the_way_to_the_other_is_told(replaying, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "trl", None)
-    assert bench(2, 1, None) == 0
+    assert measure_default(2, 1, None) == 0
     printed = capsys.readouterr()
     assert "pip install 'assay[trl]'" in printed.out
     assert "whole step" in printed.out
@@ -110,7 +110,7 @@ def test_without_trl_ours_is_timed_alone_and_the_way_to_the_other_is_told(replay
 @needs_trl
 def test_another_version_of_trl_is_not_timed_with_the_clock_of_this_one(replaying, monkeypatch, capsys):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.17.0")
-    assert bench(2, 1, None) == 0
+    assert measure_default(2, 1, None) == 0
     printed = capsys.readouterr()
     assert "TRL 1.17.0 is installed, but only TRL 1.16 can be timed" in printed.out
     assert "TRL / assay" not in printed.out
@@ -118,7 +118,7 @@ def test_another_version_of_trl_is_not_timed_with_the_clock_of_this_one(replayin
 
 @needs_trl
 def test_every_second_repeat_starts_with_the_other_contender(replaying, capsys, tmp_path):
-    assert bench(2, 3, tmp_path / "bench.json") == 0
+    assert measure_default(2, 3, tmp_path / "bench.json") == 0
     document = json.loads((tmp_path / "bench.json").read_text())
     assert document["order"] == ["assay", "trl", "trl", "assay", "assay", "trl"]
     assert len(document["step_ratios"]) == 3
@@ -130,7 +130,7 @@ def test_a_contender_that_did_other_work_fails_the_bench(replaying, capsys):
     recorded = replaying / "trl.json"
     run = Measured.from_json(recorded.read_text())
     recorded.write_text(replace(run, prompts_sha256="other").to_json())
-    assert bench(2, 1, None) == 1
+    assert measure_default(2, 1, None) == 1
     assert "the two were given different prompts" in capsys.readouterr().out
 
 
@@ -139,21 +139,20 @@ def test_a_run_that_fails_ends_the_bench_with_its_last_words(monkeypatch, capsys
     script.write_text("#!/bin/sh\necho step\necho no memory left >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    assert bench(1, 1, tmp_path / "bench.json") == 1
+    assert measure_default(1, 1, tmp_path / "bench.json") == 1
     assert "no memory left" in capsys.readouterr().err
     assert not (tmp_path / "bench.json").exists()
 
 
-def test_a_json_path_without_a_directory_is_refused_before_anything_runs(capsys, tmp_path):
-    assert bench(1, 1, tmp_path / "missing" / "bench.json") == 2
-    assert "its directory does not exist" in capsys.readouterr().err
+def test_a_json_path_without_a_directory_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="its directory does not exist"):
+        measure_default(1, 1, tmp_path / "missing" / "bench.json")
 
 
-def test_a_json_path_that_cannot_be_written_is_told_after_the_table(replaying, capsys, tmp_path):
-    assert bench(2, 1, tmp_path) == 2
-    printed = capsys.readouterr()
-    assert "whole step" in printed.out
-    assert "could not be written: Is a directory" in printed.err
+def test_a_json_path_that_cannot_be_written_is_reported_after_the_table(replaying, capsys, tmp_path):
+    with pytest.raises(ConfigError, match="could not be written: Is a directory"):
+        measure_default(2, 1, tmp_path)
+    assert "whole step" in capsys.readouterr().out
 
 
 def test_a_summary_takes_medians_over_the_timed_steps_of_all_runs():

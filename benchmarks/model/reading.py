@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.machine import durable
-from benchmarks.contest.floors import Limits, Sizes, floor_seconds
-from benchmarks.contest.workload import ROLLOUT, Job, Workload
+from benchmarks.model.floors import Limits, Sizes, floor_seconds
+from benchmarks.model.workload import ROLLOUT, Job, Workload
 
 SAME_SUM = 1e-6  # a model rounded to bfloat16 adds up to the same, that is how many weights it has
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contest.workload import ROLLOUT, UPDATE, Workload
+from benchmarks.model.workload import ROLLOUT, UPDATE, Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 It gets the fastest settings that it has: as large a batch as it is fastest with, no gradient checkpointing if it fits,
 fused AdamW, bfloat16 weights on a GPU (and, as a contender of its own, its default: float32 weights under autocast),
-no logging and no saving. What is left to choose is tried before the contest; see tuning.py.
+no logging and no saving. What is left to choose is tried before the runs; see tuning.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from transformers import TrainerCallback
 
 from assay.config import Config
-from benchmarks.contest.device import Clock, forget_peak, peak
-from benchmarks.contest.model import load_model, tokenizer_of, weights_sum
-from benchmarks.contest.reading import Iteration, Machine, PeerChoice, Reading, Work
-from benchmarks.contest.workload import ROLLOUT, UPDATE, Job, Tokens, checksum, completions_of, prompts_of, reward_of
+from benchmarks.model.device import Clock, forget_peak, peak
+from benchmarks.model.reading import Iteration, Machine, PeerChoice, Reading, Work
+from benchmarks.model.weights import load_model, tokenizer_of, weights_sum
+from benchmarks.model.workload import ROLLOUT, UPDATE, Job, Tokens, checksum, completions_of, prompts_of, reward_of
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.trl_settings import NOTHING_BESIDE
 

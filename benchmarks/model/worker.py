@@ -1,4 +1,4 @@
-"""One turn of a contest: python -m benchmarks.contest.worker DIRECTORY, which holds plan.json.
+"""One run of a benchmark: python -m benchmarks.model.worker DIRECTORY, which holds plan.json.
 
 Prints "step" after each iteration. Leaves machine.json (of a preparation) or readings.json, which grows reading by
 reading, and times.json, which tells how long it took to get to the first iteration; or refusal.txt, a sentence for
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import ConfigError
-from benchmarks.contest.reading import Machine, PeerChoice, Reading, write_readings
-from benchmarks.contest.workload import Job, Workload
+from benchmarks.model.reading import Machine, PeerChoice, Reading, write_readings
+from benchmarks.model.workload import Job, Workload
 
 
 def main(directory: Path) -> None:
@@ -35,7 +35,7 @@ def main(directory: Path) -> None:
 
 
 def _prepare(plan: dict[str, Any], directory: Path) -> None:
-    from benchmarks.contest.prepare import prepare
+    from benchmarks.model.prepare import prepare
 
     machine = prepare(
         plan["model"], plan["device"], plan["dtype"], plan["threads"], directory, Workload(**plan["longest"])
@@ -44,7 +44,7 @@ def _prepare(plan: dict[str, Any], directory: Path) -> None:
 
 
 def _tune(plan: dict[str, Any], directory: Path) -> None:
-    from benchmarks.contest.tuning import tune
+    from benchmarks.model.tuning import tune
 
     kept: list[Reading] = []
 
@@ -68,11 +68,11 @@ def _tune(plan: dict[str, Any], directory: Path) -> None:
 def _run(plan: dict[str, Any], directory: Path) -> None:
     contender, choice = plan["contender"], plan["choice"]
     if contender == "assay":
-        from benchmarks.contest.by_assay import measure
+        from benchmarks.model.by_assay import measure
     elif contender == "generate":
-        from benchmarks.contest.by_generate import measure
+        from benchmarks.model.by_generate import measure
     else:
-        from benchmarks.contest.by_trl import measure
+        from benchmarks.model.by_trl import measure
 
         import_module("trl.trainer.grpo_trainer")  # now, so that it counts as an import
     jobs = [Job(**{**values, "workload": Workload(**values["workload"])}) for values in plan["jobs"]]

@@ -1,10 +1,19 @@
-"""Names of settings: what other trainers call them, and the nearest name to a wrong one."""
+"""Why settings are refused, in one sentence each: unknown names (answered with the name that was meant, or with what
+other trainers' name is called here), values out of range, settings that contradict each other."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from assay.config.sections import Config
+
+MOST_THREADS = 1024  # with very many, torch ends the process without a word
 _CLIP = "loss.clip_low and loss.clip_high"
 
 # what TRL, verl, OpenRLHF and Hugging Face call it -> what it is called here
@@ -161,6 +170,14 @@ ABSENT = {
 }
 
 
+class ConfigError(ValueError):
+    """A config that cannot be run. Each sentence names a setting and the fix."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("\n".join(sentences))
+        self.sentences = sentences
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     """The end of an error message: the name that was probably meant, if one is close."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -213,3 +230,90 @@ def _leaves(table: Mapping[str, object], prefix: str = "") -> list[str]:
     for key, value in table.items():
         names += _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else [f"{prefix}{key}"]
     return names
+
+
+def value_problems(name: str, value: Any, key: dataclasses.Field[Any]) -> Iterator[str]:
+    """What is wrong with a value of the right type."""
+    choices, low = key.metadata["choices"], key.metadata["low"]
+    if choices and value not in choices:
+        yield f"{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), list(choices))}"
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, str) and not _is_unicode(part):
+            yield f"{name} = {part!r} holds bytes that are not text; give it in UTF-8"
+        if isinstance(part, float) and not math.isfinite(part):
+            yield f"{name} = {part} is not a finite number"
+    if isinstance(value, int | float) and value < low:
+        reason = "; a group of one has nobody to be compared with" if name == "rollout.group_size" else ""
+        yield f"{name} = {value} is below its minimum {low:g}{reason}"
+
+
+def _is_unicode(text: str) -> bool:
+    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+
+
+def contradictions(config: Config) -> list[str]:
+    """Settings that are each fine and together are not. A sentence names every setting that it depends on."""
+    rollout, loss, reward, optimizer = config.rollout, config.loss, config.reward, config.optimizer
+    rows = rollout.prompts * rollout.group_size
+    updates = optimizer.minibatches * max(optimizer.microbatches, 1)
+    found = {
+        f"reward.weights holds {len(reward.weights)} numbers for {len(reward.functions)} reward.functions; give one "
+        "weight a function, or none": bool(reward.weights) and len(reward.weights) != len(reward.functions),
+        "reward.functions = 'judge' needs judge.path (a sequence classifier) or judge.url (a server), not both": (
+            "judge" in reward.functions and bool(config.judge.path) == bool(config.judge.url)
+        ),
+        "rollout.top_p and rollout.min_p need rollout.top_k, for instance 50: the tokens that could have been sampled "
+        "are kept, so that training scores the distribution that was sampled from, and without a bound they can be the "
+        "whole vocabulary": (rollout.top_p < 1 or rollout.min_p > 0) and rollout.top_k == 0,
+        "rollout.top_p and rollout.min_p are shares between 0 and 1": max(rollout.top_p, rollout.min_p) > 1,
+        "rollout.stop holds an empty text, which ends every answer before it begins": "" in rollout.stop,
+        "loss.reference_every renews a reference, but loss.kl_coef = 0 has none": loss.reference_every > 0
+        and loss.kl_coef == 0,
+        "loss.reference_every cannot renew the reference of adapters (model.lora_rank): it is the model without them; "
+        "set it to 0": loss.reference_every > 0 and config.model.lora_rank > 0,
+        f"rollout.prompts x rollout.group_size = {rows} rows cannot be cut evenly into "
+        f"optimizer.minibatches = {optimizer.minibatches}; choose a divisor of {rows}": rows % optimizer.minibatches
+        != 0,
+        f"rollout.prompts x rollout.group_size = {rows} rows are fewer than optimizer.minibatches x "
+        f"optimizer.microbatches = {updates}": rows < updates,
+        f"optimizer.pass_tokens = {optimizer.pass_tokens} would be ignored: optimizer.microbatches = "
+        f"{optimizer.microbatches} says into how many passes an update is cut; set one of the two to 0": bool(
+            optimizer.pass_tokens and optimizer.microbatches
+        ),
+        f"loss.dual_clip = {loss.dual_clip} must exceed 1 + loss.clip_high, or be 0 for off": 0
+        < loss.dual_clip
+        <= 1 + loss.clip_high,
+        f"loss.delta = {loss.delta} must exceed 1 + loss.clip_high, or be 0 for off": 0
+        < loss.delta
+        <= 1 + loss.clip_high,
+        "loss.clip_low = 1 or more allows a ratio of 0 or less; it must be below 1": loss.clip_low >= 1,
+        "loss.kl_estimator = 'k1' in the loss has a gradient that is pure noise on its own samples; "
+        "use k2 or k3, loss.kl_gradient = 'unbiased', or loss.kl_placement = 'reward'": loss.kl_coef > 0
+        and loss.kl_placement == "loss"
+        and loss.kl_estimator == "k1"
+        and loss.kl_gradient == "naive",
+        f"loss.correction_low = {loss.correction_low} is not below loss.correction_high": loss.correction_low
+        >= loss.correction_high,
+        "advantage.combine = 'gdpo' normalises over the batch itself; "
+        "leave advantage.scale = 'group' and advantage.baseline = 'mean'": config.advantage.combine == "gdpo"
+        and (config.advantage.scale, config.advantage.baseline) != ("group", "mean"),
+        "rollout.truncated = 'penalise' needs rollout.penalty_tokens below "
+        f"rollout.max_tokens = {rollout.max_tokens}": rollout.truncated == "penalise"
+        and rollout.penalty_tokens >= rollout.max_tokens,
+        "optimizer.beta1 and optimizer.beta2 must be below 1": max(optimizer.beta1, optimizer.beta2) >= 1,
+        f"run.name = {config.run.name!r} must be a plain name: it becomes a directory below runs/": not config.run.name
+        or config.run.name != Path(config.run.name).name
+        or config.run.name in (".", "..")
+        or not config.run.name.isprintable(),
+        f"run.threads = {config.run.threads} is more than {MOST_THREADS}; give at most the number of cores": (
+            config.run.threads > MOST_THREADS
+        ),
+        f"evaluate.patience = {config.evaluate.patience} counts evaluations between steps, and there are none; set "
+        "evaluate.every, for instance to 10": config.evaluate.patience > 0 and not config.evaluate.every,
+        f"evaluate.patience = {config.evaluate.patience} counts evaluations, but evaluate.prompts = 0 makes none": bool(
+            config.evaluate.patience and not config.evaluate.prompts
+        ),
+        "reward.min_scored and reward.max_failed are shares between 0 and 1": max(reward.min_scored, reward.max_failed)
+        > 1,
+    }
+    return [sentence for sentence, holds in found.items() if holds]

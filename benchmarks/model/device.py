@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contest.floors import Limits
-from benchmarks.contest.reading import Iteration, Memory
 from benchmarks.measured import peak_memory_bytes
+from benchmarks.model.floors import Limits
+from benchmarks.model.reading import Iteration, Memory
 
 ROUNDS = {"cuda": 40, "cpu": 8}  # of each measurement; the first half brings the clocks up
 COPIED_BYTES = {"cuda": 2**32, "cpu": 2**28}  # far beyond any cache

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.model`: rollout, update, whole step and memory of a real model."""
