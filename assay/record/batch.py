@@ -248,7 +248,7 @@ class Batch:
 
     @property
     def token_advantages(self) -> Array:
-        """One a token, whichever way they were given."""
+        """One per token, also if they were given per row."""
         advantages, tokens_BT = self.need("advantages", "tokens")
         return advantages if advantages.ndim == 2 else np.broadcast_to(advantages[:, None], tokens_BT.shape)
 
