@@ -216,10 +216,9 @@ def test_the_doctor_can_be_sent_away_and_a_wrong_word_is_refused(assay_command, 
 
 
 def test_a_run_that_the_strict_doctor_stops_is_saved_and_goes_on_with_warn(run_path, monkeypatch, run_root):
-    from proof.plants.runs import plants
-
     from assay.train.run import run
     from assay.train.watch import DoctorStop
+    from proof.plants.runs import plants
     from proof.trial import planted
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from proof.plants.runs import plants
 from tiny import sample
 from typer.testing import CliRunner
 
@@ -21,6 +20,7 @@ from assay.record.batch_file import write_batch
 from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
 from assay.train.run import checkpoint, run
 from assay.verdict import Confidence, State
+from proof.plants.runs import plants
 from proof.trial import planted
 
 SMALL = {
