@@ -1,8 +1,8 @@
-"""A gallery of broken rewards, each as it is met in the wild, and what `assay reward-check` says of it.
+"""A gallery of broken rewards, each seen in real code, and what `assay reward-check` finds.
 
     assay reward-check examples/broken_rewards.py:contains
 
-Below the broken ones stand sound ones that look much the same.
+Below the broken ones are sound ones that look very similar.
 """
 
 import fcntl

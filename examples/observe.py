@@ -1,8 +1,8 @@
 """A GRPO loop written by hand in plain PyTorch, with the doctor in it: python examples/observe.py [--plant-a-bug]
 
-The task: a prompt is one letter (a token from 1 to 8), the answer is that letter, said three times. The doctor is
-attached in one call a step. With --plant-a-bug the loop divides by the temperature when it samples, and forgets to when
-it trains: the run still learns, and the doctor says what is wrong.
+The task: a prompt is one letter (a token from 1 to 8), the answer is that letter three times. One call per step
+runs the doctor. With --plant-a-bug the loop divides by the temperature when it samples, but not when it trains: the run
+still learns, and the doctor says what is wrong.
 """
 
 import sys

@@ -14,10 +14,10 @@ def score(completion: str, answer: str) -> dict[str, float]:
 
 
 def lengths(completions: list[str], answers: list[str]) -> list[float]:
-    """A first parameter in the plural: all answers to one prompt at once, one number for each."""
+    """A plural first parameter: all answers to one prompt at once, one number for each."""
     return [-abs(len(completion) - len(answer)) for completion, answer in zip(completions, answers, strict=True)]
 
 
 def places(completion: str, answer: str) -> list[float]:
-    """A list from a single completion: one number a step, which is a line, or what reward.step_separator ends."""
+    """A list for a single completion: one number per step; a step is a line, or ends with reward.step_separator."""
     return [float(line in answer) for line in completion.split("\n")]

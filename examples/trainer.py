@@ -1,7 +1,7 @@
 """GRPO on a model of your own, in a few seconds on a CPU: python examples/trainer.py
 
-The task: a prompt is one letter (a token from 1 to 8), the answer is that letter, said three times. The model is told
-nothing of this. It is only rewarded, and has to find out.
+The task: a prompt is one letter (a token from 1 to 8), the answer is that letter three times. The model learns this
+from the rewards alone.
 """
 
 import torch
@@ -13,7 +13,7 @@ END, LENGTH, LETTERS = 0, 3, range(1, 9)
 
 
 class Model(nn.Module):
-    """Any module will do that maps token ids [B, L] to logits [B, L, V] and does not look ahead."""
+    """Any module that maps token ids [B, L] to logits [B, L, V] and does not look ahead."""
 
     def __init__(self, vocabulary: int, width: int = 32) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class Model(nn.Module):
 
 
 def reward_fn(prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-    """One number for each completion; the completions of one prompt stand side by side."""
-    # a part for a half-right answer: where all answers of a group get the same reward, there is nothing to learn
+    """One number for each completion; the completions of one prompt are next to each other."""
+    # partial credit: if all answers of a group get the same reward, there is nothing to learn
     return [completion.count(prompt[0]) / LENGTH for prompt, completion in zip(prompts, completions, strict=True)]
 
 
@@ -37,14 +37,14 @@ trainer = GRPOTrainer(
     model,
     reward_fn,
     torch.optim.Adam(model.parameters(), lr=0.005),
-    group_size=16,  # answers a prompt; they are compared with each other
-    eos_id=END,  # with tokenizer=..., prompts are texts and this is known
+    group_size=16,  # answers per prompt; they are compared with each other
+    eos_id=END,  # not needed with tokenizer=..., where prompts are texts
     max_tokens=LENGTH,
-    epochs=2,  # updates on each batch of answers: from the second on, the clip has something to do
+    epochs=2,  # updates on each batch of answers; the clip acts from the second on
 )
 history = trainer.train([[letter] for letter in LETTERS], steps=40)
 
-# a step whose answers are all alike has nothing to teach, and is skipped
+# a step whose answers are all equal teaches nothing, and is skipped
 idle = sum(stats["skipped"] != "" for stats in history)
 print(f"steps: {len(history)}, of which without anything to learn: {idle}")
 print(f"reward of the first step: {history[0]['reward_mean']:.3f}")

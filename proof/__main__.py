@@ -1,8 +1,8 @@
-"""`python -m proof`: plants every illness in real runs, runs the healthy shelf, and prints the doctor's word.
+"""`python -m proof`: plants every illness in real runs, makes the healthy runs, and prints what the doctor says.
 
     python -m proof                                    every illness, 3 seeds
     python -m proof RAT01 SAMP01                       some of them
-    python -m proof --healthy                          the healthy shelf as well
+    python -m proof --healthy                          the healthy runs as well
     python -m proof --healthy --no-planted gspo lora   some healthy runs alone
 
 Exit code 1 if the planted faults are named first in less than 95 % of the runs, if anything false is called proven, or
@@ -25,9 +25,9 @@ from pathlib import Path
 
 from assay.doctor.catalogue import Illness, catalogue
 from proof.child import Job, outcomes_of
+from proof.healthy import HEALTHY_RUNS, Healthy
 from proof.outcome import Outcome, described, of_healthy, of_planted
 from proof.plants.runs import plants
-from proof.shelf import SHELF, Healthy
 from proof.table import Report, save
 from proof.trial import diagnosed, failure_of, run_trial, steps_recorded
 
@@ -40,16 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = {name.lower().replace("-", "_") for name in options.codes}
     planted = known if options.planted else []
     chosen = [one for one in planted if one.code in planting and (not wanted or {one.code.lower(), one.name} & wanted)]
-    shelf = [one for one in SHELF if not wanted or any(word in one.name for word in wanted)] if options.healthy else []
+    runs = HEALTHY_RUNS if options.healthy else ()
+    healthy = [run for run in runs if not wanted or any(word in run.name for word in wanted)]
     named = {one.code.lower() for one in known} | {one.name for one in known}
-    unknown = [word for word in wanted if word not in named and not any(word in one.name for one in SHELF)]
+    unknown = [word for word in wanted if word not in named and not any(word in run.name for run in HEALTHY_RUNS)]
     if unknown:
-        print(f"proof: {unknown[0]!r} is neither an illness nor a healthy run of the shelf", file=sys.stderr)
+        print(f"proof: {unknown[0]!r} is neither an illness nor a healthy run", file=sys.stderr)
         return 2
     seeds = range(1, options.seeds + 1)
     jobs = [
         *(_planted_job(illness, seed, known) for illness in chosen for seed in seeds),
-        *(_healthy_job(one, seed, known) for one in shelf for seed in seeds),
+        *(_healthy_job(run, seed, known) for run in healthy for seed in seeds),
     ]
     if not jobs:
         print("proof: nothing to run; see --healthy, --no-planted and --seeds", file=sys.stderr)
@@ -61,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for outcome in outcomes_of(jobs, Path(root), options.jobs):
             outcomes.append(outcome)
             left = (time.monotonic() - began) / len(outcomes) * (len(jobs) - len(outcomes))
-            print(f"[{len(outcomes)}/{len(jobs)}, {left:.0f} s left] {told(outcome)}", file=sys.stderr, flush=True)
-    order = {one.code: place for place, one in enumerate(known)} | {one.name: place for place, one in enumerate(SHELF)}
+            print(f"[{len(outcomes)}/{len(jobs)}, {left:.0f} s left] {line_on(outcome)}", file=sys.stderr, flush=True)
+    order = {illness.code: place for place, illness in enumerate(known)}
+    order |= {run.name: place for place, run in enumerate(HEALTHY_RUNS)}
     outcomes.sort(key=lambda outcome: (order[outcome.code or outcome.name], outcome.seed))
     report = Report(
         tuple(outcome for outcome in outcomes if outcome.code),
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if report.failures else 0
 
 
-def told(outcome: Outcome) -> str:
+def line_on(outcome: Outcome) -> str:
     """One line on one trial."""
     who = f"{outcome.code or 'healthy'} {outcome.name} seed {outcome.seed}:"
     if outcome.error:
@@ -142,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m proof", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("codes", nargs="*", metavar="CODE", help="illnesses by code or name, healthy runs by name")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each, from seed 1 on (default 3)")
-    parser.add_argument("--healthy", action="store_true", help="run the healthy shelf as well")
-    parser.add_argument("--no-planted", dest="planted", action="store_false", help="the healthy shelf alone")
+    parser.add_argument("--healthy", action="store_true", help="make the healthy runs as well")
+    parser.add_argument("--no-planted", dest="planted", action="store_false", help="the healthy runs alone")
     parser.add_argument("--jobs", type=int, default=1, help="trials side by side (default 1)")
     parser.add_argument("--out", type=Path, default=OUT, help=f"where the tables go (default {OUT})")
     return parser

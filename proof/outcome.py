@@ -66,8 +66,8 @@ def of_planted(illness: Illness, seed: int, diagnosis: Diagnosis, *, steps: int,
         rank=rank,
         confidence=str(findings[rank - 1].confidence) if rank else "",
         message=findings[rank - 1].verdict.message if rank else _silence(illness, diagnosis),
-        others=tuple(_told(word) for word in findings if word.code != illness.code),
-        false_claims=tuple(_told(word) for word in false),
+        others=tuple(_code_and_confidence(word) for word in findings if word.code != illness.code),
+        false_claims=tuple(_code_and_confidence(word) for word in false),
         crashed=_crashed(diagnosis),
         notes=diagnosis.notes,
         steps=steps,
@@ -87,8 +87,8 @@ def of_healthy(
         seed=seed,
         how=how,
         message=" | ".join(word.verdict.message for word in findings),
-        others=tuple(_told(word) for word in findings),
-        false_claims=tuple(_told(word) for word in false),
+        others=tuple(_code_and_confidence(word) for word in findings),
+        false_claims=tuple(_code_and_confidence(word) for word in false),
         crashed=_crashed(diagnosis),
         notes=diagnosis.notes,
         steps=steps,
@@ -125,7 +125,7 @@ def _looked(diagnosis: Diagnosis) -> int:
     return len(diagnosis.of(State.HEALTHY)) + len(diagnosis.of(State.FINDING))
 
 
-def _told(word: Word) -> str:
+def _code_and_confidence(word: Word) -> str:
     return f"{word.code} {word.confidence}"
 
 

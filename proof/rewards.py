@@ -1,4 +1,4 @@
-"""Rewards of the healthy shelf: deliberate variants of what an answer to sort_digits is worth."""
+"""Rewards of the healthy runs: deliberate variants of what an answer to sort_digits is worth."""
 
 from __future__ import annotations
 

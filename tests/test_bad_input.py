@@ -147,11 +147,11 @@ def test_only_a_run_can_be_resumed_and_only_as_it_is(assay_command, run_path):
         (["--resume", run_path], ["is not a run directory", "run.json"]),
         (["--resume", run_path / "missing"], ["does not exist"]),
         (["--resume", file], ["notes.txt is a file"]),
-        (["--resume", run_path, "--out", run_path], ["leave CONFIG and --out away"]),
-        (["my.toml", "--resume", run_path], ["leave CONFIG and --out away"]),
-        (["--resume", run_path, "--set", "loss.kl_coef=1"], ["loss.kl_coef=1", "--change loss.kl_coef=1 does"]),
+        (["--resume", run_path, "--out", run_path], ["leave out CONFIG and --out"]),
+        (["my.toml", "--resume", run_path], ["leave out CONFIG and --out"]),
+        (["--resume", run_path, "--set", "loss.kl_coef=1"], ["loss.kl_coef=1", "use --change loss.kl_coef=1"]),
         (["--resume", run_path, "--set", "run.steps=none"], ["run.steps = 'none' must be a whole number"]),
-        (["--resume", run_path, "--print-config"], ["leave --resume away"]),
+        (["--resume", run_path, "--print-config"], ["leave out --resume"]),
     ):
         assert_refused(assay_command.run("train", *arguments), 2, *words)
     assert list(run_path.iterdir()) == []

@@ -186,8 +186,8 @@ def test_what_cannot_change_is_refused_in_one_sentence_and_nothing_is_written(
 def test_set_on_a_resumed_run_names_the_option_that_changes_it(assay_command, stopped):
     ended = assay_command.run("train", "--resume", stopped, "--set", "loss.kl_coef=1")
     assert ended.code == 2
-    assert "--change loss.kl_coef=1 does, and records it" in ended.sentences[0]
-    assert "--change goes with --resume" in assay_command.run("train", *RATE).sentences[0]
+    assert "use --change loss.kl_coef=1, which records the change" in ended.sentences[0]
+    assert "--change is only for --resume" in assay_command.run("train", *RATE).sentences[0]
 
 
 def test_an_edited_config_is_still_refused_after_a_change(assay_command, stopped, run_path):

@@ -23,7 +23,7 @@ REFUSALS = {
         ["train", "--set", "reward.functions=judge", "--set", "judge.path=missing"],
         "judge.path = 'missing' is not a Hugging Face model directory",
     ),
-    "long name": (["train", "--set", f"task.name={'x' * 300}"], "is no built-in task"),
+    "long name": (["train", "--set", f"task.name={'x' * 300}"], "is not a built-in task"),
     "missing run to resume": (["train", "--resume", "missing"], "missing does not exist"),
     "missing run to evaluate": (["eval", "missing"], "missing does not exist"),
     "missing config of an evaluation": (["eval", "model", "--config", "missing.toml"], "missing.toml: No such file"),

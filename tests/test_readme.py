@@ -1,5 +1,5 @@
-"""What the README tells people to type is typed here, what builds upon each other in its order, in one directory; and
-its tree is the real one."""
+"""The commands of README.md and docs/tour.md are run here, those about one run in their order, in one directory. The
+diagnosis in the README is what the doctor prints, and the tree of docs/map.md is the real one."""
 
 import json
 import os
@@ -11,16 +11,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from assay.cli import app
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README, TOUR, MAP, PROMISES = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/tour.md", "docs/map.md", "docs/promises.md")
+)
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-COMMANDS = [line.split("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+COMMANDS = [
+    line.partition(" # ")[0].strip()
+    for page in (README, TOUR)
+    for block in blocks(page, "bash")
+    for line in block.splitlines()
+]
 TYPED = [command for command in COMMANDS if not command.startswith("make")]
 # a command that names one of these builds upon those before it that do
 RUNS = ("runs/look", "smollm2-json")
@@ -103,7 +113,7 @@ def test_a_command_works(type_in, smollm2, command):
 
 
 def test_the_python_example_learns(newcomer, monkeypatch, capsys):
-    (source,) = blocks("python")
+    (source,) = [block for block in blocks(README, "python") if "trainer = GRPOTrainer(" in block]
     (newcomer / "example.py").write_text(source)
     monkeypatch.chdir(newcomer)
     runpy.run_path("example.py", run_name="__main__")
@@ -112,16 +122,37 @@ def test_the_python_example_learns(newcomer, monkeypatch, capsys):
     assert last > 0.8
 
 
+def test_the_line_for_trl_is_the_one_of_the_page():
+    (source,) = [block for block in blocks(README, "python") if "attach(trainer)" in block]
+    lines = [line.split("  #")[0] for line in source.splitlines()]
+    assert "\n".join(lines) in (ROOT / "docs/trl.md").read_text()
+
+
+def test_the_diagnosis_in_the_readme_is_what_the_doctor_prints(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    printed = CliRunner().invoke(app, ["doctor", "examples/broken_grpo.py"], env={"COLUMNS": "100"}).stdout
+    (shown,) = re.findall(r"^```\n(examples/broken_grpo.py: .*?)^\.\.\.\n```", README, flags=re.DOTALL | re.MULTILINE)
+    assert printed.startswith(shown), "the README shows the first finding as it is printed; copy it again"
+
+
+def test_the_readme_is_read_in_three_minutes():
+    assert len(README.splitlines()) <= 150
+
+
 def test_the_tree_is_the_real_one():
-    (tree,) = re.findall(r"^assay/\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    (tree,) = re.findall(r"^assay/\n(.*?)^```", MAP, flags=re.DOTALL | re.MULTILINE)
     named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
     hidden = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
     real = {path.name for path in (ROOT / "assay").iterdir()} - hidden
     assert named == real
 
 
-def test_files_that_the_readme_points_at_exist():
-    links = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r"`(tests/[a-z_/]+\.py)`", README)
-    assert len(links) > 10
-    for link in links:
-        assert (ROOT / link).exists(), link
+def test_every_page_is_linked_from_the_readme():
+    linked = set(re.findall(r"\]\(docs/([^)#]+)\)", README))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_tests_of_the_promises_exist():
+    tests = re.findall(r"`(tests/[a-z_/]+(?:\.py)?)`", PROMISES)
+    assert len(tests) > 25
+    assert [test for test in tests if not (ROOT / test).exists()] == []

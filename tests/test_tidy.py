@@ -1,4 +1,5 @@
-"""The house rules that a machine can check: size, direction of imports, no torch where records are read, no pickle."""
+"""The house rules that a machine can check: size, direction of imports, no torch where records are read, no pickle, and
+plain words."""
 
 import ast
 import functools
@@ -56,6 +57,39 @@ WITHOUT_TORCH = [
     "assay", "assay.types", "assay.config", "assay.grpo", "assay.record", "assay.cli", "assay.tasks", "assay.rewards",
     "assay.verdict", "assay.doctor.catalogue", "assay.doctor.diagnosis", "assay.doctor.command",
 ]  # fmt: skip
+
+_COUNTED = (
+    "answers|bytes|completions|groups|lanes|lines?|nats|numbers?|one|pass(?:es)?|prompts|rollouts|rows?|samples|seconds|"
+    "steps|tokens|updates"
+)
+_UNITS = (
+    "answer|batch|completion|device|event|file|finding|group|layer|line|metric|note|pass|position|process|prompt|rollout|"
+    "row|run|second|sequence|step|token|trial|update"
+)
+# Old words, the better ones, and how often the code still has the old ones, in names too (CONTRIBUTING.md, "Words").
+# Docs must not have them. In the code they may only become fewer: lower the number when you have replaced some.
+OLD_WORDS: dict[str, tuple[str, int]] = {
+    r"(told|tells?|telling)(?! (\w+ )?apart)": ("report, say, show", 297),
+    r"anew": ("again", 29),
+    r"but for": ("except for", 16),
+    r"company": ("batch-mates", 9),
+    r"contests?": ("benchmark", 86),
+    r"dear(er)?": ("expensive", 3),
+    r"for one in": ("name what the loop runs over", 860),
+    r"half-way": ("after it has started; in the middle", 5),
+    r"hears?": ("gets, is called with", 6),
+    r"(is|are) said": ("is reported", 15),
+    r"mended": ("fixed", 0),
+    r"patients?": ("input", 4),
+    r"plainly": ("row by row; plain log-probs", 26),
+    r"seats?": ("slot", 0),
+    r"shelf": ("healthy runs", 0),
+    r"so many": ("that many", 33),
+    r"(?<!there )(is|are|was|were) no(?! longer)": ("is not a", 54),
+    rf"({_COUNTED}) an? ({_UNITS})": ("per token, per step", 79),
+}
+MAY_FALL_BY = 20  # before the number must be lowered
+PAGES = [path for name in ("*.md", "docs/*.md", "configs/*.toml", "examples/*.py") for path in sorted(ROOT.glob(name))]
 
 
 @functools.cache
@@ -173,3 +207,32 @@ def test_the_rule_on_broad_excepts_can_fail(tmp_path):
         "try:\n    f()\nexcept (ValueError, Exception):\n    pass\ntry:\n    g()\nexcept KeyError:\n    pass\n"
     )
     assert broad_excepts(file) == [3]
+
+
+def old_words(text: str) -> dict[str, int]:
+    """How often each of OLD_WORDS occurs in a text."""
+    patterns = {words: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in OLD_WORDS}
+    flat = " ".join(text.split())
+    return {words: len(pattern.findall(flat)) for words, pattern in patterns.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_use_plain_words(page):
+    found = {words: f"write: {OLD_WORDS[words][0]}" for words, count in old_words(page.read_text()).items() if count}
+    assert found == {}
+
+
+def test_old_words_in_the_code_become_fewer():
+    counts = old_words("\n".join(path.read_text() for path in SOURCES))
+    more = {words: f"write: {better}" for words, (better, most) in OLD_WORDS.items() if counts[words] > most}
+    assert more == {}, f"more than before: { {words: counts[words] for words in more} }"
+    fewer = {words: counts[words] for words, (_, most) in OLD_WORDS.items() if counts[words] < most - MAY_FALL_BY}
+    assert fewer == {}, "well done; now lower these numbers in OLD_WORDS"
+
+
+def test_the_rule_on_words_can_fail():
+    found = old_words("There is no loss. It is no loss: one number a\ntoken, told anew. It tells them apart.")
+    assert {words for words, count in found.items() if count} == {
+        words for words in OLD_WORDS if words.startswith(("(told", "anew", "(?<!there", rf"({_COUNTED})"))
+    }
+    assert sum(found.values()) == 4

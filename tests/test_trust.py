@@ -141,4 +141,4 @@ def test_the_sentence_after_a_signal_goes_on_as_it_is(assay_command, scored_run,
 def test_trust_is_about_a_run_that_exists(assay_command, run_path):
     ended = assay_command.run("train", *settings(), "--trust", "--out", run_path)
     assert ended.code == 2
-    assert "--trust goes with --resume" in ended.sentences[0]
+    assert "--trust is only for --resume" in ended.sentences[0]

@@ -1,4 +1,4 @@
-"""The program `assay` itself, and how a verb says a sentence or fails with one.
+"""The program `assay` itself, and how a command prints a sentence or fails with one.
 
 Exit codes: 0 done, 1 the run failed or there are findings, 2 bad usage or input, 3 a check of ours crashed,
 130/143 stopped by SIGINT/SIGTERM after saving.
@@ -65,7 +65,7 @@ app = typer.Typer(
 SET = typer.Option(
     "--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.", rich_help_panel=SETTINGS
 )
-TRUST = typer.Option("--trust", help="Runs code that the config of a run names although you did not start the run.")
+TRUST = typer.Option("--trust", help="Allows code that the run's config names, even if you did not start the run.")
 
 
 def verb(name: str, group: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -82,7 +82,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version and ends.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version and exits.")
     ] = False,
 ) -> None:
     """Options that stand before the verb."""

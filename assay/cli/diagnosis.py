@@ -34,28 +34,32 @@ def doctor(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH", help="Run directories, scripts, notebooks, logs, batches.")
     ],
-    how: Annotated[Format, typer.Option("--format", help="How it is printed.", rich_help_panel=OUTPUT)] = Format.FULL,
+    how: Annotated[
+        Format, typer.Option("--format", help="Format of the report.", rich_help_panel=OUTPUT)
+    ] = Format.FULL,
     chosen: Annotated[
         list[str] | None,
         typer.Option(
             "--select",
             metavar="CODES",
-            help="Looks for these alone: codes, names or families, by commas.",
+            help="Runs only these checks: codes, names, families; comma-separated.",
             rich_help_panel=CHECKS,
         ),
     ] = None,
     ignored: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="CODES", help="Does not look for these.", rich_help_panel=CHECKS),
+        typer.Option("--ignore", metavar="CODES", help="Skips these checks.", rich_help_panel=CHECKS),
     ] = None,
     fail_on: Annotated[
         FailOn,
-        typer.Option(help="Ends with 1 on findings of this level or above; errors are proven.", rich_help_panel=OUTPUT),
+        typer.Option(help="Exit code 1 on findings of this level or above; errors are proven.", rich_help_panel=OUTPUT),
     ] = FailOn.ERROR,
     all_passes: Annotated[
         bool,
         typer.Option(
-            "--explain-all-passes", help="Lists the healthy checks, and what each looked at.", rich_help_panel=OUTPUT
+            "--explain-all-passes",
+            help="Also lists the healthy checks and what each of them read.",
+            rich_help_panel=OUTPUT,
         ),
     ] = False,
     why: Annotated[
@@ -67,17 +71,18 @@ def doctor(
     recompute: Annotated[
         bool,
         typer.Option(
-            "--recompute", help="Asks the models in a run's checkpoints again; takes a while.", rich_help_panel=CHECKS
+            "--recompute", help="Runs the models of a run's checkpoints again; takes a while.", rich_help_panel=CHECKS
         ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Writes there, not to stdout.", rich_help_panel=OUTPUT)
+        Path | None,
+        typer.Option(metavar="FILE", help="Writes the report to this file instead of stdout.", rich_help_panel=OUTPUT),
     ] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Says what is wrong with a run, a script or a log.
 
-    Gives the evidence and the fix for each finding, and says what was found healthy.
+    Each finding comes with its evidence and its fix. The report also counts what was checked and is healthy.
     """
     from assay.doctor import command
     from assay.doctor.report.select import UnknownCode
@@ -104,7 +109,9 @@ def doctor(
 def explain(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CODE OR WORDS]...", help="A code, a name or a symptom in plain words; without, all."),
+        typer.Argument(
+            metavar="[CODE OR WORDS]...", help="A code, a name or a symptom in plain words; by default all."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
@@ -131,39 +138,45 @@ def watch(
         int | None,
         typer.Option(
             metavar="N",
-            help="Stops the script after N optimizer steps; else it runs to its end.",
+            help="Stops the script after N optimizer steps; by default it runs to its end.",
             rich_help_panel=CHECKS,
         ),
     ] = None,
-    how: Annotated[Format, typer.Option("--format", help="How it is printed.", rich_help_panel=OUTPUT)] = Format.FULL,
+    how: Annotated[
+        Format, typer.Option("--format", help="Format of the report.", rich_help_panel=OUTPUT)
+    ] = Format.FULL,
     chosen: Annotated[
         list[str] | None,
-        typer.Option("--select", metavar="CODES", help="Looks for these alone, by commas.", rich_help_panel=CHECKS),
+        typer.Option(
+            "--select", metavar="CODES", help="Runs only these checks; comma-separated.", rich_help_panel=CHECKS
+        ),
     ] = None,
     ignored: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="CODES", help="Does not look for these.", rich_help_panel=CHECKS),
+        typer.Option("--ignore", metavar="CODES", help="Skips these checks.", rich_help_panel=CHECKS),
     ] = None,
     fail_on: Annotated[
         FailOn | None,
         typer.Option(
-            help="Ends with 1 on findings of this level, if the script itself ends with 0.", rich_help_panel=OUTPUT
+            help="Exit code 1 on findings of this level, if the script itself ends with 0.", rich_help_panel=OUTPUT
         ),
     ] = None,
     all_passes: Annotated[
         bool,
         typer.Option(
-            "--explain-all-passes", help="Lists the healthy checks, and what each looked at.", rich_help_panel=OUTPUT
+            "--explain-all-passes",
+            help="Also lists the healthy checks and what each of them read.",
+            rich_help_panel=OUTPUT,
         ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Writes the report there, not to stderr.", rich_help_panel=OUTPUT),
+        typer.Option(metavar="FILE", help="Writes the report to this file instead of stderr.", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
     """Runs a training script and proves what is wrong with it.
 
-    The script runs unchanged; its first updates are watched; a finding names the line to change.
+    The script runs unchanged. The doctor checks its first updates; a finding names the line to change.
     """
     from assay.doctor.report.select import UnknownCode
     from assay.watch import command
@@ -192,7 +205,7 @@ def verify(
 ) -> None:
     """Checks that a run is as it was written.
 
-    Reads every byte that has a checksum and names what is damaged. Ends with 1 on problems.
+    Reads every byte that has a checksum and names what is damaged. Exit code 1 on problems.
     """
     import sys
 

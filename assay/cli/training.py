@@ -24,7 +24,7 @@ def train(
     print_config: Annotated[
         bool,
         typer.Option(
-            "--print-config", help="Prints all settings with their meaning and ends.", rich_help_panel=SETTINGS
+            "--print-config", help="Prints all settings with their meaning and exits.", rich_help_panel=SETTINGS
         ),
     ] = False,
     out: Annotated[
@@ -33,16 +33,14 @@ def train(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN", help="Goes on with a run; --set run.steps=N makes it longer.", rich_help_panel=OUTPUT
-        ),
+        typer.Option(metavar="RUN", help="Resumes a run; --set run.steps=N makes it longer.", rich_help_panel=OUTPUT),
     ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
             "--change",
             metavar="SECTION.KEY=VALUE",
-            help="With --resume: changes a setting half-way, and records it.",
+            help="With --resume: changes a setting and records the change.",
             rich_help_panel=SETTINGS,
         ),
     ] = None,
@@ -50,13 +48,13 @@ def train(
         str,
         typer.Option(
             metavar="off|warn|strict",
-            help="Watches the run; strict stops it on a proven fatal fault.",
+            help="Checks the run while it trains; strict stops it on a proven fatal finding.",
             rich_help_panel=CHECKS,
         ),
     ] = "warn",
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
-    """Trains a policy with GRPO and leaves a run directory."""
+    """Trains a policy with GRPO and writes a run directory."""
     from assay.record import RunError
     from assay.train.failure import RunFailed
 
@@ -65,13 +63,13 @@ def train(
             raise configuration.ConfigError(f"--doctor {doctor} is not one of off, warn, strict")
         if resume is not None:
             if print_config:
-                raise configuration.ConfigError("--print-config prints a config to start from; leave --resume away")
+                raise configuration.ConfigError("--print-config prints a config for a new run; leave out --resume")
             code = _resume(resume, config, out, overrides or [], changes or [], doctor, trust=trust)
         else:
             if trust:
-                raise configuration.ConfigError("--trust goes with --resume; a config that you name runs as it is")
+                raise configuration.ConfigError("--trust is only for --resume; a config that you name is trusted")
             if changes:
-                raise configuration.ConfigError("--change goes with --resume; a new run takes its settings from --set")
+                raise configuration.ConfigError("--change is only for --resume; use --set for a new run")
             if print_config:
                 typer.echo(configuration.template(config, overrides or []))
                 return
@@ -105,7 +103,9 @@ def evaluate(
     config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A TOML file: what to ask a model that is not a run.", rich_help_panel=SETTINGS
+            metavar="FILE",
+            help="A TOML file with task and reward, for a model that is not a run.",
+            rich_help_panel=SETTINGS,
         ),
     ] = None,
     overrides: Annotated[
@@ -117,7 +117,7 @@ def evaluate(
             rich_help_panel=SETTINGS,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints the row as JSON.", rich_help_panel=OUTPUT)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.", rich_help_panel=OUTPUT)] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluates a run's policy on held-out problems.
@@ -160,7 +160,7 @@ def evaluate(
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     step: Annotated[int | None, typer.Option(min=1, help="The training step; by default the newest.")] = None,
-    prompt: Annotated[str | None, typer.Option(metavar="ID", help="Shows this prompt alone, in full.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="ID", help="Shows only this prompt, in full.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Prompts with the highest mean reward first.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="Prompts with the lowest mean reward first.")] = False,
     spread: Annotated[
@@ -175,7 +175,7 @@ def show(
     asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
     try:
         if len(asked) > 1:
-            raise configuration.ConfigError(f"--{asked[0]} and --{asked[1]} are two orders; give one of them")
+            raise configuration.ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; choose one")
         order = asked[0] if asked else "spread"
         for line in show_lines(run, step=step, prompt=prompt, order=order, count=count):
             typer.echo(line)
@@ -187,7 +187,7 @@ def show(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
-    merge: Annotated[bool, typer.Option("--merge", help="LoRA: full weights with the adapter added in.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="LoRA: merges the adapter into full weights.")] = False,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="NAME", help="A checkpoint, final or best; by default the newest checkpoint.")
     ] = None,
@@ -323,11 +323,11 @@ def _resume(
     trust: bool,
 ) -> int:
     if config is not None or out is not None:
-        raise configuration.ConfigError("--resume takes config and directory from the run; leave CONFIG and --out away")
+        raise configuration.ConfigError("--resume uses the run's own config and directory; leave out CONFIG and --out")
     others = [override for override in overrides if not override.replace(" ", "").startswith("run.steps=")]
     if others:
         raise configuration.ConfigError(
-            f"--set {others[0]} would change a run half-way; --change {others[0]} does, and records it"
+            f"--set {others[0]} would change the run; use --change {others[0]}, which records the change"
         )
     if overrides:
         configuration.load(None, overrides)  # a wrong value is refused whatever the run is

@@ -1,10 +1,10 @@
 """The run directory: StepRecord -> files, and the files -> rows again. Written by train, read by doctor and report.
 
     config.toml  environment.json  run.json     what was run, where, in which version of this schema
-    metrics.jsonl  timings.jsonl  evaluations.jsonl  events.jsonl     one line a step, an evaluation, an event
+    metrics.jsonl  timings.jsonl  evaluations.jsonl  events.jsonl     one line per step, evaluation, event
     findings.jsonl                              one line for what the doctor found while the run was made
     checksums.jsonl                             what each of these files held when it was written (checksums.py)
-    rollouts/step-000001.parquet                one row a rollout
+    rollouts/step-000001.parquet                one row per rollout
     checkpoints/  dumps/  examined/             owned by train
 
 Everything that differs between two equal runs stands in timings.jsonl, events.jsonl, findings.jsonl, checksums.jsonl,
@@ -89,7 +89,7 @@ class RunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The whole lines of a .jsonl file. `torn` tells of a last line that was cut off while being written, if any."""
+    """The whole lines of a .jsonl file. `torn` describes a last line that was cut off while being written, if any."""
 
     rows: tuple[dict[str, Any], ...]
     torn: str

@@ -53,13 +53,13 @@ FIELDS: dict[str, Field] = {
     # rewards and advantages
     "rewards": Field(("B",), "float", "Reward of each row; NaN where scoring failed."),
     "group_ids": Field(("B",), "int", "Which rows the trainer compares with each other; integers or strings."),
-    "advantages": Field(("B", "BT"), "float", "One number a row, or one a token."),
+    "advantages": Field(("B", "BT"), "float", "One number per row or per token."),
     "raw_advantages": Field(("BT",), "float", "PPO: advantages before whitening."),
     "values": Field(("BT",), "float", "PPO: what the critic predicted."),
     "returns": Field(("BT",), "float", "PPO: what the critic is trained towards."),
-    "token_rewards": Field(("BT",), "float", "Rewards as they were laid on tokens, KL penalty included."),
+    "token_rewards": Field(("BT",), "float", "Reward of each token, KL penalty included."),
     # what the loss made of it
-    "ratio": Field(("BT", "B"), "float", "new / old as the trainer computed it; one a row for sequence ratios."),
+    "ratio": Field(("BT", "B"), "float", "new / old as the trainer computed it; one per row for sequence ratios."),
     "clipped": Field(("BT",), "bool", "Tokens that the trainer counts as clipped."),
     "kl": Field(("BT",), "float", "KL estimate of each token as the trainer computed it, without coefficient."),
     "token_loss": Field(("BT",), "float", "Loss of each token before aggregation, to be minimised."),
@@ -69,10 +69,10 @@ FIELDS: dict[str, Field] = {
     "plain_logprobs": Field(
         ("BT",),
         "float",
-        "The model asked plainly: prompt + tokens, one row, no padding, eval mode, float32 log-softmax.",
+        "Plain log-probs of the model: one row at a time, no padding, eval mode, float32 log-softmax.",
     ),
-    "plain_raw_logprobs": Field(("BT",), "float", "The same at temperature 1, whatever the sampler's."),
-    "plain_ref_logprobs": Field(("BT",), "float", "The reference asked plainly."),
+    "plain_raw_logprobs": Field(("BT",), "float", "The same at temperature 1."),
+    "plain_ref_logprobs": Field(("BT",), "float", "Plain log-probs of the reference."),
     "scored_again": Field(("BT",), "float", "The trainer's own scoring repeated on the same weights and inputs."),
     "scored_padded": Field(("BT",), "float", "The trainer's own scoring with padding added."),
     "scored_permuted": Field(("BT",), "float", "The trainer's own scoring with the rows in another order, put back."),
@@ -134,22 +134,22 @@ MEANINGS: dict[str, str] = {
     "zero_variance": "Groups whose rewards are all equal.",
     "eos_ids": "Ids that end a completion.",
     "pad_id": "Id of padding.",
-    "updates_per_rollout": "Optimizer updates made of one rollout batch.",
-    "minibatches": "Optimizer updates a pass over the rollout batch.",
-    "microbatches": "Passes an update is cut into.",
-    "sequences": "Rows of the whole update, where this batch is only a part of it.",
-    "loss_tokens": "Loss tokens of the whole update, where this batch is only a part of it.",
-    "learning_rate": "Of the update.",
-    "weight_decay": "Of the optimizer.",
+    "updates_per_rollout": "Optimizer updates on one rollout batch.",
+    "minibatches": "Optimizer updates per pass over the rollout batch.",
+    "microbatches": "Passes per update.",
+    "sequences": "Rows of the whole update, if this batch is only a part of it.",
+    "loss_tokens": "Loss tokens of the whole update, if this batch is only a part of it.",
+    "learning_rate": "Learning rate of the update.",
+    "weight_decay": "Weight decay of the optimizer.",
     "clip_norm": "The gradient norm is clipped to this; 0 = off.",
     "dtype": "Compute dtype: float32 bfloat16 float16.",
     "lora_rank": "Rank of adapters; 0 = all weights are trained.",
-    "parameters": "Numbers the model is made of, adapters included.",
+    "parameters": "Number of parameters of the model, adapters included.",
     "process_rewards": "Whether rewards come per step, so that advantages differ between the tokens of a row.",
     "max_reward": "The best reward an answer can get.",
     "min_reward": "The worst.",
-    "steps": "Steps the run is meant to make.",
-    "trainer": "Who recorded the batch.",
+    "steps": "Planned steps of the run.",
+    "trainer": "Trainer that recorded the batch.",
 }
 SETTINGS = {
     name: f"{meaning} ({', '.join(CHOICES[name])})" if name in CHOICES and name != "objective" else meaning
@@ -232,7 +232,7 @@ class Batch:
 
     @property
     def token_advantages(self) -> Array:
-        """One a token, whichever way they were given."""
+        """One per token, also if they were given per row."""
         advantages, tokens_BT = self.need("advantages", "tokens")
         return advantages if advantages.ndim == 2 else np.broadcast_to(advantages[:, None], tokens_BT.shape)
 

@@ -72,7 +72,7 @@ def _header(path: Path, text: str | None) -> Mapping[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BatchError(f"{path}: its metadata {METADATA_KEY!r} is no JSON ({error})") from error
+        raise BatchError(f"{path}: its metadata {METADATA_KEY!r} is not JSON ({error})") from error
     parts = header if isinstance(header, dict) else {}
     if not isinstance(header, dict) or not all(
         isinstance(parts.get(part, {}), dict) for part in ("numbers", "settings", "texts")
@@ -84,7 +84,7 @@ def _header(path: Path, text: str | None) -> Mapping[str, Any]:
     if not all(
         isinstance(rows, list) and all(isinstance(row, str) for row in rows) for rows in parts.get("texts", {}).values()
     ):
-        raise BatchError(f"{path}: each of its texts must be a list of strings, one a row")
+        raise BatchError(f"{path}: each of its texts must be a list of strings, one per row")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Held-out answers in words: RUN/evaluations/step-000016.jsonl, one line a prompt. Nothing here imports torch."""
+"""Held-out answers as text: RUN/evaluations/step-000016.jsonl, one line per prompt. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _compared(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _laid_out(rows: Iterable[Row], name: str, inside_BN: Array, dtype: type[np.generic], padding: Any) -> Array:
-    """The lists of a column, one a row, in an array: each row's where `inside` has room for it."""
+    """The lists of a column (one per row) in an array: each row's where `inside` has room for it."""
     lists = [row[name] for row in rows]
     if [len(one) for one in lists] != inside_BN.sum(axis=1).tolist():
         raise BatchError(f"{name} of a recorded rollout is not one number for each of its tokens; its file is damaged")

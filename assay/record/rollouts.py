@@ -1,4 +1,4 @@
-"""StepRecord -> one row a rollout -> the bytes of a Parquet file, and back. pyarrow is imported only when needed.
+"""StepRecord -> one row per rollout -> the bytes of a Parquet file, and back. pyarrow is imported only when needed.
 
 Every file has the same schema, whatever the reward components are called: `rewards` is a map, not a struct.
 Equal records give equal bytes.
@@ -75,7 +75,7 @@ def schema() -> pyarrow.Schema:
 
 
 def rollout_rows(record: StepRecord, *, keep: str, extremes: int) -> list[dict[str, Any]]:
-    """One row a rollout. keep="extremes": only the best and worst so many of each group, and all unscored ones."""
+    """One row per rollout. keep="extremes": only the best and worst few of each group, and all unscored ones."""
     places = _places_in_batch(record)
     rows = []
     first = 0

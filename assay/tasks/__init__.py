@@ -25,7 +25,7 @@ FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class Task(Protocol):
-    """Problems by number. The same number always gives the same problem; numbers beyond the last begin anew."""
+    """Problems by number. The same number always gives the same problem; after the last, numbers start again."""
 
     @property
     def own_reward(self) -> str:
@@ -77,8 +77,8 @@ def open_task(config: Config) -> Task:
             needs_heldout=config.evaluate.prompts > 0,
         )
     raise ConfigError(
-        f"task.name = {name!r} is no built-in task ({', '.join(BUILT_IN)}), no reasoning_gym/FAMILY, no existing "
-        f"directory and no file that ends in {', '.join(FILE_ENDINGS)}{_meant(name)}"
+        f"task.name = {name!r} is not a built-in task ({', '.join(BUILT_IN)}), not a reasoning_gym/FAMILY, "
+        f"not an existing directory, and not a file that ends in {', '.join(FILE_ENDINGS)}{_meant(name)}"
     )
 
 

@@ -41,7 +41,7 @@ class FileOptions:
     system: str = setting("", "chat: a system message before it, unless the row has its own")
     heldout: float = setting(0.1, "share of the prompts that are held out", low=0.0)
     heldout_file: str = setting("", "a second file, whose rows are held out, instead of a share")
-    limit: int = setting(0, "use only the first so many rows; 0 = all", low=0)
+    limit: int = setting(0, "use only this many rows, the first ones; 0 = all", low=0)
 
 
 class FileTask:
@@ -260,7 +260,7 @@ def _unicode(where: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: holds half of a surrogate pair, which is no text; remove it") from error
+        raise ConfigError(f"{where}: holds half of a surrogate pair, which is not valid text; remove it") from error
     return text
 
 

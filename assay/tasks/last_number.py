@@ -14,7 +14,7 @@ NUMBER = re.compile(rf"{_SIGN}(?:{_DIGITS}(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)(?:[
 
 
 def last_number(text: str) -> str:
-    r"""The last decimal number as it is written, but for thousands separators and a plus; "" if there is none.
+    r"""The last decimal number as it is written, except for thousands separators and a plus; "" if there is none.
 
     >>> last_number("2 + 3 is 5."), last_number("about 1,234.50 dollars"), last_number("7-9=-2"), last_number("none")
     ('5', '1234.50', '-2', '')

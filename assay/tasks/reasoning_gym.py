@@ -1,9 +1,9 @@
 """Problems of the library reasoning-gym, made as they are asked for; scored by the library's own scorers.
 
-    training_problem(12) -> Problem, whose fields tell how it was made -> score(completion, fields), in a reward worker
+    training_problem(12) -> Problem, whose fields say how it was made -> score(completion, fields), in a reward worker
 
 The scorers read model text in ways that are not all harmless, so they never run in the training process. A worker
-makes the problem anew from its seed. Only this module imports the library, and takes a second for it.
+makes the problem again from its seed. Only this module imports the library, and takes a second for it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ WORDS = re.findall(
 class TwoWordsOptions:
     """A sentence that contains two given words."""
 
-    min_words: int = setting(5, "a text of fewer words is no sentence and earns nothing", low=2)
+    min_words: int = setting(5, "a text of fewer words is not a sentence and gets nothing", low=2)
 
 
 @dataclass(frozen=True, slots=True)

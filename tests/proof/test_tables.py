@@ -11,11 +11,11 @@ import pytest
 from assay.doctor.catalogue import Illness, by_code, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy
-from proof.__main__ import main, told
+from proof.__main__ import line_on, main
 from proof.child import Job, outcomes_of
+from proof.healthy import HEALTHY_RUNS
 from proof.outcome import Outcome, of_healthy, of_planted
 from proof.plants.runs import plants
-from proof.shelf import SHELF
 from proof.table import MARK, Report, markdown, save
 
 
@@ -151,10 +151,10 @@ def test_an_illness_that_is_never_planted_is_told():
 
 
 def test_a_line_on_a_trial_tells_what_went_wrong():
-    assert "named first, proven" in told(Outcome("one", 1, "AAA01", rank=1, confidence="proven"))
-    assert "NOT FOUND" in told(Outcome("one", 1, "AAA01"))
-    assert "BROKE: TypeError" in told(Outcome("one", 1, "AAA01", error="TypeError"))
-    assert "FALSE: CCC01" in told(Outcome("one", 1, "AAA01", rank=1, false_claims=("CCC01 proven",)))
+    assert "named first, proven" in line_on(Outcome("one", 1, "AAA01", rank=1, confidence="proven"))
+    assert "NOT FOUND" in line_on(Outcome("one", 1, "AAA01"))
+    assert "BROKE: TypeError" in line_on(Outcome("one", 1, "AAA01", error="TypeError"))
+    assert "FALSE: CCC01" in line_on(Outcome("one", 1, "AAA01", rank=1, false_claims=("CCC01 proven",)))
 
 
 def fails(directory):
@@ -188,10 +188,10 @@ def test_a_trial_that_breaks_or_hangs_costs_only_itself(tmp_path):
     assert fine == Outcome("fine", 1, others=("a", "b"))
 
 
-def test_the_shelf_is_long_and_its_names_are_unique():
-    names = [one.name for one in SHELF]
+def test_the_healthy_runs_are_many_and_their_names_are_unique():
+    names = [one.name for one in HEALTHY_RUNS]
     assert len(set(names)) == len(names) >= 25
-    assert all(one.steps >= 8 for one in SHELF)
+    assert all(one.steps >= 8 for one in HEALTHY_RUNS)
 
 
 def test_every_plant_has_its_illness():

@@ -7,10 +7,10 @@ from assay.doctor.catalogue import by_code
 from assay.doctor.evidence.run import read_run
 from assay.policy.causal import CausalPolicy
 from assay.train.run.checkpoint import CheckpointError
+from proof.healthy import HEALTHY_RUNS
 from proof.outcome import of_healthy, of_planted
 from proof.plants.plant import Plant
 from proof.plants.runs import plants
-from proof.shelf import SHELF
 from proof.trial import diagnosed, failure_of, planted, run_trial, steps_recorded
 
 
@@ -26,7 +26,7 @@ def test_a_planted_illness_is_named_first(code, run_path):
 
 @pytest.mark.parametrize("name", ["default", "objective_gspo"])
 def test_a_healthy_run_is_not_accused(name, run_path):
-    (healthy,) = [one for one in SHELF if one.name == name]
+    (healthy,) = [one for one in HEALTHY_RUNS if one.name == name]
     plant = Plant(settings=healthy.settings, steps=8)
     run_trial(plant, seed=2, directory=run_path)
     outcome = of_healthy(name, "", 2, diagnosed(run_path, plant), steps=steps_recorded(run_path), seconds=0.0)

@@ -61,7 +61,7 @@ def metadata(**header):
     [
         ({"logprobs": torch.zeros(1, 1)}, None, "'logprobs' is not a field of a batch; did you mean"),
         ({"mask": torch.zeros(1, 1), "rewards": torch.zeros(3)}, None, "3 rows but mask has 1"),
-        ({}, {METADATA_KEY: "{"}, "is no JSON"),
+        ({}, {METADATA_KEY: "{"}, "is not JSON"),
         ({}, {METADATA_KEY: "[]"}, "must be an object"),
         ({}, metadata(numbers=[1]), "must be an object"),
         ({}, metadata(schema_version=9), "has schema version 9, this Assay reads 1"),

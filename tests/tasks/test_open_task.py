@@ -50,7 +50,7 @@ def test_the_default_task_sorts_four_to_six_digits():
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("sort_digit", {}, r"task\.name = 'sort_digit' is no built-in task .*did you mean 'sort_digits'\?"),
+        ("sort_digit", {}, r"task\.name = 'sort_digit' is not a built-in task .*did you mean 'sort_digits'\?"),
         ("gcd", {}, r"did you mean 'reasoning_gym/gcd'\?"),
         ("reasoning_gym/gcdd", {}, r"reasoning-gym has no family 'gcdd'; did you mean 'gcd'\?"),
         ("nowhere/data.jsonl", {}, r"nowhere/data\.jsonl: there is no such file"),

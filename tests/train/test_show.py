@@ -62,7 +62,7 @@ def test_a_step_with_components_and_a_failure_shows_both(run):
 def test_what_is_not_there_is_refused_with_what_is(run, tmp_path):
     assert "holds no rollouts of step 9; it has steps 1 to 2" in shown(run, "--step", 9, code=2)
     assert "its prompts are named like 'sort-0'" in shown(run, "--prompt", "17", code=2)
-    assert "--best and --worst are two orders" in shown(run, "--best", "--worst", code=2)
+    assert "--best and --worst cannot be combined" in shown(run, "--best", "--worst", code=2)
     assert "does not exist" in shown(tmp_path / "nowhere", code=2)
     assert "no step was finished, or record.rollouts = 'none'" in shown(new_run(tmp_path / "new").path, code=2)
 

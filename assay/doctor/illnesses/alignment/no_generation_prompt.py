@@ -108,7 +108,7 @@ ILLNESS = Illness(
     code="ALGN08",
     name="no_generation_prompt",
     severity=Severity.HARMFUL,
-    summary="the chat template is applied without the words after which the assistant speaks",
+    summary="the chat template is applied without the generation prompt, the words after which the assistant answers",
     fix="Pass add_generation_prompt=True where a prompt is made.",
     explanation=__doc__,
     symptoms=(

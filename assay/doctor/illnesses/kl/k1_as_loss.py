@@ -63,7 +63,7 @@ ILLNESS = Illness(
     code="KL03",
     name="k1_as_loss",
     severity=Severity.HARMFUL,
-    summary="The KL in the loss is the plain log-difference, whose gradient ignores the reference.",
+    summary="the KL in the loss is the plain log-difference, whose gradient ignores the reference",
     fix="Differentiate k3 = exp(ref - new) - (ref - new) - 1 or k2 = (new - ref)^2 / 2; keep k1 for the reward.",
     explanation=__doc__,
     symptoms=(

@@ -224,7 +224,7 @@ ILLNESS = Illness(
     code="RAT08",
     name="ratio_form",
     severity=Severity.FATAL,
-    summary="What stands for the ratio is none: an exp is missing or there is one too many.",
+    summary="the value used as the ratio is not a ratio: an exp is missing, or there is one too many",
     fix="Use ratio = exp(new - old): the difference of log-probs, and one exp.",
     explanation=__doc__,
     symptoms=(

@@ -147,7 +147,7 @@ ILLNESS = Illness(
     code="PERF01",
     name="kv_cache",
     severity=Severity.WASTEFUL,
-    summary="Tokens are generated without a cache of keys and values.",
+    summary="tokens are generated without a cache of keys and values",
     fix="Generate in eval mode with use_cache=True; gradient checkpointing and train mode are for the update only.",
     explanation=__doc__,
     symptoms=(

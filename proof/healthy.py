@@ -1,4 +1,4 @@
-"""The healthy shelf: deliberate variants of GRPO, run for real, on which the doctor must claim nothing."""
+"""The healthy runs: deliberate variants of GRPO, run for real, on which the doctor must claim nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _kl(estimator: str, gradient: str) -> Healthy:
     )
 
 
-SHELF: tuple[Healthy, ...] = (
+HEALTHY_RUNS: tuple[Healthy, ...] = (
     Healthy("default", (), steps=40),
     _objective("grpo"),
     _objective("bnpo"),
