@@ -17,8 +17,8 @@ from assay.train.step.learner import Learner
 from assay.train.step.pack import cut
 from assay.types import Group, Prompt, Rollout, Score, StopReason
 from benchmarks.model.device import Clock, forget_peak, peak
+from benchmarks.model.prepare import load_model, tokenizer_of, weights_sum
 from benchmarks.model.reading import Iteration, Machine, PeerChoice, Reading, Work
-from benchmarks.model.weights import load_model, tokenizer_of, weights_sum
 from benchmarks.model.workload import (
     PAD_ID,
     ROLLOUT,

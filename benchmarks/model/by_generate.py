@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from benchmarks.model.device import Clock, forget_peak, peak
+from benchmarks.model.prepare import load_model, weights_sum
 from benchmarks.model.reading import Machine, PeerChoice, Reading, Work
-from benchmarks.model.weights import load_model, weights_sum
 from benchmarks.model.workload import PAD_ID, Job, Tokens, Workload, checksum, prompts_of
 
 

@@ -19,8 +19,8 @@ from transformers import TrainerCallback
 
 from assay.config import Config
 from benchmarks.model.device import Clock, forget_peak, peak
+from benchmarks.model.prepare import load_model, tokenizer_of, weights_sum
 from benchmarks.model.reading import Iteration, Machine, PeerChoice, Reading, Work
-from benchmarks.model.weights import load_model, tokenizer_of, weights_sum
 from benchmarks.model.workload import ROLLOUT, UPDATE, Job, Tokens, checksum, completions_of, prompts_of, reward_of
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.trl_settings import NOTHING_BESIDE

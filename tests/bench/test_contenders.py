@@ -19,10 +19,9 @@ from benchmarks.model import by_assay, by_generate
 from benchmarks.model.benchmark import run_benchmark
 from benchmarks.model.floors import rollout_operations, update_operations
 from benchmarks.model.options import Options
-from benchmarks.model.prepare import prepare
+from benchmarks.model.prepare import load_model, prepare, sizes_of, tokenizer_of, weights_sum
 from benchmarks.model.reading import PeerChoice, differences
 from benchmarks.model.shapes import SHAPES
-from benchmarks.model.weights import load_model, sizes_of, tokenizer_of, weights_sum
 from benchmarks.model.workload import Job, Workload
 
 SMALL = Workload(prompts=2, group_size=4, prompt_tokens=12, new_tokens=8)
