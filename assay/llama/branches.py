@@ -93,7 +93,7 @@ def tree_attention(
     stem, *branches = lengths
     several = queries_SHW.shape[1] != keys_SKW.shape[1]
     queries_1HPW, keys_1KPW, values_1KPW = (
-        _heads_first(each[:stem]).unsqueeze(0) for each in (queries_SHW, keys_SKW, values_SKW)
+        each[:stem].transpose(0, 1).unsqueeze(0) for each in (queries_SHW, keys_SKW, values_SKW)
     )
     stem_1HPW = scaled_dot_product_attention(
         queries_1HPW,
@@ -126,10 +126,6 @@ def seen_by_a_branch(lengths: Sequence[int], device: torch.device) -> Tensor:
     stem, *branches = lengths
     longest = max(branches)
     return torch.ones(longest, stem + longest, dtype=torch.bool, device=device).tril(diagonal=stem)
-
-
-def _heads_first(heads_SKW: Tensor) -> Tensor:
-    return heads_SKW.transpose(0, 1)
 
 
 def _batched(heads_SKW: Tensor, lengths: Sequence[int]) -> Tensor:
