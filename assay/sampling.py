@@ -1,5 +1,5 @@
-"""How a token is drawn, on every path: one random number a token, and the first token whose cumulated probability is
-above it. What a rollout draws therefore depends on its own random numbers and on nothing that is decoded beside it.
+"""How a token is drawn, on every path: one random number per token, and the first token whose cumulated probability is
+above it. So what a rollout draws depends on its own random numbers and not on what is decoded beside it.
 
 The vocabulary is read twice: for its softmax and for the sums of its blocks. Only the chosen block is cumulated, in
 float64. Log-probs are float32 and belong to the distribution that was drawn from; they are NaN where the logits give
@@ -57,7 +57,7 @@ def _among_all(logits_NV: Tensor, uniforms_N: Tensor | None, temperature: float)
     if whole < vocabulary:
         sums_NB = torch.cat([sums_NB, shares_NV[:, whole:].sum(dim=1, keepdim=True)], dim=1)
     sums_NB = sums_NB.double()
-    # softmax adds up the vocabulary in float32 and is off by 1e-5 of it: the shares do not add up to 1
+    # softmax adds up the vocabulary in float32 and is off by 1e-5: the shares do not add up to 1
     totals_N = sums_NB.sum(dim=1)
     if uniforms_N is None:
         tokens_N = logits_NV.argmax(dim=1)

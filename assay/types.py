@@ -178,7 +178,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A rollout with its advantage: one number, or one number a token when rewards come per step."""
+    """A rollout with its advantage: one number, or one per token when rewards come per step."""
 
     prompt: Prompt
     rollout: Rollout

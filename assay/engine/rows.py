@@ -1,4 +1,4 @@
-"""What has been decoded so far, of every rollout, and which have ended, where and why.
+"""What has been decoded so far of every rollout, and which have ended, where and why.
 
 Shape legend: R rollouts, T completion tokens, N rollouts that went on, C positions since the last look, K tokens of a
 support.
@@ -34,14 +34,14 @@ class Rows:
 
     @property
     def positions(self) -> int:
-        """How many positions need no more decoding, those behind an end among them."""
+        """How many positions need no more decoding, those behind an end included."""
         return int(np.where(self.ended_R, self.limit, self.lengths_R).sum())
 
     def take(
         self, rollouts_N: NDArray[np.int64], sampled: Sampled, counts_N: NDArray[np.int64] | None = None
     ) -> NDArray[np.bool_]:
-        """ended_N: which of these rollouts, none of which had ended, end with what was sampled for them, or with as
-        many positions of it as counts_N says. What is behind an end never happened."""
+        """Adds what was sampled for these rollouts, none of which had ended: all of it, or counts_N positions. Returns
+        ended_N: which of them end with it. Tokens behind an end are dropped."""
         tokens_NC, logprobs_NC = sampled.tokens_LC.numpy(), sampled.logprobs_LC.numpy()
         count = tokens_NC.shape[1]
         counts_N = np.full(len(rollouts_N), count) if counts_N is None else counts_N
@@ -56,7 +56,7 @@ class Rows:
         if not np.isfinite(logprobs_NC[taken_NC]).all():
             raise BrokenPolicy(
                 "the policy's probabilities of the next token are not finite: its weights have grown out of bounds; "
-                "lower the learning rate or lengthen its warm-up, and start anew"
+                "lower the learning rate or lengthen its warm-up, and start again"
             )
         rows, columns = np.nonzero(taken_NC)
         places = rollouts_N[rows], lengths_N[rows] + columns
@@ -79,7 +79,7 @@ class Rows:
         taken_N: NDArray[np.int64],
         of_eos_N: NDArray[np.bool_],
     ) -> None:
-        """Shortens what is taken to the token that completes a stop string; an end token spells nothing."""
+        """Shortens taken_N to the token that completes a stop string; an end token spells nothing."""
         for row, rollout in enumerate(rollouts_N.tolist()):
             tokens = self.tokens_RT[rollout, : self.lengths_R[rollout]].tolist()
             for place in range(int(taken_N[row]) - int(of_eos_N[row])):
@@ -109,6 +109,6 @@ class Rows:
             stop=stop,
             policy_version=policy_version,
             text=text,
-            # a likeliest token is told with its log-prob among all tokens, whatever top_k: then there is no support
+            # a greedy token is reported with its log-prob among all tokens, whatever top_k: then there is no support
             support=tuple(self.supports[number]) or None,
         )

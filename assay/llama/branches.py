@@ -1,8 +1,8 @@
-"""Attention of trees, a stem and its branches each, where no kernel for packed sequences is at hand.
+"""Attention of trees (a stem and its branches) where no kernel for packed sequences is available.
 
-A large tree by itself: all branches are computed at once as a batch, each with the stem's keys before its own. They
-cost what they see, where one mask over the whole tree would cost the square of it. Small trees all together, under such
-masks: there it is the calls that cost.
+A large tree is computed alone: its branches form a batch, each with the stem's keys before its own. They cost what they
+see, where one mask over the whole tree would cost the square of it. Small trees are computed together under such masks:
+there the number of calls is what costs.
 
 Shape legend: S tokens of the tree, P of its stem, G branches of T tokens (padded to the longest), L = P + T, H heads,
 K heads of keys, W width of a head; B trees, N tokens of all.
@@ -22,7 +22,7 @@ SMALL_TREE = 128  # tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Thicket:
+class PaddedTrees:
     """Small trees as rows of one length."""
 
     places_BS: Tensor  # of their tokens among the N; any token in the place of padding
@@ -31,15 +31,15 @@ class Thicket:
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """To be added to the products. Made once: of a mask of truths every layer would make and keep its own."""
+        """Added to the products. Made once: from a boolean mask every layer would make and keep its own."""
         if dtype not in self.masks:
             zeros_B1SS = torch.zeros(self.seen_B1SS.shape, dtype=dtype, device=self.seen_B1SS.device)
             self.masks[dtype] = zeros_B1SS.masked_fill_(~self.seen_B1SS, -float("inf"))
         return self.masks[dtype]
 
     @classmethod
-    def of(cls, trees: Sequence[Sequence[int]], device: torch.device) -> Thicket | None:
-        """Of the lengths of the stem and the branches of each; None if there are not several, or one is not small."""
+    def of(cls, trees: Sequence[Sequence[int]], device: torch.device) -> PaddedTrees | None:
+        """From the lengths of the stem and the branches of each; None if there are not several, or one is not small."""
         sizes = [sum(lengths) for lengths in trees]
         longest = max(sizes)
         if len(trees) < 2 or longest > SMALL_TREE:
@@ -59,12 +59,12 @@ class Thicket:
         )
 
 
-def thicket_attention(
-    queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, thicket: Thicket, scale: float
+def padded_trees_attention(
+    queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, trees: PaddedTrees, scale: float
 ) -> Tensor:
     """outputs_NHW"""
-    count, longest = thicket.places_BS.shape
-    places = thicket.places_BS.flatten()
+    count, longest = trees.places_BS.shape
+    places = trees.places_BS.flatten()
     queries_BHSW, keys_BKSW, values_BKSW = (
         each.index_select(0, places).view(count, longest, *each.shape[1:]).transpose(1, 2)
         for each in (queries_NHW, keys_NKW, values_NKW)
@@ -73,11 +73,11 @@ def thicket_attention(
         queries_BHSW,
         keys_BKSW,
         values_BKSW,
-        attn_mask=thicket.mask(queries_NHW.dtype),
+        attn_mask=trees.mask(queries_NHW.dtype),
         scale=scale,
         enable_gqa=queries_NHW.shape[1] != keys_NKW.shape[1],
     )
-    return outputs_BHSW.transpose(1, 2).flatten(0, 1).index_select(0, thicket.back_N)
+    return outputs_BHSW.transpose(1, 2).flatten(0, 1).index_select(0, trees.back_N)
 
 
 def tree_attention(
@@ -88,12 +88,12 @@ def tree_attention(
     seen_TL: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """outputs_SHW. `lengths` are those of the stem and of each branch; `seen_TL` is the mask of the longest branch, if
-    there is any."""
+    """outputs_SHW. `lengths` are those of the stem and of each branch; `seen_TL` is the mask of the longest branch;
+    None if there is no branch."""
     stem, *branches = lengths
     several = queries_SHW.shape[1] != keys_SKW.shape[1]
     queries_1HPW, keys_1KPW, values_1KPW = (
-        _heads_first(each[:stem]).unsqueeze(0) for each in (queries_SHW, keys_SKW, values_SKW)
+        each[:stem].transpose(0, 1).unsqueeze(0) for each in (queries_SHW, keys_SKW, values_SKW)
     )
     stem_1HPW = scaled_dot_product_attention(
         queries_1HPW,
@@ -128,12 +128,8 @@ def seen_by_a_branch(lengths: Sequence[int], device: torch.device) -> Tensor:
     return torch.ones(longest, stem + longest, dtype=torch.bool, device=device).tril(diagonal=stem)
 
 
-def _heads_first(heads_SKW: Tensor) -> Tensor:
-    return heads_SKW.transpose(0, 1)
-
-
 def _batched(heads_SKW: Tensor, lengths: Sequence[int]) -> Tensor:
-    """heads_GKTW of branches that lie one behind the other; what is behind the end of a short one is never seen."""
+    """heads_GKTW of branches that follow each other; padding behind a short one is never seen."""
     longest = max(lengths)
     if min(lengths) == longest:
         return heads_SKW.reshape(len(lengths), longest, *heads_SKW.shape[1:]).transpose(1, 2)

@@ -139,7 +139,7 @@ class Step:
         return Tiles.for_lanes(slots, self.heads, context, self.states_LD.dtype, shared)
 
     def launch(self, slots: int, tiles: Tiles, ending: Ending) -> None:
-        """A step of the first so many slots: their logits or, further, the next token of each, which moves it on."""
+        """A step of the first `slots` slots: their logits or, further, the next token of each, which moves it on."""
         embed(self.state_LF[:slots], self.embedding_VD, self.states_LD[:slots])
         normed_LD = (
             self._plain_layers(slots, tiles) if self.room is None else self._fused_layers(slots, tiles, self.room)
@@ -217,7 +217,7 @@ def prefill_prompts(step: Step, packed: Packed, rows_N: Tensor) -> None:
         layer.query_key_value.run(normed_ND, qkv_NO, low)
         remember(qkv_NO, turned_NO, rows_N, packed.positions_N, step.places, number, heads, layer.norms)
         if number + 1 == len(step.layers):
-            return  # nobody asks for the states behind the last layer
+            return  # the states after the last layer are not needed
         seen_NHW = attention(queries_NHW, keys_NKW, values_NKW, packed, heads.scale)
         layer.output.run(seen_NHW.flatten(1), change_ND, low)
         add_norm(states_ND, change_ND, layer.second_norm_D, step.epsilon, normed_ND)
@@ -228,19 +228,19 @@ def prefill_prompts(step: Step, packed: Packed, rows_N: Tensor) -> None:
 
 
 def bytes_per_slot(family: Family) -> int:
-    """What the buffers of a step hold for one slot, nearly."""
+    """About how many bytes the buffers of a step hold for one slot."""
     hidden, inner = family.embedding_VD.shape[1], family.layers[0].down.weight_OI.shape[1]
     wide = 2 * (family.heads + family.key_heads) * family.head_width
     return (3 * hidden + wide + 3 * inner + family.head.weight_OI.shape[0]) * family.dtype.itemsize + 1024
 
 
 def bytes_per_prompt_token(family: Family) -> int:
-    """What is held of a token while prompts are computed, nearly."""
+    """About how many bytes are held for one token while prompts are computed."""
     return bytes_per_slot(family) - family.head.weight_OI.shape[0] * family.dtype.itemsize
 
 
 def addresses(family: Family) -> tuple[int, ...]:
-    """Where the weights lie: a graph that was captured reads them there."""
+    """Where the weights are in memory: a captured graph reads them there."""
     tensors: list[Tensor] = [family.embedding_VD, family.norm_D]
     for layer in family.layers:
         norms = (layer.first_norm_D, layer.second_norm_D, layer.query_norm, layer.key_norm)

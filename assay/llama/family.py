@@ -1,9 +1,9 @@
 """The Llama family as plain numbers: a Hugging Face model object, read as the matrices it is made of.
 
 Llama, SmolLM2, Qwen2, Qwen2.5, Qwen3 and Mistral are one architecture with small differences: biases, norms of queries
-and keys, the table of rotations. What is read here are the model's own parameters, never copies: whoever computes with
-them (the engine, the update) sees every optimizer step at once. `joined_family` moves parameters that multiply the same
-input side by side in memory, so that they can be read as one matrix; each stays a parameter of its own.
+and keys, the table of rotations. What is read here are the model's own parameters, never copies: the engine and the
+update see every optimizer step at once. `joined_family` moves parameters that multiply the same input side by side in
+memory, so that they can be read as one matrix; each stays a parameter of its own.
 
 Shape legend: V vocabulary, D hidden size, O outputs, I inputs, K rank of an adapter, N tokens, H half a head.
 """
@@ -22,7 +22,7 @@ FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change t
 
 
 class NotOfTheFamily(ValueError):
-    """The model is computed in another way than the family; the message says in what."""
+    """The model computes differently from the family; the message says how."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Stack:
         return _side_by_side([part.weight_OI for part in self.parts])
 
     def bias(self) -> Tensor | None:
-        """bias_O of all parts, if they have any; whoever asks has seen that `weight` is not None."""
+        """bias_O of all parts, if they have any; only after `weight` was not None."""
         return _side_by_side(self._biases) if self._biases else None
 
     @property
@@ -81,7 +81,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Family:
-    """A model of the family; equal to itself alone, so that what was prepared for it can be found again."""
+    """A model of the family. Two objects are equal only if they are the same one."""
 
     embedding_VD: nn.Parameter
     untrained_id: int | None  # the token whose embedding gets no gradient (Hugging Face's padding_idx)
@@ -188,7 +188,7 @@ def family_of(model: nn.Module) -> Family:
 
 
 def _check_alike(inner: Any, config: Any) -> None:
-    """What is read once for all layers is the same in all of them: in low precision numbers alone would not tell."""
+    """What is read once for all layers must be the same in all of them: in low precision numbers would not show it."""
     norms = [module.variance_epsilon for module in inner.modules() if hasattr(module, "variance_epsilon")]
     if any(epsilon != config.rms_norm_eps for epsilon in norms):
         raise NotOfTheFamily("a norm of it has another epsilon than its config says")
@@ -199,7 +199,7 @@ def _check_alike(inner: Any, config: Any) -> None:
 
 def hooked_modules(model: nn.Module) -> list[str]:
     """Modules that do more than their class says when they are called: they have hooks, or a forward of their own. The
-    hook of Hugging Face's gradient checkpointing, which changes no number, is none."""
+    hook of Hugging Face's gradient checkpointing, which changes no number, does not count."""
     return [name for name, module in model.named_modules() if "forward" in vars(module) or any(_hooks(module))]
 
 

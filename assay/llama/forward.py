@@ -58,7 +58,7 @@ def _layer(
     delta_ND: Tensor | None,
     keep: Callable[[Tensor, Tensor], None] | None,
 ) -> tuple[Tensor, Tensor]:
-    """(states_ND, delta_ND), still to be added up: whoever norms the sum adds in the same pass."""
+    """(states_ND, delta_ND), still to be added up: the next norm adds them in the same pass."""
     states_ND, normed_ND = add_norm(states_ND, delta_ND, layer.first_norm_D, family.epsilon)
     turned_NC = _turned(family, layer, project_all(normed_ND, layer.query_key_value), rotations)
     queries_NHW, keys_NKW, values_NKW = _heads(family, turned_NC)

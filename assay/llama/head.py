@@ -1,8 +1,8 @@
 """Hidden states -> log-probs and entropies of tokens, without ever holding the logits of all tokens.
 
-The head is computed a chunk of tokens at a time. For the backward pass only the states and two numbers a token are
-kept, and on a CPU what the first few chunks came to, for there a product is dear and a little memory is not; the logits
-of every other chunk are made again. They are turned into their own gradient in place:
+The head is computed a chunk of tokens at a time. For the backward pass only the states and two numbers per token are
+kept, and on a CPU the results of the first few chunks, because there a product is expensive and a little memory is not;
+the logits of every other chunk are computed again. They are turned into their own gradient in place:
 
     z = logits / temperature;  d logprob / dz_v = [v is the target] - p_v;  d entropy / dz_v = -p_v (log p_v + entropy)
 
@@ -40,7 +40,7 @@ def token_numbers(
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """(logprobs_N, entropy_N) at the temperature, in float32. Under a support only its tokens can be sampled; naming
-    one twice does no harm. An entropy without gradient is only looked at."""
+    one twice does no harm. Without `entropy_gradient` the entropy keeps no graph."""
     weight_VD = head.weight_OI
     if head.low_rank is not None:
         # one product for both: inputs and their low-rank image side by side, and so the matrices
@@ -155,7 +155,7 @@ def _fused(logits_nV: Tensor) -> bool:
 def _row_numbers(
     logits_nV: Tensor, targets_n: Tensor, temperature: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """(log_shares_nV, (logprobs_n, logsumexp_n, entropy_n)); the logits are used up."""
+    """(log_shares_nV, (logprobs_n, logsumexp_n, entropy_n)); the logits are overwritten."""
     scaled_nV = _exact(logits_nV)
     logsumexp_n, entropy_n = scaled_nV.new_empty(2, len(scaled_nV))
     for rows in _few_rows(scaled_nV):
@@ -178,7 +178,7 @@ def _gradient_of_logits(
     dentropy_n: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """dlogits_nV of the logits or of what was made of them, whichever is given and used up."""
+    """dlogits_nV, from the logits or from the log-shares made of them, whichever is given; it is overwritten."""
     values_nV = log_shares_nV if logits_nV is None else _exact(logits_nV)
     assert values_nV is not None
     targets_n1, dlogprobs_n1 = targets_n.unsqueeze(1), dlogprobs_n.unsqueeze(1)

@@ -109,7 +109,7 @@ class _Joined(torch.autograd.Function):
 
 
 class GatedProjection(torch.autograd.Function):
-    """(silu(gate) * up) @ down^T with a kernel for the gate. What the gate lets through is made again in the backward
+    """(silu(gate) * up) @ down^T with a kernel for the gate. The gate's output is computed again in the backward
     pass, which reads gate and up anyway: it is a third of all that a layer would keep."""
 
     @staticmethod

@@ -35,7 +35,7 @@ class Matrix:
     copy: LaidOut | None  # of the weight
 
     def product(self, inputs_LI: Tensor, room_LO: Tensor | None = None) -> Tensor:
-        """outputs_LO of all parts, one behind the other; in `room_LO`, if that saves something."""
+        """outputs_LO of all parts, side by side; written to `room_LO` if that saves a copy."""
         if self.weight_OI is None:
             return torch.cat([project(inputs_LI, part) for part in self.parts], dim=1)
         if self.copy is None:
@@ -95,7 +95,7 @@ def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Ten
 
 
 def copied_bytes(family: Family) -> int:
-    """What all copies take."""
+    """Of all copies together."""
     stacks: Iterable[Projection] = (part for stack in family.stacks for part in stack.parts)
     singles = (projection for layer in family.layers for projection in (layer.output, layer.down))
     return sum(part.weight_OI.nbytes for part in (*stacks, *singles, family.head))

@@ -1,4 +1,4 @@
-"""Sequences laid one behind the other without padding, and how their tokens see each other.
+"""Sequences that follow each other without padding, and how their tokens see each other.
 
 A segment is a run of tokens. Each of them sees its segment up to itself and, if the segment has a stem, the whole of
 the stem: a prompt is a segment, each of its completions another one with the prompt as its stem.
@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from assay.llama.branches import Thicket, seen_by_a_branch, thicket_attention, tree_attention
+from assay.llama.branches import PaddedTrees, padded_trees_attention, seen_by_a_branch, tree_attention
 from assay.llama.flash import Spans, flash_attention, is_usable, spans_of
 
 
@@ -45,7 +45,7 @@ class Packed:
 
     @classmethod
     def of_sequences(cls, sequences: Sequence[Sequence[int]], device: torch.device) -> Packed:
-        """Sequences that have nothing to do with each other."""
+        """Sequences that do not see each other."""
         segments, start = [], 0
         for sequence in sequences:
             segments.append(Segment(start, start + len(sequence)))
@@ -84,11 +84,11 @@ class Packed:
 
     @cached_property
     def spans(self) -> Spans:
-        """What the kernels want to know of the segments, made once for all layers."""
+        """What the kernels need to know of the segments, made once for all layers."""
         return spans_of(self.trees, self.ids_N.device)
 
     def prepare(self) -> Spans:
-        """Makes what is otherwise made when it is first asked for."""
+        """Computes the spans now instead of at their first use."""
         return self.spans
 
     @cached_property
@@ -97,9 +97,9 @@ class Packed:
         return tuple(None if len(tree) == 1 else self._mask(tree) for tree in self.trees)
 
     @cached_property
-    def thicket(self) -> Thicket | None:
+    def padded(self) -> PaddedTrees | None:
         """All trees as one batch, where they are small."""
-        return Thicket.of([[segment.length for segment in tree] for tree in self.trees], self.ids_N.device)
+        return PaddedTrees.of([[segment.length for segment in tree] for tree in self.trees], self.ids_N.device)
 
     def _mask(self, tree: Sequence[Segment]) -> Tensor:
         return seen_by_a_branch([segment.length for segment in tree], self.ids_N.device)
@@ -109,8 +109,8 @@ def attention(queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, packed:
     """outputs_NHW: each token attends to what it sees."""
     if is_usable(queries_NHW):
         return flash_attention(queries_NHW, keys_NKW, values_NKW, packed.spans, scale)
-    if packed.thicket is not None:
-        return thicket_attention(queries_NHW, keys_NKW, values_NKW, packed.thicket, scale)
+    if packed.padded is not None:
+        return padded_trees_attention(queries_NHW, keys_NKW, values_NKW, packed.padded, scale)
     outputs = []
     for tree, mask_TL in zip(packed.trees, packed.masks, strict=True):
         tokens, lengths = slice(tree[0].start, tree[-1].end), [segment.length for segment in tree]

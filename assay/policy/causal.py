@@ -219,12 +219,13 @@ class CausalPolicy:
         """(logprobs_M, entropy_M) of a model that is asked for its hidden states or logits, in padded rows."""
         predictors_M = inputs.predictors_BT.flatten()[layout_of(inputs).places_M]
         if self.abilities.head:
-            states_MD = self._hidden(inputs).flatten(0, 1)[predictors_M]
+            output = self.model.base_model(inputs.ids_RS, use_cache=False, **self._layout(inputs))  # type: ignore[operator]
+            states_MD = output.last_hidden_state.flatten(0, 1)[predictors_M]
             head: Callable[[Tensor], Tensor] = self._head
             width = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
         else:
-            states_MD = self._all_logits(inputs).flatten(0, 1)[predictors_M]
-            head, width = _as_they_are, states_MD.shape[1]
+            states_MD = self.logits(inputs.ids_RS, **self._layout(inputs)).flatten(0, 1)[predictors_M]
+            head, width = lambda logits_mV: logits_mV, states_MD.shape[1]
 
         def numbers(states_mD: Tensor, targets_m: Tensor, support_mK: Tensor | None) -> tuple[Tensor, Tensor]:
             logits_1mV = head(states_mD).unsqueeze(0)
@@ -260,13 +261,6 @@ class CausalPolicy:
     def _head(self, states_ND: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(states_ND)  # type: ignore[operator, no-any-return]
 
-    def _hidden(self, inputs: ModelInputs) -> Tensor:
-        how = {"use_cache": False, **self._layout(inputs)}
-        return self.model.base_model(inputs.ids_RS, **how).last_hidden_state  # type: ignore[operator, no-any-return]
-
-    def _all_logits(self, inputs: ModelInputs) -> Tensor:
-        return self.logits(inputs.ids_RS, **self._layout(inputs))
-
     def _layout(self, inputs: ModelInputs) -> dict[str, Tensor]:
         """What tells the model that several completions follow one prompt; nothing if a row is an ordinary sequence."""
         if inputs.branches_RS is None:
@@ -294,10 +288,6 @@ def branch_mask(branches_RS: Tensor, dtype: torch.dtype) -> Tensor:
     seen_RSS = seen_RSS & torch.ones(size, size, dtype=torch.bool, device=branches_RS.device).tril()
     mask_RSS = torch.zeros(seen_RSS.shape, dtype=dtype, device=branches_RS.device)
     return mask_RSS.masked_fill(~seen_RSS, torch.finfo(dtype).min).unsqueeze(1)
-
-
-def _as_they_are(logits_NV: Tensor) -> Tensor:
-    return logits_NV
 
 
 @contextmanager

@@ -14,7 +14,7 @@ CHECKSUMS = "checksums.json"
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The cached directory `name`; `make` fills it if it is not there, or no longer as it was made."""
+    """The cached directory `name`; `make` fills it if it is missing or damaged."""
     target = _cache_root() / name
     if _is_whole(target):
         return target

@@ -1,4 +1,4 @@
-"""A first look at a model: is it causal, are its logits finite, and which short cuts give the same numbers?"""
+"""Checks a model before it is trained: is it causal, are its logits finite, which shortcuts give the same numbers?"""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from assay.llama.packed import Packed, Segment
 from assay.machine.device import missing_kernels
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
 
-# one prompt and two answers, in elevenths of the vocabulary. The first tokens of a vocabulary are often special ones
-# that were never trained: for them SmolLM2's logits in bfloat16 are off by 10 of 32, however they are computed. And a
-# model that counts positions by what is not padding would seem to count them as we do, were there a token 0.
+# One prompt and two answers, in elevenths of the vocabulary. The first tokens of a vocabulary are often special ones
+# that were never trained: for them SmolLM2's logits in bfloat16 are off by 10 of 32, however they are computed. And
+# with a token 0 in it, a model that counts positions by what is not padding could pass by accident.
 PROMPT, LEFT, RIGHT = [2, 3, 4], [5, 6], [7, 8, 9]
 ELEVENTHS = 11
 
@@ -28,8 +28,8 @@ class UnfitModel(ValueError):
 
 
 def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
-    """The policy with the abilities that its model showed; a model that cannot be a policy raises UnfitModel. `say`
-    hears why a model is not computed as one of the Llama family."""
+    """The policy with the abilities that its model showed; a model that cannot be a policy raises UnfitModel. Calls
+    `say` with the reason if the model is not computed as one of the Llama family."""
     vocabulary = vocabulary_of(policy)
     _check_padding(policy, vocabulary)
     with torch.no_grad():
@@ -40,7 +40,8 @@ def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence:
 
 
 def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
-    """The policy with its model read anew as one of the Llama family, if it is one and gives the same numbers so."""
+    """The policy with its model read again as one of the Llama family, if it is one and then gives the same numbers.
+    Moves parameters in memory (joined_family)."""
     try:
         if reason := missing_kernels(policy.device):
             raise NotOfTheFamily(reason)
@@ -67,11 +68,12 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def renewed(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
-    """The policy as its model is now: hooks that would not be called, or other parts and parameters, have a say."""
+    """The policy with its family read again if the model has changed since: other parts or parameters, or hooks that
+    the family would not call."""
     family = policy.family
     if family is None:
         return policy
-    moved = any(stack.weight() is None for stack in family.stacks)  # what was prepared for the old places is void
+    moved = any(stack.weight() is None for stack in family.stacks)  # the joined matrices point to the old memory
     try:
         is_unchanged = not moved and same_reading(family, family_of(policy.model))
     except NotOfTheFamily:
@@ -80,7 +82,7 @@ def renewed(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: 
 
 
 def _gives_the_same_numbers(policy: CausalPolicy, family: Family) -> bool:
-    """One prompt with two answers behind it, and one of them by itself, packed: as the model computes each alone?"""
+    """Whether the family gives a prompt with two answers, and one of them alone, the numbers that the model gives."""
     length, left, right = len(PROMPT), len(LEFT), len(RIGHT)
     branches = length + left + right
     packed = Packed(
@@ -109,7 +111,7 @@ def _gives_the_same_numbers(policy: CausalPolicy, family: Family) -> bool:
 
 
 def _alone(policy: CausalPolicy, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """logits_LV of the prompt and each of its answers, a row by itself."""
+    """logits_LV of the prompt with each of its answers, in a row of its own."""
     first, second = (
         policy.logits(_spread([*PROMPT, *answer], vocabulary, policy.device).unsqueeze(0))[0]
         for answer in (LEFT, RIGHT)
@@ -122,7 +124,7 @@ def _spread(elevenths: list[int], vocabulary: int, device: torch.device) -> Tens
 
 
 def vocabulary_of(policy: CausalPolicy) -> int:
-    """The size of the vocabulary, from a look at two rows that differ in their second token."""
+    """The size of the vocabulary, from the logits of two rows that differ in their second token."""
     with torch.no_grad():
         output = policy.model(torch.tensor([[0, 0], [0, 1]], device=policy.device))
     logits_22V = getattr(output, "logits", output)
@@ -184,7 +186,7 @@ def _has_plain_head(policy: CausalPolicy, vocabulary: int) -> bool:
 
 
 def _caches(policy: CausalPolicy, vocabulary: int) -> bool:
-    """Two prompts of different lengths, padded on the left, repeated and continued: as if they were computed alone?"""
+    """Whether two prompts of different lengths, padded on the left, repeated and continued, compute as if alone."""
     model: Any = policy.model
     if not (_is_hugging_face(model) and hasattr(model.config, "use_cache")):
         return False
@@ -214,7 +216,7 @@ def _caches(policy: CausalPolicy, vocabulary: int) -> bool:
 
 
 def _shares_prompts(policy: CausalPolicy, vocabulary: int) -> bool:
-    """One prompt with two completions behind it, under a mask: as if each stood alone?"""
+    """Whether a prompt with two completions behind it, under a mask, computes as if each stood alone."""
     model: Any = policy.model
     if not _is_hugging_face(model) or _looks_locally(model.config):
         return False

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import tiny_policy, uneven_samples
@@ -39,10 +41,12 @@ def test_logprobs_are_those_of_each_row_alone_and_unpadded():
     assert batch.mask_BT.sum() == 27
 
 
-def test_the_policy_is_in_eval_mode_so_that_dropout_cannot_tell_new_from_old():
+def test_a_model_in_training_mode_is_refused_because_dropout_would_tell_new_from_old():
     policy = tiny_policy()
     policy.model.train()
-    assert not type(policy)(policy.model, policy.codec, policy.eos_ids, 1.0).model.training
+    with pytest.raises(ValueError, match=r"in training mode; call model\.eval\(\)"):
+        replace(policy, temperature=0.5)
+    assert policy.model.training  # it is the caller's
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused():

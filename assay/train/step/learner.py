@@ -30,7 +30,7 @@ STEP_NUMBERS = 2**25  # weights that are copied at a time to see how far they mo
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """An update, and the log-probs of `new` that it saw, one tensor a micro-batch."""
+    """An update, and the log-probs of `new` that it saw, one tensor per micro-batch."""
 
     update: Update
     new_logprobs: tuple[Tensor, ...]
@@ -39,7 +39,7 @@ class Learned:
 
 
 class Observer(Protocol):
-    """Looks on while an update is computed, and changes nothing in it; see examine.py."""
+    """Is called while an update is computed, and changes nothing in it; see examine.py."""
 
     def differentiating(
         self, batch: Microbatch, old_BT: Tensor, ref_BT: Tensor | None, new_BT: Tensor, entropy_BT: Tensor, loss: Loss
@@ -228,7 +228,7 @@ class Learner:
                 master.grad = None
             now = [master.detach() for master in masters]  # an optimizer may put new memory in the place of the old
             torch._foreach_sub_(before, now)
-            # in float64: the square of a weight of 1e30 is no float32, and such weights are still finite
+            # in float64: the square of a weight of 1e30 does not fit into float32, and such weights are still finite
             lengths += torch._foreach_norm(before, 2, dtype=torch.float64)
             rounded = [place for place, weight in enumerate(weights) if weight is not masters[place]]
             if rounded:
@@ -242,7 +242,7 @@ class Learner:
         return minibatch.totals.tokens == 0 or not (has_signal or kl_in_loss or self.loss.entropy_coef > 0)
 
     def _culprit(self, loss: float, norm: float) -> str:
-        """What to blame when every log-prob and advantage was finite and the loss or its gradient is not."""
+        """Names the cause when every log-prob and advantage was finite and the loss or its gradient is not."""
         for name, master in zip(self.names, self.masters, strict=True):
             if master.grad is not None and not master.grad.isfinite().all():
                 return f"the gradient of {name} is not finite"
