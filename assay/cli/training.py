@@ -138,7 +138,7 @@ def evaluate(
             RunDirectory.open(target)
         say("importing torch and transformers ...")
         from assay.machine.terminal import ProgressLine
-        from assay.train.evaluate.saved_run import evaluate_saved, evaluation_table
+        from assay.train.evaluate.eval_command import evaluate_saved, evaluation_table
 
         evaluated = evaluate_saved(
             target,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
@@ -99,15 +99,14 @@ class RewardFunction:
         return future.result()
 
 
+@dataclass(slots=True)
 class StepStats:
-    """The verb `record` and the safe point of a step; `stats` and `progress` are set once the loop has run."""
+    """The verb `record` and the safe point of a step; the loop sets `stats` and `progress`."""
 
-    stats: Stats
-    progress: Progress
-
-    def __init__(self, config: Config, clock: StageClock) -> None:
-        self.config = config
-        self.clock = clock
+    config: Config
+    clock: StageClock
+    stats: Stats = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
 
     def safe_point(self, progress: Progress, current: StepInProgress | None) -> None:
         self.progress = progress

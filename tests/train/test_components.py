@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from assay.train.evaluate.eval_command import Evaluated, evaluation_table
 from assay.train.evaluate.evaluate import evaluation_row
-from assay.train.evaluate.saved_run import Evaluated, evaluation_table
 from assay.train.show.display import Display
 from assay.train.show.step_line import LONGEST, step_line
 from assay.train.show.summary import summary_facts

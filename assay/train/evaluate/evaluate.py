@@ -13,7 +13,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from assay.config import Config
 from assay.engine.engine import Engine
@@ -27,7 +26,6 @@ from assay.train.step.failed_rewards import FailedRewards
 from assay.types import Problem, Prompt, Rollout, Score
 
 EvaluationRow = dict[str, float | int | None]
-Item = TypeVar("Item")
 
 FRUITLESS = 64  # numbers without a new problem after which the search for held-out ones ends
 WORDS = 32  # prompts whose answers are kept as text
@@ -108,10 +106,10 @@ def evaluate(
     engine.release()
     tries = [[*likeliest, *others] for likeliest, others in zip(greedy, sampled, strict=True)]
     pairs = [(prompt, rollout) for prompt, rollouts in zip(prompts, tries, strict=True) for rollout in rollouts]
-    answers = 1 + config.evaluate.samples
     scored = reward.score(pairs, failures.count(pairs, on_scored))
     failures.look_at(pairs, scored)
-    scores = _cut(scored, answers)
+    answers = 1 + config.evaluate.samples
+    scores = [scored[first : first + answers] for first in range(0, len(scored), answers)]
     return Evaluation(
         evaluation_row(step, tries, scores, config.evaluate.pass_reward),
         tuple(
@@ -200,7 +198,3 @@ def _in_words(prompt: Prompt, rollouts: Sequence[Rollout], scores: Sequence[Scor
         sampled_rewards=tuple(score.reward for score in scores[1:]),
         error=next((score.error for score in scores if score.error), ""),
     )
-
-
-def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    return [items[first : first + size] for first in range(0, len(items), size)]

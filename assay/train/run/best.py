@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +24,43 @@ class StoppedEarly(Exception):
     """The held-out score no longer improves. The message is a sentence; the run ends like a finished one."""
 
 
+@dataclass(frozen=True, slots=True)
 class BestPolicy:
-    """`publish(step)` writes the policy as it is now to RUN/best; `save()` writes a checkpoint."""
-
-    def __init__(
-        self,
-        config: Config,
-        run: Path,
-        save: Callable[[], None],
-        publish: Callable[[int], None],
-    ) -> None:
-        self._config, self._run = config, run
-        self._save, self._publish = save, publish
+    config: Config
+    run: Path
+    save: Callable[[], None]  # writes a checkpoint
+    publish: Callable[[int], None]  # writes the policy as it is now, after this step, to RUN/best
 
     def resume(self, step: int, say: Callable[[str], None]) -> None:
         """Removes the best weights if they are of a step after `step`, which the resumed run will make again."""
-        kept = step_of(self._run, BEST)
-        if kept > step and (self._run / BEST).exists():
-            say(f"{self._run / BEST} holds the weights after step {kept}, which the run makes again; it is removed")
-            clear_weights(self._run, BEST, say)
+        kept = step_of(self.run, BEST)
+        if kept > step and (self.run / BEST).exists():
+            say(f"{self.run / BEST} holds the weights after step {kept}, which the run makes again; it is removed")
+            clear_weights(self.run, BEST, say)
 
     def look(self, step: int) -> None:
         """Keeps the weights if this step is the best so far. Call it between two steps. Raises StoppedEarly."""
-        every, patience = self._config.evaluate.every, self._config.evaluate.patience
+        every, patience = self.config.evaluate.every, self.config.evaluate.patience
         if not every:
             return
-        rows = [row for row in read_evaluations(self._run).rows if row["step"] <= step]
+        rows = [row for row in read_evaluations(self.run).rows if row["step"] <= step]
         best = best_row(rows)
         if best is None:
             return
-        if best["step"] == step > 0 and self._config.checkpoint.best and not self._is_kept(step):
-            self._save()  # first: a run must not resume from before its best weights
-            self._publish(step)
+        if best["step"] == step > 0 and self.config.checkpoint.best and not self._is_kept(step):
+            self.save()  # first: a run must not resume from before its best weights
+            self.publish(step)
         behind = evaluations_since_best(rows)
-        if 0 < patience <= behind and step < self._config.run.steps:
+        if 0 < patience <= behind and step < self.config.run.steps:
             when = f"after step {best['step']}" if best["step"] else "before training"
             raise StoppedEarly(
                 f"stopped early after step {step}: {behind} evaluations in a row were not better than the held-out "
                 f"score {best[SCORE]:.4g} {when} (evaluate.patience = {patience}); to go on: "
-                f"assay train --resume {shlex.quote(str(self._run))} --change evaluate.patience=0"
+                f"assay train --resume {shlex.quote(str(self.run))} --change evaluate.patience=0"
             )
 
     def _is_kept(self, step: int) -> bool:
-        return (self._run / BEST).is_dir() and step_of(self._run, BEST) == step
+        return (self.run / BEST).is_dir() and step_of(self.run, BEST) == step
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:

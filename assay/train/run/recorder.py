@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from safetensors.torch import save
@@ -34,35 +34,22 @@ RATIO_LIMIT = 1e-3  # of |ratio - 1| before any update; the same arithmetic twic
 SILENT = 5  # steps without any update at the beginning of a run
 
 
+@dataclass(slots=True)
 class Recorder:
-    def __init__(
-        self,
-        config: Config,
-        task: Task,
-        reward: Reward,
-        learner: Learner,
-        engine: Engine,
-        directory: RunDirectory,
-        display: Display,
-        sinks: Sinks,
-        watch: Watch,
-        failures: FailedRewards,
-        clock: StageClock,
-    ) -> None:
-        self.config = config
-        self.task = task
-        self.reward = reward
-        self.learner = learner
-        self.engine = engine
-        self.directory = directory
-        self.display = display
-        self.sinks = sinks
-        self.watch = watch
-        self.failures = failures
-        self.clock = clock
-        self._reported_inexact = False
-        self._reported_starvation = False
-        self._silent_steps = 0
+    config: Config
+    task: Task
+    reward: Reward
+    learner: Learner
+    engine: Engine
+    directory: RunDirectory
+    display: Display
+    sinks: Sinks
+    watch: Watch
+    failures: FailedRewards
+    clock: StageClock
+    _reported_inexact: bool = False
+    _reported_starvation: bool = False
+    _silent_steps: int = 0
 
     def record(self, current: StepInProgress, progress: Progress) -> None:
         """The verb `record`: writes a finished step, shows it, and evaluates if that is due."""

@@ -107,9 +107,8 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             _introduce(config, directory, policy, task, heldout, display)
             with _only_writer(directory.path):
                 _keep_seed(directory, policy, seed)
-                return TrainingProcess(
-                    config, task, reward, policy, directory, display, interrupt, None, watcher
-                ).carry_out()
+                process = TrainingProcess(config, task, reward, policy, directory, display, interrupt, None, watcher)
+                return process.carry_out()
 
 
 def resume(path: Path, overrides: Sequence[str] = (), watcher: Watcher | None = None, *, trust: bool = False) -> int:
@@ -171,9 +170,8 @@ def resume(path: Path, overrides: Sequence[str] = (), watcher: Watcher | None = 
                     display.say(f"{change}, from step {done + 1} on")
                     directory.append_event("changed", step=done, **asdict(change))
                 _keep_seed(directory, policy, seed)
-                return TrainingProcess(
-                    config, task, reward, policy, directory, display, interrupt, saved, watcher
-                ).carry_out()
+                process = TrainingProcess(config, task, reward, policy, directory, display, interrupt, saved, watcher)
+                return process.carry_out()
 
 
 class TrainingProcess:

@@ -48,11 +48,8 @@ class Saver:
         directory: RunDirectory,
         sources: Mapping[str, str],
     ) -> None:
-        self.config = config
-        self.learner = learner
-        self.interrupt = interrupt
-        self.directory = directory
-        self.sources = sources
+        self.config, self.learner, self.interrupt = config, learner, interrupt
+        self.directory, self.sources = directory, sources
         self._latest: tuple[Progress, StepInProgress | None] = (Progress(), None)
         self._generators = save_global_generators()
         self._saved: tuple[Progress, bool] | None = None

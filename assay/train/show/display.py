@@ -331,16 +331,13 @@ class Display:
 
     def _print_step(self, metrics: Row) -> None:
         """A line with the numbers of a step; the first step has its five stages above it."""
-        seen = {name: self._stages[name] for name in STAGES if name in self._stages}
-        ended = {name: stage for name, stage in seen.items() if stage.step == self._step}
         if self._finished == 1:
             for name in REPEATED:
-                if name in ended:
+                if name in self._stages and self._stages[name].step == self._step:
                     self._print(self._stage_line(name))
-        last = self._steps_before + self._finished >= self._steps
-        if not (self._finished == 1 or last or self._finished % self._every == 0):
-            return
-        self._print(step_line(self._measured_step, self._steps, metrics, self._eta(self._clock())))
+        is_last = self._steps_before + self._finished >= self._steps
+        if self._finished == 1 or is_last or self._finished % self._every == 0:
+            self._print(step_line(self._measured_step, self._steps, metrics, self._eta(self._clock())))
 
     def _stage_line(self, name: str) -> str:
         stage = self._stages[name]

@@ -103,9 +103,8 @@ class Sinks:
             # the metrics is worth the run that it copies
             except (Exception, SystemExit) as error:
                 self._sinks.remove(sink)
-                reason = " ".join(str(error).split())[:200]
                 self._on_failure(
-                    f"log.{sink.name} failed and is left out from here on: {type(error).__name__}: {reason}; "
+                    f"log.{sink.name} failed and is left out from here on: {type(error).__name__}: {_reason(error)}; "
                     "metrics.jsonl has every row"
                 )
 
@@ -140,9 +139,7 @@ class TensorBoard:
 
     def __init__(self, directory: Path, after_step: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import (
-            RecordWriter,
-        )
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         try:
@@ -179,7 +176,21 @@ class TensorBoard:
         self._records.flush()
 
 
-class WeightsAndBiases:
+class _Logged:
+    """What W&B and trackio have in common: runs with `log`, and tables."""
+
+    _run: Any
+    _table: Any
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def write_table(self, table: CompletionTable) -> None:
+        columns, rows = cells_of(table)
+        self._run.log({_TABLE: self._table(columns=columns, data=rows)}, step=table.step)
+
+
+class WeightsAndBiases(_Logged):
     """A W&B run. It gets the numbers, the settings and the tables of completions, and nothing else;
     WANDB_MODE=offline keeps them on this machine.
 
@@ -215,24 +226,16 @@ class WeightsAndBiases:
                 settings=nothing_else,
             )
         except (wandb.Error, OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"log.wandb = {project!r} cannot be opened: {reason}; log in with 'wandb login', or set "
+                f"log.wandb = {project!r} cannot be opened: {_reason(error)}; log in with 'wandb login', or set "
                 "WANDB_MODE=offline"
             ) from error
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def write_table(self, table: CompletionTable) -> None:
-        columns, rows = cells_of(table)
-        self._run.log({_TABLE: self._table(columns=columns, data=rows)}, step=table.step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-class Trackio:
+class Trackio(_Logged):
     """A trackio run, in a local database unless trackio is told otherwise (TRACKIO_DIR, TRACKIO_SPACE_ID).
 
     A step that is written again after a resume appears twice there, with the same numbers."""
@@ -257,22 +260,18 @@ class Trackio:
                     auto_log_cpu=False,
                 )
         except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"log.trackio = {project!r} cannot be opened: {reason}; choose another project name, or check "
+                f"log.trackio = {project!r} cannot be opened: {_reason(error)}; choose another project name, or check "
                 "TRACKIO_DIR and TRACKIO_SPACE_ID"
             ) from error
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def write_table(self, table: CompletionTable) -> None:
-        columns, rows = cells_of(table)
-        self._run.log({_TABLE: self._table(columns=columns, data=rows)}, step=table.step)
 
     def close(self) -> None:
         with _no_chatter():
             self._finish()
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _lasting_id(run_directory: Path) -> str:

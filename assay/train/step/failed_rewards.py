@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.config import Config
@@ -27,27 +28,22 @@ class RewardFailed(RunFailed):
     facts: dict[str, Any] | None = None  # of the last failure, as in an event
 
 
+@dataclass(slots=True)
 class FailedRewards:
     """Counts the failed scores of one process. `report` gets sentences for the user, `record` gets events."""
 
-    def __init__(
-        self,
-        config: Config,
-        report: Callable[[str], None] = lambda sentence: None,
-        record: Callable[..., None] = lambda kind, **facts: None,
-    ) -> None:
-        self._config = config
-        self._report = report
-        self._record = record
-        self._has_worked = False
-        self._failed_prompts: set[str] = set()  # as long as it has not worked
-        self._empty_rounds = 0
-        self._kinds: set[tuple[str, str]] = set()
+    config: Config
+    report: Callable[[str], None] = lambda sentence: None
+    record: Callable[..., None] = lambda kind, **facts: None
+    _has_worked: bool = False
+    _failed_prompts: set[str] = field(default_factory=set)  # as long as it has not worked
+    _empty_rounds: int = 0
+    _kinds: set[tuple[str, str]] = field(default_factory=set)
 
     def count(self, pairs: Sequence[Asked], on_scored: Callable[[int, int], None]) -> OnScore:
         """The callback for the scores of one round; it raises RewardFailed at the first failure beyond the limit."""
         known = failed = 0
-        share = self._config.reward.max_failed
+        share = self.config.reward.max_failed
         allowed = max(share * len(pairs), _rollouts_of_one_row(pairs)) if share > 0 else 0.0
 
         def on_score(index: int, score: Score) -> None:
@@ -60,7 +56,7 @@ class FailedRewards:
             failed += 1
             if not self._has_worked:
                 if not self._failed_prompts:
-                    self._report(f"the first completion could not be scored: {score.error}")
+                    self.report(f"the first completion could not be scored: {score.error}")
                 self._failed_prompts.add(pairs[index][0].id)
             counts = f"{failed} of {known} completions"
             if failed > allowed:
@@ -79,17 +75,17 @@ class FailedRewards:
             if kind not in self._kinds and len(self._kinds) < MOST_REPORTED:
                 self._kinds.add(kind)
                 facts = failure_facts(prompt, rollout, score)
-                self._record("reward failed", **facts)
-                self._report(f"a completion could not be scored: {score.error}")
+                self.record("reward failed", **facts)
+                self.report(f"a completion could not be scored: {score.error}")
                 for line in failure_block(facts):
-                    self._report(f"  {line}")
+                    self.report(f"  {line}")
         self._empty_rounds = self._empty_rounds + 1 if len(failures) == len(pairs) else 0
         if self._empty_rounds >= EMPTY_ROUNDS:
             counts = f"{len(pairs)} of {len(pairs)} completions, for the {self._empty_rounds}th time in a row"
             raise self._failure(counts, *failures[-1])
 
     def _failure(self, counts: str, pair: Asked, score: Score) -> RewardFailed:
-        functions = ", ".join(self._config.reward.functions) or self._config.task.name
+        functions = ", ".join(self.config.reward.functions) or self.config.task.name
         place = f" at {score.failure.place}" if score.failure is not None and score.failure.place else ""
         error = RewardFailed(
             f"the reward could not be computed for {counts}; the last failure: {score.error}{place}; repair the reward "

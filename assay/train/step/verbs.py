@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from assay.config import Config
@@ -33,32 +34,20 @@ class PromptSource(Protocol):
     def sampling_seed(self, progress: Progress, collected: CollectedGroups) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
 class StepStages:
     """`on_update` is called after each optimizer update, with the step and the progress before it."""
 
-    def __init__(
-        self,
-        config: Config,
-        learner: Learner,
-        engine: Engine,
-        source: PromptSource,
-        reward: Reward,
-        failures: FailedRewards,
-        clock: StageClock,
-        say: Callable[[str], None] = lambda sentence: None,
-        watch: Watch | None = None,
-        on_update: Callable[[StepInProgress, Progress, Update], None] = lambda current, progress, update: None,
-    ) -> None:
-        self.config = config
-        self.learner = learner
-        self.engine = engine
-        self.source = source
-        self.reward = reward
-        self.failures = failures
-        self.clock = clock
-        self.say = say
-        self.watch = watch
-        self.on_update = on_update
+    config: Config
+    learner: Learner
+    engine: Engine
+    source: PromptSource
+    reward: Reward
+    failures: FailedRewards
+    clock: StageClock
+    say: Callable[[str], None] = lambda sentence: None
+    watch: Watch | None = None
+    on_update: Callable[[StepInProgress, Progress, Update], None] = lambda current, progress, update: None
 
     def stages(
         self,
@@ -66,17 +55,9 @@ class StepStages:
         safe_point: Callable[[Progress, StepInProgress | None], None],
     ) -> Stages:
         return Stages(
-            draw=self.draw,
-            generate=self.generate,
-            score=self.score,
-            choose=self.choose,
-            credit=self.credit,
-            pack=self.pack,
-            freeze=self.freeze,
-            learn=self.learn,
-            record=record,
-            safe_point=safe_point,
-        )
+            self.draw, self.generate, self.score, self.choose, self.credit, self.pack, self.freeze, self.learn,
+            record, safe_point,
+        )  # fmt: skip
 
     def draw(self, progress: Progress, collected: CollectedGroups) -> Sequence[Prompt]:
         if collected.rounds == 0:
