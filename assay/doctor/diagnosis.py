@@ -17,6 +17,7 @@ from assay.doctor.catalogue import KINDS, Illness, catalogue
 from assay.doctor.evidence import Evidence
 from assay.doctor.trend import STEPS
 from assay.doctor.usable import usable
+from assay.machine.faults import FAULTS
 from assay.programs.read.program import Program
 from assay.verdict import Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
@@ -31,11 +32,6 @@ _NEEDED = {
 _GRAVE = {Severity.FATAL: 2, Severity.HARMFUL: 1, Severity.WASTEFUL: 0}
 # of several verdicts on one illness: a finding first, then a crash, then the word of a check that had its data
 _LOUD = {State.FINDING: 4, State.CRASHED: 3, State.HEALTHY: 2, State.NOT_APPLICABLE: 1, State.NOT_ENOUGH_DATA: 0}
-# what a check of ours can raise when it is wrong: it may stand in somebody's training loop
-_BUGS = (
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RuntimeError, StopIteration, SystemError, TypeError, ValueError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +74,12 @@ class Word:
             "fix": self.fix,
             "follows_from": cause,
         }
+
+    @property
+    def loudness(self) -> tuple[int, int]:
+        """Of several words on one illness the loudest counts, of equals the first."""
+        state = self.verdict.state
+        return _LOUD[state], _SURE[self.confidence] if state is State.FINDING else 0
 
     @property
     def level(self) -> str:
@@ -224,5 +226,5 @@ def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
         return check(piece)
     except Missing as missing:
         return not_enough_data(str(missing))
-    except _BUGS as error:
+    except FAULTS as error:  # a check of ours is wrong: it may stand in somebody's training loop
         return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

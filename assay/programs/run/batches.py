@@ -356,10 +356,10 @@ def _plain(
             continue
         laid = [np.full(tokens_BT.shape, np.nan) for _ in range(2)]
         for number, one in enumerate(known):
-            for array, values in zip(laid, (answer.scaled[number], answer.raw[number]), strict=True):
-                columns = np.arange(tokens_BT.shape[1]) + shift - one.start - 1
-                good = (columns >= 0) & (columns < len(values))
-                array[number, good] = values[columns[good]]
+            columns = np.arange(tokens_BT.shape[1]) + shift - one.start - 1
+            for array, values_T in zip(laid, answer[number], strict=True):
+                good = (columns >= 0) & (columns < len(values_T))
+                array[number, good] = values_T.numpy()[columns[good]]
         if temperature is not None:
             plain[f"{name}_logprobs"] = laid[0]
         if name == "plain":

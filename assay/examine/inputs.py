@@ -1,100 +1,123 @@
-"""What the model is really given in the scoring pass, and which dropout is active there: hooks, for one update.
+"""What a model is really given in its forward passes, and how much dropout is active there: hooks, for one update.
 
 Shape legend: R rows of S tokens (see Microbatch), B completions of T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from assay.llama.packed import Packed
+from assay.examine.part import stack
 from assay.policy.causal import CausalPolicy
 from assay.record.batch import Array
 from assay.types import Microbatch
 
-_Seen = tuple[list[int], list[int], list[bool]]  # ids, positions, whether the last token sees them
+if TYPE_CHECKING:
+    from assay.llama.packed import Packed
+
+NAMES = ("input_ids", "position_ids", "attention_mask")
+_Row = tuple[list[int], list[int], list[bool]]  # ids, positions, whether the last token sees them
 
 
-class SeenInputs:
+class PassInputs:
+    """`passes` holds the tensors that each forward pass of a model was given, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.passes: list[dict[str, Tensor]] = []
+        self.dropout_modules = 0  # active in a pass, at most
+
+    @contextmanager
+    def watching(self, called: nn.Module | None = None) -> Iterator[PassInputs]:
+        """`called` is the module that is called, where that is a part of the model."""
+        hook = (called or self.model).register_forward_pre_hook(self._keep, with_kwargs=True)
+        try:
+            yield self
+        finally:
+            hook.remove()
+
+    def joined(self) -> dict[str, Tensor]:
+        """A pass that was cut into pieces of the same width, whole; where the width changes, the last pieces."""
+        joined: dict[str, Tensor] = {}
+        for tensors in self.passes:
+            for name, values in tensors.items():
+                if values.dim() == 2:
+                    is_piece = name in joined and joined[name].shape[1] == values.shape[1]
+                    joined[name] = torch.cat([joined[name], values]) if is_piece else values
+        return joined
+
+    def _keep(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        given = {**dict(zip(("input_ids", "attention_mask", "position_ids"), arguments, strict=False)), **named}
+        self.passes.append({name: given[name].detach() for name in NAMES if isinstance(given.get(name), Tensor)})
+        self.dropout_modules = max(self.dropout_modules, active_dropout(self.model))
+
+
+def active_dropout(model: nn.Module) -> int:
+    """Modules in training mode that drop something. Attention layers keep their probability as a number."""
+    training = [module for module in model.modules() if module.training]
+    rates = [one.p if isinstance(one, _DropoutNd) else getattr(one, "attention_dropout", 0.0) for one in training]
+    return sum(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+class RowInputs:
     """`arrays` has, for each completion, the tokens of its row (its prompt and itself, where rows are shared), and
     which of them its last token sees."""
 
     def __init__(self, policy: CausalPolicy, rows: Sequence[int]) -> None:
-        self._policy = policy
-        self._model = policy.model
-        self._rows = rows
-        self._hooks: list[Any] = []
+        self._policy, self._rows = policy, rows
+        self._inputs = PassInputs(policy.model)
         self._packed: Packed | None = None
-        self._given: tuple[Tensor, Tensor | None, Tensor | None] | None = None
-        self._seen: dict[int, _Seen] = {}
-        self._active: set[int] = set()
+        self._seen: dict[int, _Row] = {}
 
-    def open(self) -> None:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
         self._policy.onlookers.append(self._keep_packed)  # of a packed pass no module is called, and so no hook
-        asked = getattr(self._model, "base_model", self._model)
-        self._hooks.append(asked.register_forward_pre_hook(self._keep, with_kwargs=True))
-        for module in self._model.modules():
-            rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "attention_dropout", 0.0)
-            if isinstance(rate, float) and rate > 0:
-                self._hooks.append(module.register_forward_pre_hook(self._note_mode))
-
-    def close(self) -> None:
-        if self._keep_packed in self._policy.onlookers:
+        try:
+            with self._inputs.watching(getattr(self._policy.model, "base_model", None)):
+                yield
+        finally:
             self._policy.onlookers.remove(self._keep_packed)
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
 
     @property
     def dropout_modules(self) -> int:
-        return len(self._active)
+        return self._inputs.dropout_modules
 
     def take(self, batch: Microbatch) -> None:
         """The pass of this micro-batch is over: keeps what it was given of the rows that are examined."""
+        given = self._inputs.passes[-1] if self._inputs.passes else {}
         if self._packed is not None:
             self._seen |= _packed_inputs_by_row(batch, self._packed, wanted=self._rows)
-        elif self._given is not None and self._given[0].shape == batch.ids_RS.shape:
-            self._seen |= _inputs_by_row(batch, *self._given, wanted=self._rows)
-        self._given = self._packed = None
+        elif "input_ids" in given and given["input_ids"].shape == batch.ids_RS.shape:
+            ids, positions, attention = (given.get(name) for name in NAMES)
+            assert ids is not None
+            self._seen |= _inputs_by_row(batch, ids, attention, positions, wanted=self._rows)
+        self._packed = None
+        self._inputs.passes.clear()
 
     def arrays(self) -> dict[str, Array]:
         """Empty if the model was not asked in the shape of the micro-batches."""
         if any(row not in self._seen for row in self._rows):
             return {}
-        width = max(len(self._seen[row][0]) for row in self._rows)
-        columns = {}
-        for number, name in enumerate(("input_ids", "position_ids", "attention_mask")):
-            lists = [self._seen[row][number] for row in self._rows]
-            columns[name] = np.array([[*values, *[0] * (width - len(values))] for values in lists])
-        return columns
-
-    def _keep(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        ids_RS = arguments[0] if arguments else named.get("input_ids")
-        if isinstance(ids_RS, Tensor):
-            self._given = ids_RS, named.get("attention_mask"), named.get("position_ids")
+        return {name: stack([self._seen[row][place] for row in self._rows]) for place, name in enumerate(NAMES)}
 
     def _keep_packed(self, packed: Packed) -> None:
         self._packed = packed
 
-    def _note_mode(self, module: nn.Module, arguments: object) -> None:
-        if module.training:
-            self._active.add(id(module))
-
 
 def _inputs_by_row(
     batch: Microbatch, ids_RS: Tensor, attention: Tensor | None, positions_RS: Tensor | None, wanted: Container[int]
-) -> dict[int, _Seen]:
+) -> dict[int, _Row]:
     rows, width = ids_RS.shape
     ids, columns = ids_RS.tolist(), range(width)
     positions = [list(columns)] * rows if positions_RS is None else positions_RS.expand(rows, width).tolist()
     branches = None if batch.branches_RS is None else batch.branches_RS.tolist()
-    seen: dict[int, _Seen] = {}
+    seen: dict[int, _Row] = {}
     before = [0] * rows  # completions met so far in each row
     for row_number, predictors in zip(batch.rows, batch.predictors_BT.tolist(), strict=True):
         real = [predictor for predictor in predictors if predictor >= 0]
@@ -113,10 +136,10 @@ def _inputs_by_row(
     return seen
 
 
-def _packed_inputs_by_row(batch: Microbatch, packed: Packed, wanted: Container[int]) -> dict[int, _Seen]:
+def _packed_inputs_by_row(batch: Microbatch, packed: Packed, wanted: Container[int]) -> dict[int, _Row]:
     """Packed attention sees the stem of a token and its own segment, and nothing of anybody else."""
     ids, positions = packed.ids_N.tolist(), packed.positions_N.tolist()
-    seen: dict[int, _Seen] = {}
+    seen: dict[int, _Row] = {}
     width = batch.ids_RS.shape[1]
     before = [0] * len(packed.trees)  # completions met so far in each tree
     for row_number, row in zip(batch.rows, (batch.predictors_BT[:, 0] // width).tolist(), strict=True):
@@ -139,4 +162,4 @@ def _visible(attention: Tensor | None, row: int, last: int, width: int) -> list[
     else:
         seen_S = attention[row, 0, last]
         allowed = (seen_S if seen_S.dtype == torch.bool else seen_S > -1.0).tolist()
-    return [one and other for one, other in zip(causal, allowed, strict=True)]
+    return [is_before and is_allowed for is_before, is_allowed in zip(causal, allowed, strict=True)]
