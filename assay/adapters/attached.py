@@ -4,7 +4,7 @@ An adapter is a subclass of Attached. It says what its trainer's settings and me
 and it calls, as its trainer goes on:
 
     begin                       training begins
-    made                        rollouts were sampled and scored
+    add_rollouts                rows were sampled that are trained on from now on
     look_at_loss, add_loss      around the loss of each micro-batch; a Look collects what the loss saw
     before_step, after_step     around the optimizer
     end_step                    an update is over: the doctor looks at it
@@ -227,6 +227,10 @@ class Attached(ABC):
         self._forget_update()  # of a run that was broken off within one
         if self.is_on():
             self.attempt(lambda: self._open(fresh=self.steps_done() == 0), None)
+
+    def add_rollouts(self, rollouts: Rollouts | None) -> None:
+        """None: they are not known well enough to be looked at."""
+        self._rollouts = rollouts
 
     def look_at_loss(self) -> Look | None:
         """Before the loss of a micro-batch: where its update is looked at, the Look that the adapter adds to."""

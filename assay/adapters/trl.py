@@ -176,10 +176,10 @@ class AttachedToTRL(Attached):
     def _keep_generation(self, output: dict[str, Any]) -> None:
         coming = self._coming
         assert coming is not None
-        self._rollouts = None
+        self.add_rollouts(None)
         if len(coming.sampled) == len(output["completion_ids"]):
             coming.add_output(self.trainer, output)
-            self._rollouts = coming
+            self.add_rollouts(coming)
             output[ROWS] = torch.arange(len(coming.sampled), device=output["completion_ids"].device)
 
     def _around_scoring(self, original: Callable[..., Any], *args: Any, **others: Any) -> Any:
