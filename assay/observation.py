@@ -8,24 +8,22 @@ Every field is optional; what is missing is named in the diagnosis. docs/batch-f
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.doctor.diagnosis import Diagnosis, Word, diagnose
-from assay.doctor.evidence import Evidence
+from assay.doctor.diagnosis import Diagnosis
+from assay.doctor.live import LiveDoctor
 from assay.machine.durable import reason
-from assay.machine.terminal import escaped
 from assay.record.batch import TEXTS, Array, Batch, BatchError
 from assay.record.batch_file import write_batch
-from assay.verdict import Confidence
 
 if TYPE_CHECKING:
     from torch import nn
 
 _LONG_PROMPT = 4  # tokens that all completions of a batch do not repeat by chance
-_told: set[str] = set()  # codes that were printed in this process
 
 
 def observe(*, write: str | Path | None = None, model: nn.Module | None = None, **fields: Any) -> Diagnosis:
@@ -33,14 +31,14 @@ def observe(*, write: str | Path | None = None, model: nn.Module | None = None, 
     is merely possible is in the diagnosis that is returned, and is not printed.
 
     `fields` are arrays, numbers, settings and texts of a batch, by name. `write` also keeps them as a batch file, for
-    `assay doctor FILE`. With a `model` (a Hugging Face causal LM) its log-probs of prompt_tokens + tokens are computed
-    again, plainly: that proves shifts, temperatures and masks right or wrong; it costs a forward pass a row.
+    `assay doctor FILE`. With a `model` (a Hugging Face causal LM) the plain log-probs of prompt_tokens + tokens are
+    computed again: that proves shifts, temperatures and masks right or wrong; it costs a forward pass per row.
     Nothing is changed: no tensor, no mode, no random state.
     """
     texts = {name: list(fields.pop(name)) for name in TEXTS if fields.get(name) is not None}
     batch = Batch.of(fields, texts, source=f"step {fields['step']}" if "step" in fields else "the observed batch")
     if model is not None:
-        batch = _asked_plainly(batch, model)
+        batch = _with_plain_logprobs(batch, model)
     if write is not None:
         try:
             Path(write).parent.mkdir(parents=True, exist_ok=True)
@@ -49,29 +47,19 @@ def observe(*, write: str | Path | None = None, model: nn.Module | None = None, 
             raise BatchError(
                 f"write = {write} could not be written: {reason(error)}; give the path of a file"
             ) from error
-    diagnosis = diagnose(Evidence(batches=(batch,)))
-    for word in diagnosis.findings:
-        if word.code not in diagnosis.causes and word.code not in _told and word.confidence is not Confidence.POSSIBLE:
-            _told.add(word.code)
-            print(_told_as(word, diagnosis), file=sys.stderr)
-    return diagnosis
+    return _doctor().examined(batch)
 
 
-def _told_as(word: Word, diagnosis: Diagnosis) -> str:
-    where = "" if word.source in ("", "the observed batch") else f" ({word.source})"
-    lines = [
-        f"assay: {word.severity} {word.code} {word.illness.name}{where}: {word.verdict.message} [{word.confidence}]"
-    ]
-    lines += [f"    {fact}" for fact in word.verdict.facts]
-    lines += [f"    follows from it: {other.code} {other.illness.name}" for other in diagnosis.consequences(word.code)]
-    lines += [f"    fix: {word.fix}", f"    more: assay explain {word.code}"]
-    return "\n".join(map(escaped, lines))
+@functools.cache
+def _doctor() -> LiveDoctor:
+    """One for the whole process."""
+    return LiveDoctor("warn", lambda text: print(text, file=sys.stderr), name="assay")
 
 
-def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:
+def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     import numpy as np
 
-    from assay.policy.plain import asked_plainly, logprobs_of, plain_logits
+    from assay.policy.plain import plain_logprobs
 
     needed = ("tokens", "mask", "prompt_tokens", "prompt_mask")
     absent = [name for name in needed if name not in batch.arrays]
@@ -90,10 +78,9 @@ def _asked_plainly(batch: Batch, model: nn.Module) -> Batch:
         if tokens:
             _refuse_unknown_ids(row, [*prompt, *tokens], model)
             try:
-                with asked_plainly(model):
-                    logits_TV = plain_logits(model, prompt, tokens)  # one pass; both temperatures are made of it
-                    plain_BT[row, :length] = logprobs_of(logits_TV, tokens, temperature)
-                    raw_BT[row, :length] = logprobs_of(logits_TV, tokens, 1.0)
+                plain_BT[row, :length], raw_BT[row, :length] = plain_logprobs(
+                    model, prompt, tokens, temperature=temperature
+                )
             except IndexError as error:
                 raise BatchError(_outside(row, max(*prompt, *tokens))) from error
     arrays = {**batch.arrays, "plain_raw_logprobs": raw_BT}

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True)
 def _nothing_told_yet():
-    observation._told.clear()
+    observation._doctor.cache_clear()
 
 
 def fields(**changes):
@@ -40,7 +40,7 @@ def test_a_finding_is_told_once(capsys):
         assert "RAT01" in [word.code for word in diagnosis.findings]
     told = capsys.readouterr()
     assert told.out == ""
-    assert len(re.findall(r"^assay: \w+ RAT01 ratio_not_one \(step 1\)", told.err, re.MULTILINE)) == 1
+    assert len(re.findall(r"^assay: RAT01 ratio_not_one \(harmful, proven\) at step 1", told.err, re.MULTILINE)) == 1
     assert "step 2" not in told.err
     assert "assay explain RAT01" in told.err
 
@@ -88,7 +88,7 @@ def test_with_a_model_logprobs_are_computed_again_and_nothing_is_disturbed():
     state = torch.get_rng_state()
     tokens, mask = [[3, 1, 0], [2, 4, 4]], [[1, 1, 0], [1, 1, 1]]
     given = {"tokens": tokens, "mask": mask, "prompt_tokens": [[0, 2], [1, 2]], "prompt_mask": [[0, 1], [1, 1]]}
-    asked = observation._asked_plainly(observation.Batch.of({**given, "temperature": 0.5}), model)
+    asked = observation._with_plain_logprobs(observation.Batch.of({**given, "temperature": 0.5}), model)
     table = model.table.weight.detach()
 
     def by_hand(temperature):
@@ -124,7 +124,7 @@ def test_the_example_runs_and_the_doctor_sees_its_bug(warm_python, bug):
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(re.search(r"reward of the last step: ([\d.]+)", shown.stdout)[1]) > 0.8
     if bug:
-        assert re.search(r"^assay: \w+ SAMP01 temperature_mismatch .*\[proven\]", shown.stderr, re.MULTILINE)
+        assert re.search(r"^assay: SAMP01 temperature_mismatch \(\w+, proven\) at step 1", shown.stderr, re.MULTILINE)
     else:
         assert shown.stderr == ""
 
@@ -143,7 +143,7 @@ def test_the_call_on_the_page_is_short_and_runs(tmp_path, monkeypatch):
 
 def observed_with(model, **changes):
     given = {"tokens": [[3, 1, 0], [2, 4, 4]], "mask": [[1, 1, 0], [1, 1, 1]], "prompt_tokens": [[0, 2], [1, 2]]}
-    return observation._asked_plainly(
+    return observation._with_plain_logprobs(
         observation.Batch.of({**given, "prompt_mask": [[0, 1], [1, 1]], "temperature": 0.5, **changes}), model
     )
 

@@ -120,10 +120,19 @@ def _objective(trainer: Any) -> dict[str, str]:
     return {"objective": trainer.loss_type if by_token else "gspo", "aggregation": known.aggregation}
 
 
-def _sampling(trainer: Any) -> dict[str, Any]:
-    """Of what really samples: generation_kwargs may overrule the arguments."""
+def temperature_of(trainer: Any) -> float:
+    """At which it samples."""
+    return float(_sampler(trainer).temperature)
+
+
+def _sampler(trainer: Any) -> Any:
+    """Who really knows the settings of sampling: generation_kwargs may overrule the arguments."""
     sampler = getattr(trainer, "generation_config", None) if not trainer.use_vllm else None
-    source = trainer.args if sampler is None else sampler
+    return trainer.args if sampler is None else sampler
+
+
+def _sampling(trainer: Any) -> dict[str, Any]:
+    source = _sampler(trainer)
     top_k, top_p, min_p = (getattr(source, name, None) for name in ("top_k", "top_p", "min_p"))
     settings = {
         "temperature": source.temperature,

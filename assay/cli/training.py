@@ -344,7 +344,11 @@ def _watcher(doctor: str, path: Path) -> Watcher | None:
     from assay.doctor.live import LiveDoctor
     from assay.train.watch import DoctorStop
 
-    return None if doctor == "off" else LiveDoctor(doctor, say, path, stop=DoctorStop)
+    def report(text: str) -> None:
+        for line in text.splitlines():
+            say(line)
+
+    return None if doctor == "off" else LiveDoctor(doctor, report, path, stop=DoctorStop)
 
 
 def _free_directory(name: str) -> Path:

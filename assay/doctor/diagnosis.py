@@ -72,6 +72,12 @@ class Word:
         }
 
     @property
+    def loudness(self) -> tuple[int, int]:
+        """Of several words on one illness the loudest counts, of equals the first."""
+        state = self.verdict.state
+        return LOUD[state], self.confidence.rank if state is State.FINDING else 0
+
+    @property
     def level(self) -> str:
         """error: proven and more than waste, all that fails a CI job by default; note: merely possible."""
         if self.confidence is Confidence.POSSIBLE:
@@ -221,5 +227,5 @@ def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
         return check(piece)
     except Missing as missing:
         return not_enough_data(str(missing))
-    except FAULTS as error:
+    except FAULTS as error:  # a check of ours is wrong: it may stand in somebody's training loop
         return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

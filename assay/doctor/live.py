@@ -1,8 +1,12 @@
-"""The doctor beside a run: looks at each examination, at some steps and at the curves so far; says a finding once.
+"""The doctor beside a run: looks at batches and curves as they come, and reports each finding once.
 
-Every step's row of metrics is glanced at, and what is odd is looked at closely at once.
-What is proven or likely is said the moment it is found, root causes only; every finding lands once in findings.jsonl.
-Looks are skipped where they would take more than BUDGET of the run's time. Nothing here imports torch or train.
+Training, an adapter of another trainer and `assay.observe` all bring their data to a LiveDoctor. It calls `report` with
+what is proven or likely the moment it is found, root causes only; every finding is written once to findings.jsonl, and
+again if it becomes surer. Nothing here imports torch or train.
+
+Of a training run it also looks at the rollouts of some steps and at the curves so far. Every step's row of metrics is
+checked for something odd, which is looked at closely at once. Looks are skipped where they would take more than BUDGET
+of the run's time.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.catalogue import KINDS, catalogue, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import size_of_model
@@ -33,7 +37,7 @@ from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import rollout_rows
 from assay.record.settings import settings_of
 from assay.types import StepRecord
-from assay.verdict import Confidence, Severity, State
+from assay.verdict import Confidence, Severity, State, escaped
 
 BUDGET = 0.01  # share of the run's time; the examinations, which train makes, cost about as much again
 FEW = 10  # first steps after each of which the curves are looked at; then every CURVES_EVERY-th
@@ -43,47 +47,82 @@ MOST_FACTS = 4  # shown of a finding
 
 
 class LiveDoctor:
-    """A Watcher (assay/train/watch.py). `strict` stops the run, by raising `stop`, on a proven and fatal finding."""
+    """`report` is called with one text per finding, of one or several lines that are safe to print.
+
+    `directory` is the run directory, if there is one: it may exist later, and holds what an earlier process found.
+    `strict` stops the run, by raising `stop`, on a proven and fatal finding."""
 
     def __init__(
         self,
         mode: str,
-        say: Callable[[str], None],
-        directory: Path,
+        report: Callable[[str], None],
+        directory: Path | None = None,
         stop: Callable[[str], Exception] = RuntimeError,
         clock: Callable[[], float] = time.perf_counter,
+        name: str = "doctor",
     ) -> None:
         if mode not in ("warn", "strict"):
             raise ValueError(f"the doctor's mode is {mode!r}; it must be warn or strict")
-        self.mode = mode
-        self.say = say
-        self.directory = directory
-        self.stop = stop
+        self.mode, self.report, self.directory, self.stop, self.name = mode, report, directory, stop, name
+        self.settings: dict[str, Any] = {}  # of the run, by the names of record/batch.py
+        self.rows: list[Mapping[str, Any]] = []  # of metrics.jsonl
+        self.timings: list[Mapping[str, Any]] = []
         self._clock = clock
         self._began, self._spent = clock(), 0.0
-        self._found: dict[str, Word] = {}
+        self._words: dict[str, Word] = {}  # of each illness the loudest so far
         self._recorded: dict[str, Confidence] | None = None  # read when the run directory is there
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._crashed: set[str] = set()
-        self._healthy: set[str] = set()
         self._looks = 0
         self._was_odd = False
-        self._rows: list[Mapping[str, Any]] = []
-        self._timings: list[Mapping[str, Any]] = []
-        self._settings: dict[str, Any] = {}
         catalogue()  # reads some sixty files: before the run, not in its first step
 
-    def examined(self, batch: Batch) -> None:
-        self._begin(batch.step or 1)
-        self._settings |= {name: batch.settings[name] for name in ("eos_ids",) if name in batch.settings}
-        self._look(Evidence(batches=(batch,)), _of_kind("batch"), batch.step)
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """Of everything so far."""
+        missing = [illness for illness in illnesses_looking_at(*KINDS) if illness.code not in self._words]
+        words = sorted((*self._words.values(), *diagnose(Evidence(), missing).words), key=lambda word: word.code)
+        return Diagnosis(tuple(words), root_causes(words))
+
+    # what customers bring
+
+    def begin(self, step: int) -> None:
+        """Once: what the run directory knows from before `step`, when an earlier process wrote there."""
+        if self._recorded is not None:
+            return
+        self._recorded = {}
+        if self.directory is None:
+            return
+        if (self.directory / "config.toml").exists():
+            self.settings = settings_of(configuration.load(self.directory / "config.toml"))
+        for code, confidence in self._found_before():
+            known = self._recorded.get(code, confidence)
+            self._recorded[code] = max(known, confidence, key=lambda sure: sure.rank)
+            if confidence is not Confidence.POSSIBLE:
+                self._reported.add(code)
+        self.rows = [row for row in read_metrics(self.directory).rows if row["step"] < step]
+        self.timings = [row for row in read_timings(self.directory).rows if row["step"] < step]
+
+    def examined(self, batch: Batch) -> Diagnosis:
+        """An update, or the rollouts of a step: it is looked at now."""
+        self.begin(batch.step or 1)
+        self.settings |= {name: batch.settings[name] for name in ("eos_ids",) if name in batch.settings}
+        return self._look(Evidence(batches=(batch,)), batch.step)
+
+    def look_at_curves(self) -> None:
+        if self.rows:
+            began = self._clock()
+            evidence = Evidence(curves=self._curves())
+            self._spent += self._clock() - began
+            self._look(evidence, self.rows[-1]["step"])
 
     def step(self, record: StepRecord, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        self._begin(record.step)
-        self._rows.append(row)
-        self._timings.append(timings)
+        """A step of a training run."""
+        self.begin(record.step)
+        self.rows.append(row)
+        self.timings.append(timings)
         step, affordable = record.step, self._spent <= BUDGET * (self._clock() - self._began)
-        odd = is_odd(row, str(self._settings.get("dtype", "float32")))
+        odd = is_odd(row, str(self.settings.get("dtype", "float32")))
         alarm, self._was_odd = odd and not self._was_odd, odd
         if not (affordable or alarm or step <= 2):
             return
@@ -92,43 +131,45 @@ class LiveDoctor:
             batch = self._batch(record, row)
             self._spent += self._clock() - began
             if batch is not None:
-                self._look(Evidence(batches=(batch,)), _of_kind("batch"), step)
+                self._look(Evidence(batches=(batch,)), step)
         if alarm or is_curves_look(step):
-            began = self._clock()
-            curves = self._curves()
-            self._spent += self._clock() - began
-            self._look(Evidence(curves=curves), _of_kind("curves"), step)
+            self.look_at_curves()
 
     def finished(self) -> None:
         """A last look at the curves, and the tally."""
-        if self._rows:
-            self._look(Evidence(curves=self._curves()), _of_kind("curves"), self._rows[-1]["step"])
+        self.look_at_curves()
         if not self._looks:
             return  # nothing was left to do
-        roots = self._roots()
+        causes = root_causes(list(self._words.values()))
+        states = [(word.verdict.state, word) for word in self._words.values()]
+        roots = [word for state, word in states if state is State.FINDING and word.code not in causes]
         counts = {sure: sum(word.confidence is sure for word in roots) for sure in Confidence}
         found = ", ".join(f"{count} {sure}" for sure, count in counts.items() if count) or "no findings"
         more = f"; see them with: assay doctor {self.directory}" if any(counts.values()) else ""
-        sound = len(self._healthy - set(self._found))
-        self.say(f"doctor: {found}, {sound} checks found their part healthy in {self._looks} looks{more}")
+        sound = sum(state is State.HEALTHY for state, _ in states)
+        self._say(f"{found}, {sound} checks found their part healthy in {self._looks} looks{more}")
 
-    def _look(self, evidence: Evidence, illnesses: Sequence[Illness], step: int | None) -> None:
-        self._begin(step or 1)
+    # what the doctor makes of it
+
+    def _look(self, evidence: Evidence, step: int | None) -> Diagnosis:
+        self.begin(step or 1)
         began = self._clock()
-        diagnosis = diagnose(evidence, illnesses)
+        kind = "curves" if evidence.curves is not None else "batch"
+        diagnosis = diagnose(evidence)
         self._looks += 1
-        self._healthy |= {word.code for word in diagnosis.of(State.HEALTHY)}
-        for word in diagnosis.findings:
-            known = self._found.get(word.code)
-            if known is None or word.confidence.rank > known.confidence.rank:
-                self._found[word.code] = word
-        self._tell_crashes(diagnosis)
-        causes = root_causes(list(self._found.values()))
+        for word in diagnosis.words:
+            known = self._words.get(word.code)
+            if getattr(word.illness, kind) is not None and (known is None or word.loudness > known.loudness):
+                self._words[word.code] = word
+        self._report_crashes(diagnosis)
+        causes = root_causes(list(self._words.values()))
         new = self._record(causes, step)
         self._spent += self._clock() - began
         for word in new:
-            if word.confidence is not Confidence.POSSIBLE and word.code not in causes:
-                self._tell(word, [code for code, root in causes.items() if root == word.code], step)
+            is_sure = word.confidence is not Confidence.POSSIBLE
+            if is_sure and word.code not in causes and word.code not in self._reported:
+                self._reported.add(word.code)
+                self._say(*_lines(word, sorted(code for code, root in causes.items() if root == word.code), step))
         for word in diagnosis.findings:
             fatal = word.severity is Severity.FATAL and word.confidence is Confidence.PROVEN
             # what follows from another finding is not less fatal for that
@@ -137,89 +178,72 @@ class LiveDoctor:
                     f"the doctor stopped the run: {word.code} {word.illness.name}: {word.verdict.message}; the run is "
                     f"saved; assay explain {word.code} tells more, and --doctor warn goes on in spite of it"
                 )
+        return diagnosis
 
     def _record(self, causes: Mapping[str, str], step: int | None) -> list[Word]:
         """Writes what is new, or surer than before, to findings.jsonl, and returns it; the gravest first."""
         assert self._recorded is not None
         new = [
             word
-            for word in Diagnosis(tuple(self._found.values()), causes).findings
+            for word in Diagnosis(tuple(self._words.values()), causes).findings
             if word.code not in self._recorded or word.confidence.rank > self._recorded[word.code].rank
         ]
         for word in new:
             self._recorded[word.code] = word.confidence
-            RunDirectory(self.directory).append_finding(word.record(step, causes.get(word.code)))
+            if self.directory is not None:
+                RunDirectory(self.directory).append_finding(word.record(step, causes.get(word.code)))
         return new
 
-    def _tell(self, word: Word, consequences: Sequence[str], step: int | None) -> None:
-        if word.code in self._told:
-            return
-        self._told.add(word.code)
-        self.say(
-            f"doctor: {word.code} {word.illness.name} ({word.severity}, {word.confidence}) at step {step}: "
-            f"{word.verdict.message}"
-        )
-        for fact in word.verdict.facts[:MOST_FACTS]:
-            self.say(f"  {fact}")
-        if consequences:
-            self.say(f"  follows from it: {', '.join(sorted(consequences))}")
-        self.say(f"  fix: {word.fix}")
-        self.say(f"  more: assay explain {word.code}")
-
-    def _tell_crashes(self, diagnosis: Diagnosis) -> None:
+    def _report_crashes(self, diagnosis: Diagnosis) -> None:
         for word in diagnosis.of(State.CRASHED):
             if word.code not in self._crashed:
                 self._crashed.add(word.code)
-                self.say(
-                    f"doctor: the check {word.code} broke and says nothing: {word.verdict.message}; the run goes on"
-                )
+                self._say(f"the check {word.code} broke and says nothing: {word.verdict.message}; the run goes on")
 
-    def _roots(self) -> list[Word]:
-        causes = root_causes(list(self._found.values()))
-        return [word for word in self._found.values() if word.code not in causes]
+    def _say(self, *lines: str) -> None:
+        first, *others = map(escaped, lines)
+        self.report("\n".join([f"{self.name}: {first}", *others]))
 
     def _batch(self, record: StepRecord, row: Mapping[str, Any]) -> Batch | None:
-        """None if the step cannot be told as a batch; that is said once."""
+        """None if the step does not make a batch; that is reported once."""
         rows = rollout_rows(record, keep="all", extremes=0)
         source = f"rollouts of step {record.step}"
         try:
-            return batch_of_rows(rows, self._settings, step=record.step, source=source, numbers=row)
+            return batch_of_rows(rows, self.settings, step=record.step, source=source, numbers=row)
         except BatchError as error:
             if "rollouts" not in self._crashed:
                 self._crashed.add("rollouts")
-                self.say(f"doctor: the {source} cannot be looked at: {error}; the run goes on")
+                self._say(f"the {source} cannot be looked at: {error}; the run goes on")
             return None
 
     def _curves(self) -> Curves:
+        if self.directory is None:
+            return Curves(self.rows, self.timings, settings=self.settings)
         evaluations, events = read_evaluations(self.directory).rows, read_events(self.directory).rows
-        return Curves(self._rows, self._timings, evaluations, events, {**self._settings, **size_of_model(events)})
-
-    def _begin(self, step: int) -> None:
-        """Once: what the run directory knows from before `step`, when an earlier process wrote there."""
-        if self._recorded is not None:
-            return
-        self._settings = settings_of(configuration.load(self.directory / "config.toml"))
-        self._recorded = {}
-        for code, confidence in self._found_before():
-            known = self._recorded.get(code, confidence)
-            self._recorded[code] = max(known, confidence, key=lambda one: one.rank)
-            if confidence is not Confidence.POSSIBLE:
-                self._told.add(code)
-        self._rows = [row for row in read_metrics(self.directory).rows if row["step"] < step]
-        self._timings = [row for row in read_timings(self.directory).rows if row["step"] < step]
+        return Curves(self.rows, self.timings, evaluations, events, {**self.settings, **size_of_model(events)})
 
     def _found_before(self) -> list[tuple[str, Confidence]]:
-        """Codes in findings.jsonl. A file that is damaged is no reason to end a run: then things are told again."""
+        """Codes in findings.jsonl. A damaged file does not end a run: then findings are reported again."""
+        assert self.directory is not None
         try:
             rows = read_findings(self.directory).rows
             return [(str(row["code"]), Confidence(row["confidence"])) for row in rows]
         except (RunError, KeyError, ValueError) as error:
-            self.say(f"doctor: what was found before is unknown, so it may be told again: {error}")
+            self._say(f"what was found before is unknown, so it may be reported again: {error}")
             return []
 
 
+def _lines(word: Word, consequences: Sequence[str], step: int | None) -> list[str]:
+    where = "" if step is None else f" at step {step}"
+    lines = [f"{word.code} {word.illness.name} ({word.severity}, {word.confidence}){where}: {word.verdict.message}"]
+    lines += [f"  {fact}" for fact in word.verdict.facts[:MOST_FACTS]]
+    if consequences:
+        lines.append(f"  follows from it: {', '.join(consequences)}")
+    return [*lines, f"  fix: {word.fix}", f"  more: assay explain {word.code}"]
+
+
 def is_odd(row: Mapping[str, Any], dtype: str) -> bool:
-    """The cheap look at every step: what is odd in a row of metrics is looked at closely, whatever the schedule.
+    """Whether a row of metrics is looked at closely, whatever the schedule.
 
     >>> is_odd({"mismatch_max": 0.5}, "float32"), is_odd({"mismatch_max": 0.5, "mismatch_mean": 0.03}, "bfloat16")
     (True, False)
@@ -241,7 +265,3 @@ def is_rollout_look(step: int) -> bool:
     [1, 2, 4, 8, 10, 16, 20]
     """
     return step & (step - 1) == 0 or step % ROLLOUTS_EVERY == 0
-
-
-def _of_kind(kind: str) -> tuple[Illness, ...]:
-    return tuple(illness for illness in catalogue() if getattr(illness, kind) is not None)

@@ -1,9 +1,9 @@
-"""The model asked plainly: prompt + completion, one row, no padding, no cache, eval mode, log-softmax in float32.
+"""Plain log-probs of a model: prompt + completion, no padding, no cache, eval mode, log-softmax in float32.
 
-It is the oracle against which the trainer's own scoring is held, so it shares no line with it: not the packing, not the
-head, not the log-probs of grpo.py. Slow, and right by being simple.
+They are the oracle against which a trainer's own scoring is held, so they share no line with it: not the packing, not
+the head, not the log-probs of grpo.py. Slow, and right by being simple.
 
-Shape legend: L tokens of prompt and completion, T completion tokens, V vocabulary.
+Shape legend: N rows, L tokens of prompt and completion, T completion tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,16 @@ from torch import Tensor, nn
 from assay.policy.policy import Policy
 
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
+ROWS = 16  # of one length, in one pass
 
 Support = Sequence[Sequence[int]]  # of each completion token, those it was sampled among
+
+
+class Plain(NamedTuple):
+    """Log-probs of one completion, float32 on the CPU."""
+
+    scaled_T: Tensor  # at the sampling temperature, among the tokens that could be sampled
+    raw_T: Tensor  # at temperature 1, among all tokens
 
 
 def plain_logprobs(
@@ -30,31 +38,77 @@ def plain_logprobs(
     *,
     temperature: float,
     support: Support | None = None,
-) -> Tensor:
-    """logprobs_T of the completion `tokens`, float32 on the CPU. Modes and random states are left as they were."""
-    with asked_plainly(model):
-        return logprobs_of(plain_logits(model, prompt_tokens, tokens), tokens, temperature, support)
-
-
-def plain_logits(model: nn.Module, prompt_tokens: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """logits_TV that predict the completion tokens, as the model returns them; call it inside `asked_plainly`. A model
-    that can is told to leave out those of the prompt, which nobody needs and a large vocabulary makes costly."""
+) -> Plain:
+    """Of the completion `tokens`, by one forward pass. Modes and random states are left as they were."""
+    if not tokens:
+        return Plain(torch.zeros(0), torch.zeros(0))
     if not prompt_tokens:
         raise ValueError("the prompt holds no token, so nothing predicts the first completion token; give its ids")
+    with _eval_mode(model):
+        (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
+        raw_T = _logprobs_of(logits_TV, tokens, 1.0)
+        is_raw = support is None and temperature == 1.0
+        return Plain(raw_T if is_raw else _logprobs_of(logits_TV, tokens, temperature, support), raw_T)
+
+
+def policy_plain_logprobs(
+    policy: Policy, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
+) -> Plain:
+    """Of the policy's model; the reference of a policy with adapters is its model with the adapters switched off."""
+    with policy.adapter.disable_adapter() if policy.without_adapter else contextlib.nullcontext():
+        return plain_logprobs(policy.model, prompt_tokens, tokens, temperature=policy.temperature, support=support)
+
+
+def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain]:
+    """Of each row's tokens but the first, given those before; rows of one length share a pass."""
+    found: dict[int, Plain] = {}
+    for length in {len(row): None for row in rows}:
+        numbers = [number for number, row in enumerate(rows) if len(row) == length]
+        for first in range(0, len(numbers), ROWS):
+            part = numbers[first : first + ROWS]
+            if length < 2:
+                found |= dict.fromkeys(part, Plain(torch.zeros(0), torch.zeros(0)))
+                continue
+            with _eval_mode(model):
+                logits_NTV = plain_logits(model, [rows[number] for number in part], length - 1)
+                for number, logits_TV in zip(part, logits_NTV, strict=True):
+                    tokens = rows[number][1:]
+                    scaled_T = _logprobs_of(logits_TV, tokens, temperature)
+                    found[number] = Plain(scaled_T, _logprobs_of(logits_TV, tokens, 1.0))
+    return [found[number] for number in range(len(rows))]
+
+
+def plain_logits(model: nn.Module, rows: Sequence[Sequence[int]], last: int) -> Tensor:
+    """logits_NTV that predict the last tokens of rows of one length. A model that can is asked to leave out those of
+    the prompt, which nobody needs and a large vocabulary makes expensive."""
     device = next(model.parameters()).device
-    ids_1L = torch.tensor([[*map(int, prompt_tokens), *map(int, tokens)]], dtype=torch.int64, device=device)
+    ids_NL = torch.tensor([[int(token) for token in row] for row in rows], dtype=torch.int64, device=device)
     how: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        how["logits_to_keep"] = len(tokens) + 1
-    output = model(ids_1L, **how)
-    logits_LV = (output if isinstance(output, Tensor) else output.logits)[0]
+    if last + 1 < ids_NL.shape[1] and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        how["logits_to_keep"] = last + 1
+    logits_NLV = logits_of(model(ids_NL, **how))
+    if logits_NLV is None or logits_NLV.dim() != 3 or len(logits_NLV) != len(rows) or logits_NLV.shape[1] <= last:
+        raise ValueError("the model returned no logits [rows, tokens, vocabulary]")
     # the prompt's last token predicts the first of the completion; the completion's last token predicts nothing
-    return logits_LV[-len(tokens) - 1 : -1]
+    return logits_NLV[:, -last - 1 : -1]
 
 
-def logprobs_of(logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None) -> Tensor:
+def logits_of(output: object) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "logits", None)
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(output, (tuple, list)):
+        return next((one for one in output if isinstance(one, Tensor) and one.dim() == 3), None)
+    return None
+
+
+def _logprobs_of(
+    logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None
+) -> Tensor:
     """log softmax(logits / temperature) at the tokens, over their supports alone if given."""
-    parts = [torch.zeros(0)]
+    parts = []
     for first in range(0, len(tokens), AT_A_TIME):
         places = range(first, min(first + AT_A_TIME, len(tokens)))
         scaled_tV = logits_TV[first : first + AT_A_TIME].float() / temperature
@@ -70,8 +124,8 @@ def logprobs_of(logits_TV: Tensor, tokens: Sequence[int], temperature: float, su
 
 
 @contextlib.contextmanager
-def asked_plainly(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients; every module's mode and torch's random states are put back."""
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """No gradients either; every module's mode and torch's random states are put back."""
     training = [module for module in model.modules() if module.training]
     device = next(model.parameters()).device
     try:
@@ -82,13 +136,3 @@ def asked_plainly(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextlib.contextmanager
-def policy_asked_plainly(policy: Policy) -> Iterator[nn.Module]:
-    """The policy's model; of the reference of a policy with adapters, the model with its adapters switched off."""
-    with contextlib.ExitStack() as stack:
-        if policy.without_adapter:
-            stack.enter_context(policy.adapter.disable_adapter())
-        stack.enter_context(asked_plainly(policy.model))
-        yield policy.model

@@ -1,17 +1,21 @@
-"""Which samples of an update are examined, and the same samples in other company.
+"""Which samples of an update are examined, and the same samples scored in other micro-batches.
 
 Shape legend: B completions, T completion tokens, R rows of S tokens (see ModelInputs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from assay.config import Config
+from assay.policy.policy import Policy
 from assay.train.progress import StepInProgress
+from assay.train.step.pack import packed_for
 from assay.types import Microbatch, Minibatch, Sample
 
 MOST_ROWS = 16
@@ -19,7 +23,7 @@ LEAST_ROWS = 8  # of a step that is so small that nobody notices what they cost
 PASSES = 1.5  # forward passes of the step that the questions to the model may cost
 LARGE = 20_000_000  # weights from which on everybody notices what a pass costs
 LEAST_ROWS_LARGE, PASSES_LARGE = 4, 0.5  # of such a model: a run has some 20 steps of 6 passes or more
-ALL, FEW = 5, 3  # questions to a policy: asked plainly, scored again, padded; and, of all, permuted and alone
+ALL, FEW = 5, 3  # questions to a policy: plain log-probs, scored again, padded; and, of all, permuted and alone
 LONGER = 8  # tokens by which a dummy row is longer than the rows that are to be padded
 
 
@@ -77,8 +81,46 @@ def chosen_rows(minibatch: Minibatch, work: StepInProgress, plan: Plan) -> list[
     return sorted(wanted)
 
 
+def score_otherwise(
+    policy: Policy,
+    config: Config,
+    samples: Sequence[Sample],
+    room: int,
+    score: Callable[[Microbatch], dict[int, Tensor]],
+    questions: int = ALL,
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """The log-probs of each sample in micro-batches that must not matter, by the name of the field. The trainer's own
+    packing makes them, and `score` scores them. At most `room` rows share a pass: there is memory for those."""
+    count, backwards = len(samples), range(len(samples))[::-1]
+
+    def scored(parts: Sequence[Sequence[int]], rows: Sequence[Sample] = samples) -> list[Tensor]:
+        values: dict[int, Tensor] = {}
+        for part in parts:
+            values |= score(pack_one(policy, config, rows, part))
+        return [values[number] for number in range(count)]
+
+    if questions == ALL:
+        yield "scored_permuted", scored(at_most(backwards, room))
+        yield "scored_alone", scored(at_most(range(count), 1))
+    parts = at_most(range(count) if questions == ALL else backwards, room - 1)
+    yield "scored_padded", scored([[*part, count] for part in parts], [*samples, longer_than(samples, policy.context)])
+
+
+def pack_one(policy: Policy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
+    """These rows in one forward pass, as the trainer packs them."""
+    one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1, pass_tokens=0))
+    (minibatch,) = packed_for(policy, one_pass, samples, rows, minibatches=1)
+    return minibatch.microbatches[0]
+
+
+@torch.no_grad()
+def logprobs_by_row(policy: Policy, batch: Microbatch) -> dict[int, Tensor]:
+    """The trainer's own scoring of a forward pass, by the samples in it."""
+    return dict(zip(batch.rows, policy.logprobs(batch.inputs)[0].cpu(), strict=True))
+
+
 def at_most(rows: Sequence[int], size: int) -> list[list[int]]:
-    """In pieces of so many, but one at least.
+    """In pieces of this size, or of 1.
 
     >>> at_most([5, 6, 7], 2), at_most([5, 6], 0)
     ([[5, 6], [7]], [[5], [6]])

@@ -1,7 +1,7 @@
 """A run directory and its checkpoints -> record Batches: recorded rollouts, and what the model that sampled them says.
 
-    checkpoint (policy version v) + rollouts sampled by version v --> the record beside the model asked plainly
-                                                                  --> the trainer's scoring as it is now, by many ways
+    checkpoint (policy version v) + rollouts sampled by version v --> the record beside the model's plain log-probs
+                                                                  --> the trainer's scoring as it is now, in many ways
 
 Only weights that sampled a recorded step can contradict its log-probs, so other checkpoints are not used. The two
 batches are kept apart: what the trainer computed then and what it computes now are not one update. They hold what
@@ -15,15 +15,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from assay.config import Config
+from assay.examine.inputs import RowInputs
+from assay.examine.part import stack
 from assay.machine.terminal import ProgressLine
+from assay.policy.plain import policy_plain_logprobs
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
@@ -34,14 +37,12 @@ from assay.record.settings import settings_of
 from assay.record.trust import POLICY, load_config, refuse_untrusted
 from assay.record.weights import PUBLISHED
 from assay.train.evaluate.saved_policy import policy_of
-from assay.train.examine import asked_plainly, logprobs_by_row, packed
-from assay.train.examined_rows import MOST_ROWS, at_most, longer_than
+from assay.train.examined_rows import MOST_ROWS, at_most, logprobs_by_row, pack_one, score_otherwise
 from assay.train.run import checkpoint
 from assay.train.run.changes import refuse_edited
 from assay.train.run.checkpoint import Checkpoint, CheckpointError
 from assay.train.run.machine import set_up, settled
 from assay.train.run.saver import KINDS
-from assay.train.seen_inputs import SeenInputs
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 MOST_CHECKPOINTS = 2  # that are asked: each is loaded, and answers for some twenty forward passes
@@ -59,7 +60,7 @@ class _Unfit(Exception):
 def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool = False) -> list[Batch]:
     """By checkpoint `name`, or by the newest ones that can be used; RunError or ConfigError where there is none.
 
-    `report` hears a sentence about whatever is left out."""
+    Calls `report` with one sentence for each thing that is left out."""
     if run.is_file():
         raise RunError(f"{run} is a file and holds no model to ask again; give a run directory, or leave --recompute")
     RunDirectory.open(run)
@@ -78,7 +79,7 @@ def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool =
         except _Unfit as error:
             unfit.append(f"{saved.path.name} {error}")
             continue
-        batches += _asked_again(saved, config, step, rows, progress, report)
+        batches += _ask_again(saved, config, step, rows, progress, report)
         used += 1
         if used == MOST_CHECKPOINTS:
             break
@@ -99,9 +100,9 @@ def _checkpoints(root: Path, name: str | None, damaged: list[str]) -> Iterator[C
         raise RunError(f"{root} holds no checkpoint, so that no model can be asked again; leave --recompute")
     if name is not None and name not in names:
         raise RunError(f"{root} holds no checkpoint {name!r}; it holds {', '.join(names)}")
-    for one in names if name is None else [name]:
+    for chosen in names if name is None else [name]:
         try:
-            yield checkpoint.load(root, one, KINDS)
+            yield checkpoint.load(root, chosen, KINDS)
         except CheckpointError as error:
             damaged.append(str(error).removesuffix("; choose another one"))
 
@@ -147,7 +148,7 @@ def _whole_groups(rows: Sequence[Row]) -> list[Row]:
     return sorted(chosen, key=lambda row: int(row["row"]))
 
 
-def _asked_again(
+def _ask_again(
     saved: Checkpoint, config: Config, step: int, rows: Sequence[Row], progress: ProgressLine, report: Report
 ) -> list[Batch]:
     policy = _policy(saved, config, rows, progress, report)
@@ -160,17 +161,17 @@ def _asked_again(
     if config.rollout.top_k:
         report(
             "the tokens that top-k left to choose from are not in the record: the model of a checkpoint cannot be "
-            "asked for the recorded log-probs, only whether its scoring depends on padding and company"
+            "asked for the recorded log-probs, only whether its scoring depends on padding and batch-mates"
         )
     else:
-        answers = _plainly(policy, rows, progress.ticker(f"{name}: rows of step {step} asked again"))
+        answers = _plain(policy, rows, progress.ticker(f"{name}: rows of step {step} asked again"))
     batches = []
     if answers:
         then = {key: array for key, array in whole.arrays.items() if key in _THEN}
         source = f"step {step} of the recorded rollouts, beside the model of {name}"
         batches.append(Batch.of({**base, **then, **answers}, source=source))
     source = f"step {step} of the recorded rollouts, scored now by the model of {name}"
-    now = _scored_now(policy, config, [_sample(row) for row in rows])
+    now = _score_now(policy, config, [_sample(row) for row in rows])
     batches.append(Batch.of({**base, **answers, **now}, source=source))
     return batches
 
@@ -199,46 +200,33 @@ def _sample(row: Row) -> Sample:
     return Sample(prompt, rollout, advantage=0.0, in_loss=True)
 
 
-def _plainly(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
-    scaled, raw = [], []
+def _plain(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
+    plain = []
     for number, row in enumerate(rows, start=1):
-        scaled_T, raw_T = asked_plainly(policy, row["prompt_tokens"], row["tokens"])
-        scaled.append(scaled_T)
-        raw.append(raw_T)
+        plain.append(policy_plain_logprobs(policy, row["prompt_tokens"], row["tokens"]))
         tick(number, len(rows))
-    return {"plain_logprobs": _laid_out(scaled, rows), "plain_raw_logprobs": _laid_out(raw, rows)}
+    width = max(len(row["tokens"]) for row in rows)
+    scaled, raw = (stack(values, width) for values in zip(*plain, strict=True))
+    return {"plain_logprobs": scaled, "plain_raw_logprobs": raw}
 
 
-def _scored_now(policy: Policy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:
-    """The trainer's own packing and scoring, by ways that must not matter; and what the model was given."""
-    count, room = len(samples), rows_a_pass(config, samples)
-    usual = at_most(range(count), room)
-    inputs = SeenInputs(policy, range(count))
-
-    def scored(parts: Sequence[Sequence[int]], given: Sequence[Sample] = samples, *, looking: bool = False) -> Array:
-        values: dict[int, Tensor] = {}
-        for part in parts:
-            batch = packed(policy, config, given, part)
-            values |= logprobs_by_row(policy, batch)
-            if looking:
-                inputs.take(batch)
-        return _laid_out([values[number] for number in range(count)], samples)
-
-    inputs.open()
-    try:
-        new_BT = scored(usual, looking=True)
-    finally:
-        inputs.close()
-    longer = longer_than(samples, policy.context)
-    return {
-        "new_logprobs": new_BT,
-        "scored_again": scored(usual),
-        "scored_permuted": scored(at_most(range(count)[::-1], room)),
-        "scored_alone": scored(at_most(range(count), 1)),
-        "scored_padded": scored([[*part, count] for part in at_most(range(count), room - 1)], [*samples, longer]),
-        "dropout_modules": inputs.dropout_modules,
-        **inputs.arrays(),
-    }
+def _score_now(policy: Policy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:
+    """The trainer's own packing and scoring, in ways that must not matter; and what the model was given."""
+    room, score = rows_a_pass(config, samples), partial(logprobs_by_row, policy)
+    usual = [pack_one(policy, config, samples, part) for part in at_most(range(len(samples)), room)]
+    inputs = RowInputs(policy, range(len(samples)))
+    scored: dict[str, dict[int, Tensor]] = {"new_logprobs": {}, "scored_again": {}}
+    with inputs.watching():
+        for batch in usual:
+            scored["new_logprobs"] |= score(batch)
+            inputs.take(batch)
+    for batch in usual:
+        scored["scored_again"] |= score(batch)
+    values = {name: [own[row] for row in range(len(samples))] for name, own in scored.items()}
+    values |= score_otherwise(policy, config, samples, room, score)
+    width = max(len(sample.rollout.tokens) for sample in samples)
+    arrays = {name: stack(rows, width) for name, rows in values.items()}
+    return {**arrays, **inputs.arrays(), "dropout_modules": inputs.dropout_modules}
 
 
 def rows_a_pass(config: Config, samples: Sequence[Sample]) -> int:
@@ -249,12 +237,3 @@ def rows_a_pass(config: Config, samples: Sequence[Sample]) -> int:
         longest = max(len(sample.prompt.tokens) + len(sample.rollout.tokens) for sample in samples)
         rows = min(rows, optimizer.pass_tokens // longest)
     return max(rows, 1)
-
-
-def _laid_out(rows: Sequence[Tensor], like: Sequence[Row] | Sequence[Sample]) -> Array:
-    """[B, T] of all rows, 0 where a row is shorter; cut where it only has padding."""
-    lengths = [len(one.rollout.tokens) if isinstance(one, Sample) else len(one["tokens"]) for one in like]
-    laid: Array = np.zeros((len(rows), max(lengths)))
-    for number, (values_T, length) in enumerate(zip(rows, lengths, strict=True)):
-        laid[number, :length] = values_T[:length].numpy()
-    return laid

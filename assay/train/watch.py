@@ -1,8 +1,8 @@
-"""The seam between a run and whoever watches it: what is examined, recorded and finished is handed over here.
+"""The seam between a run and whoever watches it: examined updates, recorded steps and the end are handed over here.
 
     Examination --> Batch --> <run>/examined/step-000001-update-1.safetensors --> Watcher
 
-`train` knows nothing of the doctor: cli.py hands one in as a Watcher.
+`train` does not know the doctor: the command line hands one in as a Watcher.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from assay.config import Config
+from assay.examine.guard import short_reason
 from assay.machine import durable
 from assay.machine.faults import FAULTS
 from assay.record import UPDATE_FILE, RunDirectory, RunError, checksums
@@ -33,14 +34,14 @@ class DoctorStop(RunFailed):
 class Watcher(Protocol):
     """Any of its methods may raise DoctorStop."""
 
-    def examined(self, batch: Batch) -> None: ...
+    def examined(self, batch: Batch) -> object: ...
     def step(self, record: StepRecord, row: Row, timings: Row) -> None: ...
     def finished(self) -> None: ...
 
 
 class Watch:
-    """Carries what happens in a run to its watcher, if it has one. A stop that is asked for in the middle of a step
-    waits for the next safe point, where what is saved is what the weights are."""
+    """Reports what happens in a run to its watcher, if it has one. A stop that is asked for in the middle of a step
+    waits for the next safe point, where a checkpoint holds the weights as they are."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Watch:
         if not self or not self._is_due(work, place):
             yield None
             return
-        # what the trainer's own scoring depends on is asked once: it is most of the cost
+        # whether the trainer's own scoring depends on its micro-batches is measured once: that is most of the cost
         thorough = self._examinations == 0
         self._examinations += 1
         try:
@@ -78,11 +79,8 @@ class Watch:
             self._say_not_examined(not_examined(place, error))
             yield None
             return
-        look.open()
-        try:
+        with look.watching():
             yield look
-        finally:
-            look.close()
 
     def _is_due(self, work: StepInProgress, place: Progress) -> bool:
         """The first update that this process makes, where new is still old; and the last one of the next step, where
@@ -102,7 +100,7 @@ class Watch:
                 return
             if self.config.record.rollouts != "none":
                 self._write(batch, look.place)
-            self._tell(lambda watcher: watcher.examined(batch))
+            self._notify(lambda watcher: watcher.examined(batch))
 
     def _say_not_examined(self, sentence: str) -> None:
         self.directory.append_event("not examined", reason=sentence)
@@ -110,28 +108,27 @@ class Watch:
 
     def step(self, record: StepRecord, row: Row, timings: Row) -> None:
         with self._timed():
-            self._tell(lambda watcher: watcher.step(record, row, timings))
+            self._notify(lambda watcher: watcher.step(record, row, timings))
 
     def finished(self) -> None:
         with self._timed():
-            self._tell(lambda watcher: watcher.finished())
+            self._notify(lambda watcher: watcher.finished())
 
     def stop_if_asked(self) -> None:
         if self._stop is not None:
             raise self._stop
 
-    def _tell(self, what: Callable[[Watcher], None]) -> None:
-        """A watcher that breaks is told of and left: nobody's diagnosis is worth the run."""
+    def _notify(self, call: Callable[[Watcher], object]) -> None:
+        """A failing watcher is reported once and detached; it never stops the run."""
         if self.watcher is None:
             return
         try:
-            what(self.watcher)
+            call(self.watcher)
         except DoctorStop as stop:
             self._stop = self._stop or stop
         except (*FAULTS, RunError) as error:
             self.watcher = None
-            reason = " ".join(str(error).split())[:200]
-            sentence = f"the doctor broke and is left out from here on: {type(error).__name__}: {reason}"
+            sentence = f"the doctor broke and is left out from here on: {short_reason(error)}"
             self.directory.append_event("doctor failed", reason=sentence)
             self.say(sentence)
 
@@ -143,7 +140,7 @@ class Watch:
             durable.remove_asides(file.parent, UPDATE_FILE)
             checksums.replace_file(self.directory.path, name, to_bytes(batch))
         except FAULTS as error:  # if the disk is full, what the run itself writes next says so
-            reason = durable.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            reason = durable.reason(error) if isinstance(error, OSError) else short_reason(error)
             self.say(f"{file} could not be written: {reason}; the run goes on without it")
 
     @contextmanager

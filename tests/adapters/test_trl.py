@@ -228,4 +228,4 @@ def test_what_a_subclass_adds_to_the_loss_or_takes_from_the_log_is_left_to_it(mo
     doctor = attach(trainer)
     trainer.train()
     assert len(list(doctor.directory.glob("examined/*"))) >= 2
-    assert not doctor._doctor._failures
+    assert not doctor._failures

@@ -26,7 +26,11 @@ class Stopped(Exception):
 
 def doctor_of(directory, mode="warn", **how):
     said = []
-    return LiveDoctor(mode, said.append, directory, stop=Stopped, **how), said
+    return LiveDoctor(mode, lines_to(said), directory, stop=Stopped, **how), said
+
+
+def lines_to(said):
+    return lambda text: said.extend(text.splitlines())
 
 
 def sick_batch(code):
@@ -228,10 +232,10 @@ def test_a_run_that_the_strict_doctor_stops_is_saved_and_goes_on_with_warn(run_p
     said = []
     with planted(plant.replaces):
         with pytest.raises(run.RunFailed, match="the doctor stopped the run: ALGN01 shift"):
-            run.start(config, run_path, LiveDoctor("strict", said.append, run_path, stop=DoctorStop))
+            run.start(config, run_path, LiveDoctor("strict", lines_to(said), run_path, stop=DoctorStop))
         assert rows(run_path / "events.jsonl")[-1]["kind"] == "failed"
         assert rows(run_path / "metrics.jsonl") == []
         assert len(told(said)) == 1
-        assert run.resume(run_path, watcher=LiveDoctor("warn", said.append, run_path, stop=DoctorStop)) == 0
+        assert run.resume(run_path, watcher=LiveDoctor("warn", lines_to(said), run_path, stop=DoctorStop)) == 0
     assert len(rows(run_path / "metrics.jsonl")) == 3
     assert len(told(said)) == 1

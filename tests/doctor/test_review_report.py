@@ -275,7 +275,7 @@ def given(**changes):
 
 def test_a_model_is_asked_once_a_row():
     model = Counted(tells=False)
-    asked = observation._asked_plainly(observation.Batch.of(given()), model)
+    asked = observation._with_plain_logprobs(observation.Batch.of(given()), model)
     assert model.passes == 2
     assert not np.allclose(asked.arrays["plain_logprobs"], asked.arrays["plain_raw_logprobs"])
 

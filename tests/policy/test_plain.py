@@ -11,10 +11,14 @@ from torch import nn
 from assay.config import load
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
-from assay.policy.plain import plain_logprobs, policy_asked_plainly
+from assay.policy.plain import plain_logprobs, plain_logprobs_of_rows, policy_plain_logprobs
 from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
+
+
+def scaled(*given, **how):
+    return plain_logprobs(*given, **how).scaled_T
 
 
 class NextByTable(nn.Module):
@@ -30,26 +34,26 @@ class NextByTable(nn.Module):
 
 def test_each_token_is_predicted_by_the_one_before_it():
     model = NextByTable([[0.0, math.log(3.0)], [math.log(4.0), 0.0]])  # p(1|0) = 3/4, p(0|1) = 4/5
-    values = plain_logprobs(model, [0], [1, 0, 0], temperature=1.0)
+    values = scaled(model, [0], [1, 0, 0], temperature=1.0)
     assert values.dtype == torch.float32
     assert values.tolist() == pytest.approx([math.log(0.75), math.log(0.8), math.log(0.25)], abs=1e-6)
 
 
 def test_logits_are_divided_by_the_temperature():
     model = NextByTable([[0.0, math.log(3.0)], [0.0, 0.0]])
-    (value,) = plain_logprobs(model, [0], [1], temperature=0.5).tolist()
+    (value,) = scaled(model, [0], [1], temperature=0.5).tolist()
     assert value == pytest.approx(math.log(9 / 10), abs=1e-6)
 
 
 def test_a_support_leaves_only_its_own_tokens_and_a_token_outside_of_it_is_impossible():
     model = NextByTable([[0.0, math.log(3.0), math.log(4.0)]] * 3)
-    values = plain_logprobs(model, [0], [1, 2, 2], temperature=1.0, support=[(0, 1), (2, 2), (0, 1)])
+    values = scaled(model, [0], [1, 2, 2], temperature=1.0, support=[(0, 1), (2, 2), (0, 1)])
     assert values.tolist() == pytest.approx([math.log(0.75), 0.0, -math.inf], abs=1e-6)
 
 
 def test_a_long_completion_is_not_cut_at_a_chunk():
     model = NextByTable([[0.0, math.log(3.0)], [math.log(4.0), 0.0]])
-    values = plain_logprobs(model, [0], [1, 0] * 150, temperature=1.0)
+    values = scaled(model, [0], [1, 0] * 150, temperature=1.0)
     assert len(values) == 300
     assert values[[127, 128, 129]].tolist() == pytest.approx([math.log(0.8), math.log(0.75), math.log(0.8)], abs=1e-6)
 
@@ -69,7 +73,7 @@ class AsTold(NextByTable):
 def test_the_prompts_logits_are_not_asked_for(obeys):
     model = AsTold([[0.0, math.log(3.0)], [math.log(4.0), 0.0]])
     model.obeys = obeys
-    values = plain_logprobs(model, [1, 1, 1, 0], [1, 0, 0], temperature=1.0)
+    values = scaled(model, [1, 1, 1, 0], [1, 0, 0], temperature=1.0)
     assert model.kept == 4  # the prompt's last token, and the completion
     assert values.tolist() == pytest.approx([math.log(0.75), math.log(0.8), math.log(0.25)], abs=1e-6)
 
@@ -88,7 +92,7 @@ def test_it_agrees_with_the_trainers_own_scoring(temperature):
     logprobs_BT = policy.logprobs(minibatch.microbatches[0].inputs)[0].detach()
     for row, number in enumerate(minibatch.microbatches[0].rows):
         sample = samples[number]
-        plain = plain_logprobs(policy.model, sample.prompt.tokens, sample.rollout.tokens, temperature=temperature)
+        plain = scaled(policy.model, sample.prompt.tokens, sample.rollout.tokens, temperature=temperature)
         torch.testing.assert_close(plain, logprobs_BT[row, : len(plain)], atol=1e-5, rtol=0)
 
 
@@ -107,7 +111,7 @@ def test_modes_and_random_states_are_left_as_they_were():
     model.train()
     model.quiet.eval()
     before = torch.get_rng_state()
-    (value,) = plain_logprobs(model, [0], [1], temperature=1.0).tolist()
+    (value,) = scaled(model, [0], [1], temperature=1.0).tolist()
     assert value == pytest.approx(math.log(0.75), abs=1e-6)
     assert (model.training, model.dropout.training, model.quiet.training) == (True, True, False)
     assert torch.equal(torch.get_rng_state(), before)
@@ -123,8 +127,7 @@ def test_the_reference_of_a_policy_with_adapters_is_asked_without_them():
                 weight.add_(0.5)
     asked = {}
     for name, one in (("policy", policy), ("reference", replace(policy, without_adapter=True)), ("bare", bare)):
-        with policy_asked_plainly(one) as model:
-            asked[name] = plain_logprobs(model, [2, 3], [4, 5], temperature=1.0)
+        asked[name] = policy_plain_logprobs(one, [2, 3], [4, 5]).scaled_T
     assert torch.equal(asked["reference"], asked["bare"])
     assert (asked["policy"] - asked["bare"]).abs().max() > 0.01
 
@@ -132,3 +135,12 @@ def test_the_reference_of_a_policy_with_adapters_is_asked_without_them():
 def test_a_prompt_without_tokens_is_refused():
     with pytest.raises(ValueError, match="holds no token"):
         plain_logprobs(NextByTable([[0.0]]), [], [0], temperature=1.0)
+
+
+def test_rows_that_share_a_pass_have_the_numbers_of_one_row_at_a_time():
+    model = NextByTable([[0.0, math.log(3.0)], [math.log(4.0), 0.0]])
+    rows = [[0, 1, 0], [1, 1], [1, 0, 0], [0]]
+    for row, (scaled_T, raw_T) in zip(rows, plain_logprobs_of_rows(model, rows, 0.5), strict=True):
+        wanted = plain_logprobs(model, row[:1], row[1:], temperature=0.5)
+        assert torch.equal(scaled_T, wanted.scaled_T)
+        assert torch.equal(raw_T, wanted.raw_T)

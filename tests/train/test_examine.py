@@ -10,6 +10,7 @@ from tiny import EOS_ID, sample, tiny_policy
 from torch import nn
 
 from assay.config import load
+from assay.examine.inputs import RowInputs
 from assay.policy.causal_packing import CausalPacking
 from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
@@ -17,7 +18,6 @@ from assay.train import examine
 from assay.train.examined_rows import chosen_rows, plan
 from assay.train.progress import CollectedGroups, StepInProgress
 from assay.train.run import run
-from assay.train.seen_inputs import SeenInputs
 from assay.train.step import learner
 from assay.train.step.pack import pack
 from assay.train.watch import DoctorStop
@@ -209,7 +209,7 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_to_the_same_bits(tmp_path):
         assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "straight" / file).read_bytes()
 
 
-@pytest.mark.parametrize("place", ["plain_logits", "loss_probes"])
+@pytest.mark.parametrize("place", ["policy_plain_logprobs", "loss_probes"])
 def test_a_question_that_breaks_is_told_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
     def broken(*given):
         raise RuntimeError("out of memory\nhere")
@@ -317,11 +317,10 @@ def test_whole_groups_are_examined_as_far_as_they_are_paid_for(groups, signal, w
 
 def test_active_dropout_is_counted_and_a_silent_one_is_not():
     model = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Sequential(nn.Dropout(0.2)), nn.Dropout(0.3))
-    seen = SeenInputs(replace(tiny_policy(), model=model, family=None), [])
+    seen = RowInputs(replace(tiny_policy(), model=model, family=None), [])
     model.train()
     model[3].eval()
-    seen.open()
-    model(torch.ones(2))
-    seen.close()
+    with seen.watching():
+        model(torch.ones(2))
     assert seen.dropout_modules == 2
     assert all(not module._forward_pre_hooks for module in model.modules())

@@ -38,11 +38,11 @@ class KeptLooks:
 
     def __init__(self, monkeypatch):
         self.batches, self.looks, self.before, self.after = [], [], [], []
-        opened, update = examine.Examination.open, Learner.update
+        watching, update = examine.Examination.watching, Learner.update
 
-        def open_and_keep(look):
+        def watch_and_keep(look):
             self.looks.append(look)
-            opened(look)
+            return watching(look)
 
         def update_and_keep(learner, *given, observer=None):
             if observer is not None:
@@ -52,7 +52,7 @@ class KeptLooks:
                 self.after.append([master.detach().clone() for master in learner.masters])
             return learned
 
-        monkeypatch.setattr(examine.Examination, "open", open_and_keep)
+        monkeypatch.setattr(examine.Examination, "watching", watch_and_keep)
         monkeypatch.setattr(Learner, "update", update_and_keep)
 
     def examined(self, batch):
@@ -119,17 +119,17 @@ def test_finite_differences_give_the_same_gradients(looked_at):
     look, batch = kept.looks[1], kept.batches[1]
     assert batch.number("update") > 0
     assert batch.arrays["clipped"].any() or np.abs(batch.arrays["ratio"] - 1)[batch.arrays["mask"]].max() > 1e-3
-    settings, totals = look.learner.loss, look.minibatch.totals
     by_hand = {}
-    for piece in look._pieces:
-        wide = piece.each(lambda values: values.double() if values.is_floating_point() else values)
-        for place, row in enumerate(piece.rows):
-            for token in range(int(piece.mask[place].sum())):
+    for part in look._parts:
+        wide = part.each(lambda values: values.double() if values.is_floating_point() else values)
+        for place, row in enumerate(part.rows):
+            for token in range(int(part.tensors["mask"][place].sum())):
                 losses = []
                 for step in (1e-5, -1e-5):
-                    new_BT = wide.new.clone()
+                    new_BT = wide.tensors["new_logprobs"].clone()
                     new_BT[place, token] += step
-                    losses.append(examine.losses([replace(wide, new=new_BT)], totals, settings).total)
+                    moved = replace(wide, tensors={**wide.tensors, "new_logprobs": new_BT})
+                    losses.append(examine.losses([moved], look._loss_of).total)
                 by_hand[row, token] = (losses[0] - losses[1]) / 2e-5
     recorded_BT = batch.arrays["gradients"]
     assert len(by_hand) > 20
@@ -193,16 +193,16 @@ def test_other_ways_of_scoring_really_pack_otherwise(looked_at, monkeypatch):
     monkeypatch.setattr(examine.Examination, "_logprobs_by_row", keep)
     kept, _ = looked_at(optimizer__microbatches=4)  # micro-batches of 4 rows
     count, width = len(kept.looks[0].rows), kept.batches[0].arrays["tokens"].shape[1]
-    parts = -(-count // 3)
-    padded, rest = seen[:parts], seen[parts:]
+    parts = -(-count // 4)
+    backwards = [row for size, rows, _ in seen[:parts] for row in rows]
+    assert sorted(backwards) == list(range(count))
+    assert backwards[0] > backwards[-1]
+    alone, rest = seen[parts:][:count], seen[parts + count :]
+    assert [rows for _, rows, _ in alone] == [(row,) for row in range(count)]
+    padded = rest[: -(-count // 3)]
     assert all(rows[-1] == count and size <= 4 for size, rows, _ in padded)
     assert min(columns for _, _, columns in padded) > 1
     assert max(columns for _, _, columns in padded) >= width
-    backwards = [row for size, rows, _ in rest[: -(-count // 4)] for row in rows]
-    assert sorted(backwards) == list(range(count))
-    assert backwards[0] > backwards[-1]
-    alone = rest[-(-count // 4) :][:count]
-    assert [rows for _, rows, _ in alone] == [(row,) for row in range(count)]
     assert max(size for size, _, _ in seen) <= 4  # never more rows than the trainer's own micro-batches
 
 

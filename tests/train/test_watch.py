@@ -17,7 +17,7 @@ from assay.verdict import Confidence, Severity, finding
 
 # an entropy bonus, two minibatches of two micro-batches, and numbers drawn from the global generators
 SICK = settings(evaluate__prompts=0, loss__entropy_coef=0.01)
-PLAIN_LOGITS = "assay.train.examine:plain_logits"
+PLAIN_LOGITS = "assay.policy.plain:plain_logits"
 WRITE = "assay.train.watch:Watch._write"
 LOOK = "assay.doctor.live:diagnose"
 
@@ -73,8 +73,8 @@ def test_a_doctor_that_breaks_is_told_of_once_and_left_and_the_run_has_the_same_
     ("place", "error"),
     [
         ("chosen_rows", NameError("x")),
-        ("plain_logits", MemoryError()),
-        ("SeenInputs.take", StopIteration()),
+        ("policy_plain_logprobs", MemoryError()),
+        ("RowInputs.take", StopIteration()),
         ("loss_probes", OSError(5, "I/O")),
         ("settings_of", RecursionError("deep")),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.examine.part import stack
 from assay.programs.run.asked import Answer
 from assay.programs.run.objective import objective_of, penalty_of
 from assay.programs.run.rewards import credit_of
@@ -34,15 +35,14 @@ class Rows:
         self.width = max(shape[1] for shape in self.shapes)
         self.count = sum(shape[0] for shape in self.shapes)
 
-    def laid(self, arrays: Sequence[Array | None], fill: float = 0.0) -> Array | None:
+    def laid(self, arrays: Sequence[Array | None]) -> Array | None:
         """[B, T]; None if one is missing or of another shape."""
-        parts = []
+        rows: list[Array] = []
         for array, shape in zip(arrays, self.shapes, strict=True):
             if array is None or array.size != shape[0] * shape[1]:
                 return None
-            rows = array.reshape(shape)
-            parts.append(np.pad(rows, ((0, 0), (0, self.width - shape[1])), constant_values=fill))
-        return np.concatenate(parts)
+            rows += list(array.reshape(shape))
+        return stack(rows, self.width)
 
     def by_row(self, arrays: Sequence[Array | None]) -> Array | None:
         """[B], or [B, T] if one of them is so."""
@@ -96,7 +96,7 @@ def fields_of(trace: WatchedRun, update: Update, ask: Ask) -> dict[str, Any] | N
     rollouts = rollouts_of(trace)
     fields |= _sampled(trace, update, rows, rollouts, ask, fields)
     if fields.get("attention_mask") is None and fields.get("update") == 0 and fields.get("plain_logprobs") is not None:
-        # a pass without a mask attends to everything; whether that moves log-probs, the model asked plainly tells
+        # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
         given_BS = fields.get("input_ids")
         fields["attention_mask"] = None if given_BS is None else np.ones(given_BS.shape, dtype=bool)
     fields |= _penalty(trace, update, rows)
@@ -299,12 +299,8 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
 
 def _laid_by(known: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:
     prompts = [one.rollout.prompt(one.row) for one in known]
-    width = max(len(prompt) for prompt in prompts)
-    prompts_BP = np.zeros((len(known), width), dtype=np.int64)
-    real_BP = np.zeros((len(known), width), dtype=bool)
     sampled_BT = np.full(tokens_BT.shape, -1, dtype=np.int64)
-    for number, (one, prompt) in enumerate(zip(known, prompts, strict=True)):
-        prompts_BP[number, : len(prompt)], real_BP[number, : len(prompt)] = prompt, True
+    for number, one in enumerate(known):
         first = one.completion - shift
         drawn = one.rollout.completion(one.row)
         columns = np.arange(max(first, 0), tokens_BT.shape[1])
@@ -313,8 +309,8 @@ def _laid_by(known: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, 
         beyond = columns[(columns - first) >= len(drawn)]
         sampled_BT[number, beyond] = tokens_BT[number, beyond]
     fields: dict[str, Any] = {
-        "prompt_tokens": prompts_BP,
-        "prompt_mask": real_BP,
+        "prompt_tokens": stack(prompts),
+        "prompt_mask": stack([[True] * len(prompt) for prompt in prompts]),
         "lengths": np.array([int(one.rollout.lengths_B[one.row]) for one in known]),
     }
     if all(one.completion == shift for one in known):  # columns of completions alone
@@ -357,10 +353,10 @@ def _plain(
             continue
         laid = [np.full(tokens_BT.shape, np.nan) for _ in range(2)]
         for number, one in enumerate(known):
-            for array, values in zip(laid, (answer.scaled[number], answer.raw[number]), strict=True):
-                columns = np.arange(tokens_BT.shape[1]) + shift - one.start - 1
-                good = (columns >= 0) & (columns < len(values))
-                array[number, good] = values[columns[good]]
+            columns = np.arange(tokens_BT.shape[1]) + shift - one.start - 1
+            for array, values_T in zip(laid, answer[number], strict=True):
+                good = (columns >= 0) & (columns < len(values_T))
+                array[number, good] = values_T.numpy()[columns[good]]
         if temperature is not None:
             plain[f"{name}_logprobs"] = laid[0]
         if name == "plain":

@@ -1,0 +1,363 @@
+"""The doctor beside another trainer: what the adapter of any trainer shares.
+
+An adapter is a subclass of Attached. It says what its trainer's settings and metrics are and makes a Batch of a Look,
+and it calls, as its trainer goes on:
+
+    begin                       training begins
+    add_rollouts                rows were sampled that are trained on from now on
+    look_at_loss, add_loss      around the loss of each micro-batch; a Look collects what the loss saw
+    before_step, after_step     around the optimizer
+    end_step                    an update is over: the doctor looks at it
+    end                         training is over
+
+Nothing that the trainer computes is changed: no tensor, no mode, no random state. What breaks here is reported, and
+training goes on. <directory> is laid out as a run directory, so that `assay doctor` reads it:
+
+    run.json  metrics.jsonl  timings.jsonl  evaluations.jsonl  events.jsonl  findings.jsonl
+    examined/step-000001-update-0.safetensors      what was generated
+    examined/step-000001-update-1.safetensors      the first update of it
+
+Shape legend: B completions, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from assay.doctor.diagnosis import Diagnosis, Word
+from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.live import LiveDoctor
+from assay.doctor.report import Report, write
+from assay.examine.guard import Guard, short_reason
+from assay.examine.inputs import NAMES, PassInputs
+from assay.examine.part import Part, join, sampled_fields, stack
+from assay.examine.weights import Weights
+from assay.machine import durable
+from assay.policy.plain import plain_logprobs
+from assay.record import (
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    FINDINGS_FILE,
+    METRICS_FILE,
+    SCHEMA_VERSION,
+    TIMINGS_FILE,
+    RunDirectory,
+)
+from assay.record.batch import Array, Batch
+from assay.record.batch_file import write_batch
+
+CLOSELY = 5  # first updates that are all looked at
+SHARE = 0.02  # of the run's time that later looks may take
+KEPT = 8  # newest batches that a report may quote
+WAITING = 25  # rows of curves that are written together: a disk that syncs after every step costs more than the doctor
+FAILURES = 3  # looks that may break before there are no more
+MOST_ROWS = 32  # first rows of an update of which plain log-probs are computed, one forward pass each
+MOST_NUMBERS = 50_000_000  # trainable numbers that are copied to see them move; of more, some of each tensor
+_LINES = (METRICS_FILE, TIMINGS_FILE, EVALUATIONS_FILE, EVENTS_FILE, FINDINGS_FILE)
+
+Answer = TypeVar("Answer")
+
+
+def is_look(step: int) -> bool:
+    """The first updates, then two in a row that begin at a power of two: a first and a later one of a rollout batch.
+
+    >>> [step for step in range(1, 40) if is_look(step)]
+    [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33]
+    """
+    return step <= CLOSELY or any(number & (number - 1) == 0 for number in (step, step - 1))
+
+
+@dataclass
+class Rollouts:
+    """What was sampled together; one or several updates are made of it."""
+
+    version: int  # optimizer updates made before it
+    prompts: Sequence[Sequence[int]] = ()
+    sampled: Sequence[Sequence[int]] = ()  # as the sampler returned them
+    finished: Sequence[bool] = ()
+    forced: Sequence[Sequence[bool]] | None = None  # tokens that were not sampled, if there are any
+    updates: int = 0  # made of it so far
+    is_reported: bool = False  # whether the doctor looked at it as a whole
+
+    @property
+    def step(self) -> int:
+        """Steps are counted as everywhere here: one per generation, by the trainer's number of its first update."""
+        return self.version + 1
+
+    def fields(self, rows: Sequence[int], width: int, pad: int) -> dict[str, Any]:
+        forced = [[] if self.forced is None else self.forced[row] for row in rows]
+        return {
+            **sampled_fields([self.prompts[row] for row in rows], [self.sampled[row] for row in rows], width, pad),
+            "finished": [self.finished[row] for row in rows],
+            "forced": stack(forced, width).astype(bool),
+            "sampler_versions": [self.version] * len(rows),
+        }
+
+
+@dataclass
+class Look:
+    """What is collected of one update that the doctor looks at."""
+
+    rollouts: Rollouts
+    parts: list[Part] = field(default_factory=list)
+    inputs: list[PassInputs] = field(default_factory=list)  # of the forward pass of each part
+    logprobs: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # computed again, by row
+    numbers: dict[str, Any] = field(default_factory=dict)  # of the update
+    weights: Weights | None = None
+
+    @property
+    def rows(self) -> list[int]:
+        """In the order in which they were sampled."""
+        return sorted(row for part in self.parts for row in part.rows)
+
+    def add_plain_logprobs(
+        self, model: nn.Module, temperature: float, reference: AbstractContextManager[nn.Module | None]
+    ) -> None:
+        """Before the optimizer moves the weights."""
+        rows, prompts, sampled = self.rows[:MOST_ROWS], self.rollouts.prompts, self.rollouts.sampled
+        plain = {row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature) for row in rows}
+        self.logprobs["plain_logprobs"] = {row: own.scaled_T for row, own in plain.items()}
+        self.logprobs["plain_raw_logprobs"] = {row: own.raw_T for row, own in plain.items()}
+        with reference as frozen:
+            if frozen is not None:
+                self.logprobs["plain_ref_logprobs"] = {
+                    row: plain_logprobs(frozen, prompts[row], sampled[row], temperature=temperature).scaled_T
+                    for row in rows
+                }
+
+    def fields(self, pad: int) -> dict[str, Any]:
+        """Of a Batch; the adapter adds settings, rewards and what else it knows."""
+        rows = self.rows
+        widths = [part.tensors["tokens"].shape[1] for part in self.parts]
+        width = max(*widths, *(len(self.rollouts.sampled[row]) for row in rows))
+        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad), **self._given(rows)}
+        for name, by_row in self.logprobs.items():
+            fields[name] = stack([by_row.get(row) for row in rows], width)
+        if self.inputs:
+            fields["dropout_modules"] = max(inputs.dropout_modules for inputs in self.inputs)
+        step, done = self.rollouts.step, self.rollouts.updates
+        return {**fields, **self.numbers, "step": step, "update": done, "policy_version": self.rollouts.version + done}
+
+    def _given(self, rows: Sequence[int]) -> dict[str, Array]:
+        """What the model was given, where all micro-batches were given the same columns."""
+        passes = list(zip(self.parts, [inputs.joined() for inputs in self.inputs], strict=False))
+        given: dict[str, Array] = {}
+        for name in NAMES:
+            known = [(part, tensors[name]) for part, tensors in passes if name in tensors]
+            is_whole = passes and len(known) == len(passes) and len({values.shape[1] for _, values in known}) == 1
+            if is_whole and all(len(part.rows) == len(values) for part, values in known):
+                parts = [Part(part.rows, {name: values}) for part, values in known]
+                given |= join(parts, rows, known[0][1].shape[1])
+        return given
+
+
+class Attached(ABC):
+    """What an adapter's `attach` returns: the doctor's findings so far."""
+
+    def __init__(self, directory: Path, report: Callable[[str], None], trainer_name: str) -> None:
+        self.directory = directory  # for `assay doctor`
+        self._trainer_name = trainer_name
+        self._report = report
+        self._doctor = LiveDoctor("warn", report, directory, name="assay")
+        self._guard = Guard(self._fail)
+        self._failures = 0
+        self._rollouts: Rollouts | None = None  # that are being trained on
+        self._look: Look | None = None
+        self._losses: list[Tensor] = []  # of the update in progress
+        self._row: dict[str, Any] = {}  # of the last update
+        self._batches: list[Batch] = []
+        self._written: int | None = None  # rows of curves; None: training has not begun
+        self._began = self._step_began = time.perf_counter()
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        return self._doctor.diagnosis
+
+    @property
+    def findings(self) -> list[Word]:
+        """Root causes first."""
+        return self.diagnosis.findings
+
+    def report(self, how: str = "full") -> str:
+        """full, concise, json, sarif, github or md, as `assay doctor --format` prints it."""
+        doctor = self._doctor
+        curves = Curves(doctor.rows, doctor.timings, settings=doctor.settings) if doctor.rows else None
+        evidence = Evidence(batches=tuple(self._batches), curves=curves)
+        return write([Report.of(str(self.directory), evidence, self.diagnosis)], how)
+
+    # what an adapter knows of its trainer
+
+    @abstractmethod
+    def steps_done(self) -> int:
+        """Optimizer updates."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Of the whole run, by the names of record/batch.py."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Any]:
+        """Of the update that is over, by the names of record/metrics.py."""
+
+    @abstractmethod
+    def update_batch(self, look: Look) -> Batch: ...
+
+    @abstractmethod
+    def rollout_batch(self, rollouts: Rollouts) -> Batch:
+        """All rows, before any update."""
+
+    def is_on(self) -> bool:
+        return self._failures < FAILURES
+
+    # what an adapter calls as its trainer goes on
+
+    def begin(self) -> None:
+        self._began = self._step_began = time.perf_counter()
+        self._forget_update()  # of a run that was broken off within one
+        if self.is_on():
+            self.attempt(lambda: self._open(fresh=self.steps_done() == 0), None)
+
+    def add_rollouts(self, rollouts: Rollouts | None) -> None:
+        """None: they are not known well enough to be looked at."""
+        self._rollouts = rollouts
+
+    def look_at_loss(self) -> Look | None:
+        """Before the loss of a micro-batch: where its update is looked at, the Look that the adapter adds to."""
+        if not self._losses:
+            self._look = Look(self._rollouts) if self._rollouts is not None and self._may_look() else None
+        elif self._look is not None and self._look.rollouts is not self._rollouts:
+            self._look = None  # rows of two generations in one update do not make a Batch
+        return self._look
+
+    def add_loss(self, loss: Tensor) -> None:
+        self._losses.append(loss.detach())
+
+    def before_step(self, weights: Sequence[Tensor]) -> None:
+        if self._look is not None:
+            self._look.weights = Weights(weights, most=MOST_NUMBERS, by_gradient=True)
+
+    def after_step(self) -> None:
+        look = self._look
+        if look is not None and look.weights is not None:
+            moved = look.weights.after
+            self.attempt(lambda: look.numbers.update(moved()), None)
+
+    def end_step(self) -> None:
+        """After the trainer has counted the update."""
+        if self.is_on():
+            self.attempt(self._end_step, None)
+        if self._rollouts is not None:
+            self._rollouts.updates += 1
+        self._forget_update()
+        self._step_began = time.perf_counter()
+
+    def complete_row(self, found: Mapping[str, Any]) -> None:
+        """The row of the newest step stays open until the next: a trainer may log after the step."""
+        if self._row.get("step") == self.steps_done():
+            self._row |= found
+
+    def end(self) -> None:
+        if self.is_on():
+            self.attempt(self._end, None)
+
+    def attempt(self, question: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Whatever breaks in here breaks the look, never the training."""
+        return self._guard.attempt(question, otherwise)
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        self._look = None
+        more = "" if self.is_on() else "; it does not look any more"
+        if self._failures in (1, FAILURES):
+            step = self.steps_done() + 1
+            self._report(
+                f"assay: the doctor could not look at step {step} ({short_reason(error)}){more}; training goes on"
+            )
+
+    def _may_look(self) -> bool:
+        step = self.steps_done() + 1
+        affordable = self._guard.seconds <= SHARE * (time.perf_counter() - self._began)
+        return is_look(step) and (step <= CLOSELY or affordable)
+
+    def _forget_update(self) -> None:
+        self._look, self._losses = None, []
+
+    def _end_step(self) -> None:
+        step, look = self.steps_done(), self._look
+        if look is not None and look.parts:
+            batch = self.update_batch(look)
+            self._examine(batch, look.rollouts, look.rollouts.updates + 1)
+            if "rewards" not in batch.arrays and not look.rollouts.is_reported:
+                look.rollouts.is_reported = True
+                self._examine(self.rollout_batch(look.rollouts), look.rollouts, 0)
+        self._open(fresh=False)
+        assert self._written is not None
+        if len(self._doctor.rows) - self._written >= WAITING:
+            self._write_rows()
+        loss = {"loss": float(torch.stack(self._losses).sum())} if self._losses else {}
+        self._row = {"step": step, **self.metrics(), **loss}
+        self._doctor.rows.append(self._row)
+        self._doctor.timings.append({"step": step, "seconds": time.perf_counter() - self._step_began})
+        self._doctor.settings = self.settings()
+        if is_look(step):
+            self._doctor.look_at_curves()
+
+    def _examine(self, batch: Batch, rollouts: Rollouts, update: int) -> None:
+        self._open(fresh=False)
+        self._batches = [*self._batches, batch][-KEPT:]
+        write_batch(self.directory / "examined" / f"step-{rollouts.step:06d}-update-{update}.safetensors", batch)
+        self._doctor.examined(batch)
+
+    def _end(self) -> None:
+        self._open(fresh=False)
+        self._doctor.settings = self.settings()
+        self._doctor.look_at_curves()
+        self._write_rows()
+        RunDirectory(self.directory).append_event("finished", doctor_seconds=round(self._guard.seconds, 3))
+
+    # the directory
+
+    def _open(self, *, fresh: bool) -> None:
+        """A fresh run takes the place of the last one, a resumed run goes on. `fresh` counts when training begins, and
+        where the doctor is attached to a run on its way it is fresh if there is no directory."""
+        if self._written is not None and not fresh:
+            return
+        fresh = fresh or not self.directory.exists()
+        (self.directory / "examined").mkdir(parents=True, exist_ok=True)
+        if fresh:
+            for old in (self.directory / "examined").glob("step-*-update-*.safetensors"):
+                with suppress(FileNotFoundError):
+                    old.unlink()
+            self._doctor.rows.clear()
+            self._doctor.timings.clear()
+        for name in _LINES:
+            if fresh or not (self.directory / name).exists():
+                durable.replace_file(self.directory / name, b"")
+        mark = json.dumps({"schema_version": SCHEMA_VERSION, "trainer": self._trainer_name}) + "\n"
+        durable.replace_file(self.directory / "run.json", mark.encode())
+        RunDirectory(self.directory).append_event("start" if fresh else "resume", trainer=self._trainer_name)
+        self._doctor.begin(self.steps_done() + 1)
+        self._written = len(self._doctor.rows)
+
+    def _write_rows(self) -> None:
+        for name, rows in ((METRICS_FILE, self._doctor.rows), (TIMINGS_FILE, self._doctor.timings)):
+            finite = [{key: _finite(value) for key, value in row.items()} for row in rows[self._written :]]
+            if finite:
+                lines = "".join(json.dumps(row) + "\n" for row in finite)
+                durable.append_line(self.directory / name, lines.encode())
+        self._written = len(self._doctor.rows)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

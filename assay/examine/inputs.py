@@ -1,0 +1,152 @@
+"""What a model is really given in its forward passes, and how much dropout is active there: hooks, for one update.
+
+Shape legend: R rows of S tokens (see ModelInputs), B completions of T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from assay.examine.part import stack
+from assay.policy.policy import GivenTokens, Policy
+from assay.record.batch import Array
+from assay.types import Microbatch
+
+if TYPE_CHECKING:
+    pass
+
+NAMES = ("input_ids", "position_ids", "attention_mask")
+_Row = tuple[list[int], list[int], list[bool]]  # ids, positions, whether the last token sees them
+
+
+class PassInputs:
+    """`passes` holds the tensors that each forward pass of a model was given, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.passes: list[dict[str, Tensor]] = []
+        self.dropout_modules = 0  # active in a pass, at most
+
+    @contextmanager
+    def watching(self, called: nn.Module | None = None) -> Iterator[PassInputs]:
+        """`called` is the module that is called, where that is a part of the model."""
+        hook = (called or self.model).register_forward_pre_hook(self._keep, with_kwargs=True)
+        try:
+            yield self
+        finally:
+            hook.remove()
+
+    def joined(self) -> dict[str, Tensor]:
+        """A pass that was cut into pieces of the same width, whole; where the width changes, the last pieces."""
+        joined: dict[str, Tensor] = {}
+        for tensors in self.passes:
+            for name, values in tensors.items():
+                if values.dim() == 2:
+                    is_piece = name in joined and joined[name].shape[1] == values.shape[1]
+                    joined[name] = torch.cat([joined[name], values]) if is_piece else values
+        return joined
+
+    def _keep(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        given = {**dict(zip(("input_ids", "attention_mask", "position_ids"), arguments, strict=False)), **named}
+        self.passes.append({name: given[name].detach() for name in NAMES if isinstance(given.get(name), Tensor)})
+        self.dropout_modules = max(self.dropout_modules, active_dropout(self.model))
+
+
+def active_dropout(model: nn.Module) -> int:
+    """Modules in training mode that drop something. Attention layers keep their probability as a number."""
+    training = [module for module in model.modules() if module.training]
+    rates = [one.p if isinstance(one, _DropoutNd) else getattr(one, "attention_dropout", 0.0) for one in training]
+    return sum(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+class RowInputs:
+    """`arrays` has, for each completion, the tokens of its row (its prompt and itself, where rows are shared), and
+    which of them its last token sees."""
+
+    def __init__(self, policy: Policy, rows: Sequence[int]) -> None:
+        self._policy, self._rows = policy, rows
+        self._inputs = PassInputs(policy.model)
+        self._packed: GivenTokens | None = None
+        self._seen: dict[int, _Row] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self._policy.onlookers.append(self._keep_packed)  # of a packed pass no module is called, and so no hook
+        try:
+            with self._inputs.watching(getattr(self._policy.model, "base_model", None)):
+                yield
+        finally:
+            self._policy.onlookers.remove(self._keep_packed)
+
+    @property
+    def dropout_modules(self) -> int:
+        return self._inputs.dropout_modules
+
+    def take(self, batch: Microbatch) -> None:
+        """The pass of this micro-batch is over: keeps what it was given of the rows that are examined."""
+        given = self._inputs.passes[-1] if self._inputs.passes else {}
+        if self._packed is not None:
+            for number, row in enumerate(batch.rows):
+                if row in self._rows:  # packed attention sees the prompt and its own completion, and nothing else
+                    ids, positions = self._packed.sequence(number)
+                    self._seen[row] = ids, positions, [True] * len(ids)
+        elif "input_ids" in given and given["input_ids"].shape == batch.inputs.ids_RS.shape:
+            given_ids, given_positions, attention = (given.get(name) for name in NAMES)
+            assert given_ids is not None
+            self._seen |= _inputs_by_row(batch, given_ids, attention, given_positions, wanted=self._rows)
+        self._packed = None
+        self._inputs.passes.clear()
+
+    def arrays(self) -> dict[str, Array]:
+        """Empty if the model was not asked in the shape of the micro-batches."""
+        if any(row not in self._seen for row in self._rows):
+            return {}
+        return {name: stack([self._seen[row][place] for row in self._rows]) for place, name in enumerate(NAMES)}
+
+    def _keep_packed(self, packed: GivenTokens) -> None:
+        self._packed = packed
+
+
+def _inputs_by_row(
+    batch: Microbatch, ids_RS: Tensor, attention: Tensor | None, positions_RS: Tensor | None, wanted: Container[int]
+) -> dict[int, _Row]:
+    rows, width = ids_RS.shape
+    ids, columns = ids_RS.tolist(), range(width)
+    positions = [list(columns)] * rows if positions_RS is None else positions_RS.expand(rows, width).tolist()
+    branches = None if batch.inputs.branches_RS is None else batch.inputs.branches_RS.tolist()
+    seen: dict[int, _Row] = {}
+    before = [0] * rows  # completions met so far in each row
+    for row_number, predictors in zip(batch.rows, batch.inputs.predictors_BT.tolist(), strict=True):
+        real = [predictor for predictor in predictors if predictor >= 0]
+        row = real[0] // width
+        before[row] += 1
+        if row_number not in wanted:
+            continue
+        own = list(columns) if branches is None else [c for c in columns if branches[row][c] in (0, before[row])]
+        last = min(real[-1] % width + 1, width - 1) if branches is None else own[-1]
+        visible = _visible(attention, row, last, width)
+        seen[row_number] = (
+            [ids[row][column] for column in own],
+            [positions[row][column] for column in own],
+            [visible[column] for column in own],
+        )
+    return seen
+
+
+def _visible(attention: Tensor | None, row: int, last: int, width: int) -> list[bool]:
+    """Which columns the token in column `last` sees, under a mask of any of the forms that models take."""
+    causal = [column <= last for column in range(width)]
+    if attention is None:
+        return causal
+    if attention.dim() == 2:
+        allowed = attention[row].bool().tolist()
+    else:
+        seen_S = attention[row, 0, last]
+        allowed = (seen_S if seen_S.dtype == torch.bool else seen_S > -1.0).tolist()
+    return [is_before and is_allowed for is_before, is_allowed in zip(causal, allowed, strict=True)]

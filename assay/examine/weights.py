@@ -1,0 +1,62 @@
+"""What an optimizer step does to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+NUMBERS = 2_000_000  # that are copied to be compared
+OF_EACH = 64  # numbers of each tensor, where only those with the largest gradients are compared
+
+
+class Weights:
+    """Made before the step, of tensors that have their gradients; `after` compares."""
+
+    @torch.no_grad()
+    def __init__(self, tensors: Sequence[Tensor], *, most: int = NUMBERS, by_gradient: bool = False) -> None:
+        """At most so many numbers are compared: of a larger model the first of each tensor, or with `by_gradient` those
+        with the largest gradients, which tell whether a tensor moved and nothing about its other numbers."""
+        self.tensors = tensors
+        gradients = [tensor.grad for tensor in tensors]
+        self.without_gradient = len(tensors) - sum(map(_has_numbers, gradients))
+        self.is_sample = by_gradient and sum(tensor.numel() for tensor in tensors) > most
+        self._each = OF_EACH if self.is_sample else most if by_gradient else max(1, most // max(len(tensors), 1))
+        self._places = [_largest(gradient) if self.is_sample else None for gradient in gradients]
+        self._before = [numbers.clone() for numbers in self._compared()]
+
+    @torch.no_grad()
+    def after(self) -> dict[str, float | int]:
+        """Fields of a Batch."""
+        changed, moved = [], 0.0
+        for now, before in zip(self._compared(), self._before, strict=True):
+            changed.append(int((now != before).sum()))
+            moved += float((now.float() - before.float()).double().square().sum())
+        numbers: dict[str, float | int] = {
+            "tensors": len(changed),
+            "tensors_changed": sum(count > 0 for count in changed),
+            "tensors_without_gradient": self.without_gradient,
+        }
+        if not self.is_sample:
+            compared = sum(before.numel() for before in self._before)
+            numbers |= {"update_norm": moved**0.5, "numbers_changed_share": sum(changed) / max(compared, 1)}
+        return numbers
+
+    def _compared(self) -> list[Tensor]:
+        flat = [tensor.detach().flatten() for tensor in self.tensors]
+        pairs = zip(flat, self._places, strict=True)
+        return [numbers[: self._each] if places is None else numbers[places] for numbers, places in pairs]
+
+
+def _has_numbers(gradient: Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
+
+
+def _largest(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    sizes = gradient.detach().flatten().abs()
+    return sizes.topk(min(OF_EACH, sizes.numel())).indices

@@ -1,0 +1,110 @@
+"""What is measured of an update, on numbers small enough to work out by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from assay.examine.guard import Guard
+from assay.examine.inputs import PassInputs
+from assay.examine.loss_probes import token_gradients
+from assay.examine.part import Part, join, sampled_fields, stack
+from assay.examine.weights import OF_EACH, Weights
+
+
+def test_short_rows_are_filled_up_long_ones_are_cut_and_absent_ones_are_nan():
+    assert stack([[1, 2, 3], [4]], fill=9).tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert stack([torch.tensor([1, 2, 3]), np.array([4])], width=2).tolist() == [[1, 2], [4, 0]]
+    stacked = stack([None, torch.tensor([0.5])], width=2)
+    assert np.isnan(stacked[0]).all()
+    assert stacked[1].tolist() == [0.5, 0.0]
+
+
+def test_parts_are_joined_in_the_order_of_the_rows_with_the_fields_that_all_have():
+    left = Part((3, 0), {"tokens": torch.tensor([[7], [8]]), "advantages": torch.tensor([1.0, 2.0])})
+    right = Part((1,), {"tokens": torch.tensor([[5, 6]]), "advantages": torch.tensor([3.0]), "ratio": torch.ones(1, 2)})
+    joined = join([left, right], [0, 1, 3], 2, pad=9)
+    assert joined["tokens"].tolist() == [[8, 9], [5, 6], [7, 9]]
+    assert joined["advantages"].tolist() == [2.0, 3.0, 1.0]
+    assert "ratio" not in joined
+
+
+def test_low_precision_has_no_numpy_dtype_and_is_widened():
+    assert stack([torch.tensor([0.5], dtype=torch.bfloat16)]).tolist() == [[0.5]]
+
+
+def test_sampled_rows_keep_their_own_lengths():
+    fields = sampled_fields([[1], [2, 3]], [[4, 5], [6]], width=3, pad=9)
+    assert fields["sampled_tokens"].tolist() == [[4, 5, 9], [6, 9, 9]]
+    assert fields["prompt_tokens"].tolist() == [[1, 9], [2, 3]]
+    assert fields["prompt_mask"].tolist() == [[1, 0], [1, 1]]
+    assert fields["lengths"].tolist() == [2, 1]
+
+
+def tensors_with_gradients(*pairs):
+    tensors = []
+    for numbers, gradient in pairs:
+        tensor = nn.Parameter(torch.tensor(numbers))
+        tensor.grad = None if gradient is None else torch.tensor(gradient)
+        tensors.append(tensor)
+    return tensors
+
+
+def test_what_a_step_changed_is_counted():
+    first, _, third = tensors = tensors_with_gradients(([1.0, 2.0], [1.0, 0.0]), ([3.0], [0.0]), ([4.0], None))
+    weights = Weights(tensors)
+    with torch.no_grad():
+        first[0] += 3.0
+        third += 4.0
+    assert weights.after() == {
+        "tensors": 3, "tensors_changed": 2, "tensors_without_gradient": 2, "update_norm": 5.0,
+        "numbers_changed_share": 0.5,
+    }  # fmt: skip
+
+
+def test_of_a_large_model_the_numbers_with_the_largest_gradients_are_compared():
+    gradient = torch.zeros(1000)
+    gradient[-1] = 1.0
+    (tensor,) = tensors_with_gradients((torch.zeros(1000).tolist(), gradient.tolist()))
+    sample, prefix = Weights([tensor], most=OF_EACH, by_gradient=True), Weights([tensor], most=OF_EACH)
+    with torch.no_grad():
+        tensor[-1] = 1.0
+    assert sample.after() == {"tensors": 1, "tensors_changed": 1, "tensors_without_gradient": 0}
+    assert prefix.after()["tensors_changed"] == 0
+
+
+def test_a_sparse_gradient_is_a_gradient():
+    embedding = nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    assert Weights(list(embedding.parameters())).after()["tensors_without_gradient"] == 0
+
+
+def test_the_gradient_of_a_token_is_zero_where_no_way_leads_to_it():
+    new = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    assert token_gradients((new * torch.tensor([[3.0, 4.0]])).sum(), new).tolist() == [[3.0, 4.0]]
+    assert token_gradients(torch.ones(1, requires_grad=True).sum(), new).tolist() == [[0.0, 0.0]]
+    assert token_gradients(torch.ones(1).sum(), new).tolist() == [[0.0, 0.0]]
+
+
+def test_a_pass_in_pieces_of_one_width_is_joined_and_another_width_begins_again():
+    model = nn.Embedding(9, 2)
+    with PassInputs(model).watching() as inputs:
+        for ids in ([[1, 2, 3]], [[4, 5]], [[6, 7]]):
+            model(torch.tensor(ids))
+    model(torch.tensor([[8]]))
+    assert [given["input_ids"].tolist() for given in inputs.passes] == [[[1, 2, 3]], [[4, 5]], [[6, 7]]]
+    assert inputs.joined()["input_ids"].tolist() == [[4, 5], [6, 7]]
+
+
+def test_faults_are_handed_over_and_signals_are_not():
+    faults = []
+    guard = Guard(faults.append)
+    assert guard.attempt(lambda: 1 / 0, "otherwise") == "otherwise"
+    assert [type(fault) for fault in faults] == [ZeroDivisionError]
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guard.attempt(stop, None)
+    assert guard.seconds > 0
