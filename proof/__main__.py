@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.catalogue import KINDS, Illness, illnesses_looking_at
 from proof.child import Job, outcomes_of
 from proof.healthy import HEALTHY_RUNS, Healthy
 from proof.outcome import Outcome, described, of_healthy, of_planted
@@ -36,7 +36,7 @@ OUT = Path("runs/proof.md")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    known, planting = list(catalogue()), plants()
+    known, planting = illnesses_looking_at(*KINDS), plants()
     wanted = {name.lower().replace("-", "_") for name in options.codes}
     planted = known if options.planted else []
     chosen = [one for one in planted if one.code in planting and (not wanted or {one.code.lower(), one.name} & wanted)]
