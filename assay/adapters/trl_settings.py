@@ -112,7 +112,7 @@ def metrics_row(collected: Mapping[str, Sequence[float | None]]) -> dict[str, fl
 
 
 def _objective(trainer: Any) -> dict[str, str]:
-    """TRL's loss types are named as our objectives are, but for those of sequences; luspo and vespo are not ours."""
+    """TRL's loss types are named like our objectives, except those of sequences; luspo and vespo are not ours."""
     known = OBJECTIVES.get(trainer.loss_type)
     by_token = trainer.importance_sampling_level == "token"
     if known is None or not (by_token or known.clips):

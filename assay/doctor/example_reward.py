@@ -13,7 +13,7 @@ _ANSWERS = (("12", "34"), ("34", "12"))  # right and wrong, by problem
 
 
 def reward_evidence(rewards: Mapping[Role, float | None] | None = None, **fields: Any) -> Evidence:
-    """A reward that gives the right answer 1 and everything else 0, but for these roles and fields of the trial.
+    """A reward that gives the right answer 1 and everything else 0, except for these roles and fields of the trial.
 
     Of long answers it is the reward per ten times the length; None is a text that makes the reward raise.
     """
