@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "benchmarks": {"train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
     "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "programs", "watch"},
 }
+PACKAGE_LINES = 67_500
 COMMON = {"types", "config", "grpo", "sampling", "verdict", "machine"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; in guard.py the
 # boundary between our faults and a script that is watched; a chat template is a program too
@@ -151,8 +152,13 @@ def test_records_are_read_without_torch(module):
 
 def test_files_are_short_and_ascii():
     texts = {name_of(path): path.read_text() for path in [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]}
-    assert {name: lines for name, text in texts.items() if (lines := len(text.splitlines())) > 400} == {}
+    assert {name: lines for name, text in texts.items() if (lines := len(text.splitlines())) > 600} == {}
     assert [name for name, text in texts.items() if not text.isascii()] == []
+
+
+def test_the_package_stays_within_its_budget():
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "assay").rglob("*.py"))
+    assert lines <= PACKAGE_LINES, "delete something, or say in the commit why the package has to grow"
 
 
 def test_the_wheel_holds_the_package_alone():

@@ -44,31 +44,31 @@ def test_groups_of_the_quick_runs_have_different_rewards(run_path):
 
 
 def test_what_was_wrapped_is_put_back():
-    function, method = assay.train.step.verbs.evaluate, CausalPolicy.logprobs
-    names = {"assay.train.step.verbs.evaluate": lambda original: None, "assay.policy.causal.CausalPolicy.logprobs": str}
+    function, method = assay.train.step.verbs.choose, CausalPolicy.logprobs
+    names = {"assay.train.step.verbs.choose": lambda original: None, "assay.policy.causal.CausalPolicy.logprobs": str}
     with planted(names):
-        assert assay.train.step.verbs.evaluate is None
+        assert assay.train.step.verbs.choose is None
         assert CausalPolicy.logprobs == str(method)
-    assert assay.train.step.verbs.evaluate is function
+    assert assay.train.step.verbs.choose is function
     assert CausalPolicy.logprobs is method
 
 
 def test_what_was_wrapped_is_put_back_after_an_error():
-    function = assay.train.step.verbs.evaluate
-    with pytest.raises(KeyError), planted({"assay.train.step.verbs.evaluate": lambda original: None}):
+    function = assay.train.step.verbs.choose
+    with pytest.raises(KeyError), planted({"assay.train.step.verbs.choose": lambda original: None}):
         raise KeyError
-    assert assay.train.step.verbs.evaluate is function
+    assert assay.train.step.verbs.choose is function
 
 
 def test_a_name_that_does_not_exist_is_refused_and_what_came_before_it_is_put_back():
-    function = assay.train.step.verbs.evaluate
+    function = assay.train.step.verbs.choose
     names = {
-        "assay.train.step.verbs.evaluate": lambda original: None,
+        "assay.train.step.verbs.choose": lambda original: None,
         "assay.train.step.verbs.no_such": lambda original: None,
     }
     with pytest.raises(AttributeError, match="no_such"), planted(names):
         pass
-    assert assay.train.step.verbs.evaluate is function
+    assert assay.train.step.verbs.choose is function
 
 
 def test_an_inherited_method_is_not_left_behind_in_the_class():

@@ -18,7 +18,7 @@ PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSS
 def illness(code="RAT01", *, batch=None, curves=None, explains=(), severity=Severity.HARMFUL):
     nobody = Evidence
     return Illness(
-        code, code.lower(), severity, "s", "f", "e", nobody, nobody, None, batch, curves, explains=frozenset(explains)
+        code, code.lower(), severity, "s", "f", "e", nobody, nobody, batch, curves, explains=frozenset(explains)
     )
 
 

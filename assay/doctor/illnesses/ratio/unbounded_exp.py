@@ -38,7 +38,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.recompute.terms import stated_objective
-from assay.grpo import mismatch_weights
+from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.epochs import epochs_over, turns
@@ -117,6 +117,9 @@ def _weights(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
     judged_BT = mask_BT & np.isfinite(sampler_BT) & np.isfinite(old_BT)
     if judged_BT.sum() < TOKENS:
         return not_enough_data(f"sampler_logprobs of {TOKENS} loss tokens")
+    modes = (batch.settings.get("correction_mode", "truncate"), CORRECTION_MODES)
+    if not all(word in known for word, known in ((batch.settings["correction"], CORRECTIONS), modes)):
+        return not_enough_data("a correction that is known")
     stated = LossConfig(**{name: value for name, value in batch.settings.items() if name.startswith("correction")})
     old_BT, sampler_BT = np.where(judged_BT, old_BT, 0.0), np.where(judged_BT, sampler_BT, np.nan)
     mean = float(plain(mismatch_weights(tensor(old_BT), tensor(sampler_BT), tensor(mask_BT), stated))[judged_BT].mean())
