@@ -17,7 +17,7 @@ Shape = tuple[str, ...] | None
 _ELEMENTWISE = frozenset("add sub mul div minimum maximum where pow".split())
 _KEEPS = frozenset(
     "cast clone detach neg exp expm1 log clamp abs square sqrt leave nan_to_num masked_fill cumsum softmax log_softmax "
-    "contiguous in_place sigmoid moved".split()
+    "contiguous in_place sigmoid moved setitem".split()
 )
 _DEEPEST = 60
 
@@ -108,9 +108,6 @@ class Shapes:
         if not made or not sizes or sizes[0].op != "len" or len(sizes) > 2:
             return None
         return ("B", "F")[: len(sizes)]
-
-    def _setitem(self, value: Value, depth: int) -> Shape:
-        return self.of(value.input, depth - 1)
 
     def _view(self, value: Value, depth: int) -> Shape:
         inner = self.of(value.input, depth - 1)

@@ -53,7 +53,6 @@ LIBRARY_LOGPROBS = frozenset(
     "selective_log_softmax logprobs_from_logits get_per_token_logps compute_transition_scores _get_per_token_logps "
     "_get_per_token_logps_and_entropies".split()
 )
-SUMMED = ("sum", "mean", "nanmean", "cumsum")
 # the same kind of thing in another shape, order, precision or selection
 PASSES = frozenset(
     "cast view reshape flatten squeeze unsqueeze transpose permute clone detach leave contiguous expand expand_as "
@@ -62,30 +61,10 @@ PASSES = frozenset(
 )
 # still that kind of thing after a division
 DIVIDED = (
-    *SCORES,
-    Kind.PROBABILITIES,
-    Kind.LOG_SOFTMAX,
-    Kind.LOGPROBS,
-    Kind.LOG_RATIO,
-    Kind.NEGATIVE_LOGPROBS,
-    Kind.MASK,
+    *SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX, Kind.LOGPROBS, Kind.LOG_RATIO, Kind.NEGATIVE_LOGPROBS, Kind.MASK,
     Kind.ENTROPY,
-)
-COMPARES = (
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "logical_not",
-    "not",
-    "isfinite",
-    "isnan",
-    "in",
-)
+)  # fmt: skip
+COMPARES = frozenset("eq ne lt le gt ge logical_and logical_or logical_not not isfinite isnan in".split())
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,15 @@ _ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kin
 DEEPEST = 120
 MOST_ASKED = 2_000
 
+# whatever they are given
+_ALWAYS = {
+    "softmax": (Kind.PROBABILITIES, "a softmax"),
+    "log_softmax": (Kind.LOG_SOFTMAX, "a log-softmax"),
+    "entropy": (Kind.ENTROPY, "entropy of a distribution"),
+    "multinomial": (Kind.SAMPLED, "drawn by multinomial"),
+    "cross_entropy": (Kind.NEGATIVE_LOGPROBS, "cross-entropy with token ids"),
+    "nll_loss": (Kind.NEGATIVE_LOGPROBS, "negative log-likelihood of token ids"),
+}
 _SUMMED = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
 
 
@@ -97,6 +106,8 @@ class Kinds:
         return tuple(lines)
 
     def _made(self, value: Value) -> Known | None:
+        if value.op in _ALWAYS:
+            return Known(_ALWAYS[value.op][0], value, _ALWAYS[value.op][1], self.of(value.input))
         method = getattr(self, f"_{value.op}", None)
         if method is not None:
             known: Known | None = method(value)
@@ -164,12 +175,6 @@ class Kinds:
             return Known(inner.kind, value, "what the network's forward returns", inner)
         return Known(Kind.OUTPUT, value, "a call of a network")
 
-    def _softmax(self, value: Value) -> Known | None:
-        return Known(Kind.PROBABILITIES, value, "a softmax", self.of(value.input))
-
-    def _log_softmax(self, value: Value) -> Known | None:
-        return Known(Kind.LOG_SOFTMAX, value, "a log-softmax", self.of(value.input))
-
     def _logsumexp(self, value: Value) -> Known | None:
         inner = self.of(value.input)
         return Known(Kind.LOGSUMEXP, value, "logsumexp", inner) if inner is None or inner.kind in SCORES else None
@@ -183,13 +188,7 @@ class Kinds:
         is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
         return Known(Kind.LOGPROBS, value, "log_prob of a distribution", inner) if is_ours else None
 
-    def _entropy(self, value: Value) -> Known | None:
-        return Known(Kind.ENTROPY, value, "entropy of a distribution", self.of(value.input))
-
     # choosing tokens
-
-    def _multinomial(self, value: Value) -> Known | None:
-        return Known(Kind.SAMPLED, value, "drawn by multinomial", self.of(value.input))
 
     def _sample(self, value: Value) -> Known | None:
         inner = self.of(value.input)
@@ -241,12 +240,6 @@ class Kinds:
         if inner is None or inner.kind not in ONE_OF:
             return None if inner is None else Known(inner.kind, value, "a part of it", inner)
         return Known(ONE_OF[inner.kind], value, "those at the token ids", inner)
-
-    def _cross_entropy(self, value: Value) -> Known | None:
-        return Known(Kind.NEGATIVE_LOGPROBS, value, "cross-entropy with token ids", self.of(value.input))
-
-    def _nll_loss(self, value: Value) -> Known | None:
-        return Known(Kind.NEGATIVE_LOGPROBS, value, "negative log-likelihood of token ids", self.of(value.input))
 
     def _method(self, value: Value) -> Known | None:
         if value.name not in LIBRARY_LOGPROBS:

@@ -33,7 +33,10 @@ class RewardPenalty:
 def reward_penalties(program: Program) -> list[RewardPenalty]:
     targets = {id(factor) for use in uses(program) if use.loss is not None for factor in use.factors}
     actors = [
-        model for use in uses(program) for one in differences(program, use.ratio) for model in _models(program, one)
+        model
+        for use in uses(program)
+        for one in differences(program, use.ratio)
+        for model in program.origins.networks(one.left)
     ]
     for _, terms in program.losses:
         for term in terms:
@@ -57,10 +60,6 @@ def reward_penalties(program: Program) -> list[RewardPenalty]:
         elif _is_itself(program, known[0], actors):
             found.append(RewardPenalty(known[0], known[0].left, known[0].right, sign, False, is_itself=True))
     return found
-
-
-def _models(program: Program, one: Difference) -> list[Value]:
-    return program.origins.networks(one.left)
 
 
 def _is_by(program: Program, value: Value, actors: list[Value]) -> bool:

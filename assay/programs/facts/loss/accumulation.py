@@ -82,17 +82,12 @@ def _of_deepspeed(program: Program, backward: Value) -> Part | None:
     if engine is None or engine.op != "wrapped" or engine.name != "deepspeed.initialize" or not loops:
         return None
     config = engine.argument("config") or engine.argument("config_params")
-    count = (
-        config.thing.entries.get("gradient_accumulation_steps") if config is not None and _is_table(config) else None
-    )
+    table = config.thing if config is not None else None
+    count = table.entries.get("gradient_accumulation_steps") if isinstance(table, Table) else None
     steps = [one for one in program.of("step") if one.input is engine and one.context.loops == loops]
     if count is None or count.constant == 1 or not steps or backward.input is None:
         return None
     return Part(backward, steps[0], loops[-1], count, backward.setting("scale_wrt_gas", True) is True)
-
-
-def _is_table(value: Value) -> bool:
-    return isinstance(value.thing, Table)
 
 
 def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:

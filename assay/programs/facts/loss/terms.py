@@ -11,6 +11,9 @@ from assay.programs.graph import Value
 from assay.programs.walk import peel, walk
 
 MOST_TERMS = 64
+_NAMED = (
+    Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.EXP_RATIO,
+)  # fmt: skip
 _REDUCTIONS = ("mean", "sum", "nanmean")
 _VIEWS = ("div", "unsqueeze", "view", "expand", "cast", "detach", "index", "expand_as", "reshape", "squeeze", "clone")
 
@@ -162,18 +165,7 @@ class Terms:
 
     def _is_leaf(self, value: Value) -> bool:
         """A quotient of probabilities, negative log-probs: things with a name of their own."""
-        return (
-            self.kinds.is_a(
-                value,
-                Kind.RATIO,
-                Kind.CLIPPED_RATIO,
-                Kind.LOGPROBS,
-                Kind.NEGATIVE_LOGPROBS,
-                Kind.LOG_RATIO,
-                Kind.EXP_RATIO,
-            )
-            and value.op not in PASSES
-        )
+        return self.kinds.is_a(value, *_NAMED) and value.op not in PASSES
 
     def _leaf(self, value: Value, path: _Path) -> Term:
         known = self.kinds.of(value)

@@ -17,7 +17,7 @@ from assay.programs.facts.masks.example.operations import Unclear
 from assay.programs.facts.masks.example.rows import COMPLETION, LENGTHS, PROMPT, ROWS
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, follow, walk
 
 _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)
 _ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())
@@ -205,20 +205,17 @@ def fillings(program: Program) -> Fillings:
 
 def definition(mask: Value) -> Value:
     """Where a mask is made, behind the rows that are picked of it and its casts."""
-    seen: set[int] = set()
-    current = mask
-    while id(current) not in seen:
-        seen.add(id(current))
-        following = current.input
-        if current.op == "phi":
-            following = next((one for one in current.inputs if one.constant is not None), None)
+
+    def onward(current: Value) -> Value | None:
+        options = [one for one in current.inputs if one.constant is not None] if current.op == "phi" else []
+        following = current.input if current.op != "phi" else options[0] if options else None
         if current.op not in ("index", "cast", "phi", "clone", "detach", "unsqueeze", "leave") or following is None:
-            return current
-        if following.op in ("parameter", "constant", "call", "method", "element", "generate"):
-            return current
-        if current.op == "cast" and following.op not in ("index", "phi", "cast"):
-            return current
-        if current.op == "index" and following.op in ("multinomial", "sample", "eq", "ne"):
-            return current
-        current = following
-    return current
+            return None
+        is_made_here = (
+            following.op in ("parameter", "constant", "call", "method", "element", "generate")
+            or (current.op == "cast" and following.op not in ("index", "phi", "cast"))
+            or (current.op == "index" and following.op in ("multinomial", "sample", "eq", "ne"))
+        )
+        return None if is_made_here else following
+
+    return follow(mask, onward)

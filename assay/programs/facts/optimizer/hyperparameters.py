@@ -11,6 +11,7 @@ from assay.programs.facts.ratio import clamp_of
 from assay.programs.facts.sampling.samplers import draws_behind
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import follow
 from assay.verdict import Place
 
 ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", "Lion")
@@ -149,18 +150,15 @@ def _of_sampling(program: Program, loss: Value) -> Iterator[Setting]:
 
 def _divisor(weights: Value | None) -> Value | None:
     """What logits are divided by before their softmax."""
-    seen: set[int] = set()
-    while weights is not None and id(weights) not in seen:
-        seen.add(id(weights))
-        if weights.op == "div":
-            return weights.argument("other")
-        if weights.op == "categorical":
-            weights = weights.argument("logits") or weights.argument("probs")
-        elif weights.op in ("softmax", "cast", "exp", "log_softmax", "index", "squeeze", "masked_fill"):
-            weights = weights.input
-        else:
-            return None
-    return None
+
+    def onward(one: Value) -> Value | None:
+        if one.op == "categorical":
+            return one.argument("logits") or one.argument("probs")
+        shaped = ("softmax", "cast", "exp", "log_softmax", "index", "squeeze", "masked_fill")
+        return one.input if one.op in shaped else None
+
+    end = follow(weights, onward) if weights is not None else None
+    return end.argument("other") if end is not None and end.op == "div" else None
 
 
 def _of_returns(program: Program) -> Iterator[Setting]:

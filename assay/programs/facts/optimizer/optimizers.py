@@ -139,13 +139,8 @@ def _is_of(cleared: Value, networks: tuple[Value, ...] | None) -> bool:
 
 def is_part(part: Value, whole: Value) -> bool:
     """Whether one network is reached through attributes of the other."""
-    current, seen = part, set[int]()
-    while current.op in ("attribute", "index", "element") and current.input is not None and id(current) not in seen:
-        seen.add(id(current))
-        current = current.input
-        if same_network(current, whole):
-            return True
-    return False
+    holders = walk(part, lambda one: [one.input] if one.op in ("attribute", "index", "element") and one.input else [])
+    return any(same_network(one, whole) for one in holders if one is not part)
 
 
 def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | None) -> bool:

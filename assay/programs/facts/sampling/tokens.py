@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from assay.programs.graph import Value
+from assay.programs.walk import follow
 
 _TOKENIZER_WORDS = frozenset("return_tensors padding truncation add_special_tokens return_attention_mask".split())
+_MOVES = frozenset("index attribute cast method repeat_interleave repeat expand clone moved".split())
 _ENCODES = frozenset({"encode", "encode_plus", "batch_encode_plus", "encode_batch", "apply_chat_template", "__call__"})
 
 
@@ -30,25 +32,10 @@ def is_encoding(value: Value) -> bool:
 
 def encoding_behind(value: Value | None) -> Value | None:
     """The call of a tokenizer whose output, or a field of it, the value is; through moves to a device and copies."""
-    for _ in range(12):
-        if value is None:
-            return None
-        if is_encoding(value):
-            return value
-        if value.op not in (
-            "index",
-            "attribute",
-            "cast",
-            "method",
-            "repeat_interleave",
-            "repeat",
-            "expand",
-            "clone",
-            "moved",
-        ):
-            return None
-        value = value.input
-    return None
+    if value is None:
+        return None
+    found = follow(value, lambda one: one.input if one.op in _MOVES and not is_encoding(one) else None)
+    return found if is_encoding(found) else None
 
 
 def text_of(encoding: Value) -> Value | None:

@@ -67,7 +67,7 @@ def _pad(input: Number, pad: Number, mode: str = "constant", value: Number = 0, 
     return array
 
 
-def _expand(input: Number, sizes: list[int]) -> Number:
+def expanded(input: Number, sizes: list[int]) -> Number:
     array = np.asarray(input)
     missing = len(sizes) - array.ndim
     shape = [array.shape[at - missing] if size == -1 else size for at, size in enumerate(sizes)]
@@ -163,10 +163,6 @@ def cast(value: Number, name: str) -> Number:
 
 def shaped(value: Number, sizes: list[int]) -> Number:
     return np.reshape(np.asarray(value), sizes)
-
-
-def expanded(value: Number, sizes: list[int]) -> Number:
-    return _expand(value, sizes)
 
 
 def joined(parts: list[Number], dim: int) -> Number:
