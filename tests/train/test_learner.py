@@ -71,30 +71,25 @@ def test_the_gradient_does_not_depend_on_the_order_of_rows_and_groups(loss):
     assert_same_step(whole, one_update(uneven_samples(), loss, order=[7, 2, 5, 0, 3, 6, 1, 4], microbatches=2))
 
 
-def _in_wider_rows(predictors_BT, width, more):
-    """The same outputs, counted over rows that are `more` tokens wider."""
-    return (predictors_BT + predictors_BT // width * more).where(predictors_BT >= 0, predictors_BT)
-
-
 def pad(batch: Microbatch, rows_of_garbage: float) -> Microbatch:
     """Three more columns on the right of everything; garbage under the mask."""
-    size, inputs = len(batch.rows), batch.inputs
-    hidden_BT = torch.cat([batch.mask_BT, torch.zeros(size, 3, dtype=torch.bool)], dim=1)
+    inputs = batch.inputs
 
     def wider(tensor, value):
-        return torch.cat([tensor, torch.full((size, 3), value, dtype=tensor.dtype)], dim=1)
+        return torch.cat([tensor, torch.full((len(tensor), 3), value, dtype=tensor.dtype)], dim=1)
 
+    hidden_BT = wider(batch.mask_BT, False)
+    moved_BT = inputs.predictors_BT + inputs.predictors_BT // inputs.ids_RS.shape[1] * 3  # rows are 3 tokens wider
+    wider_inputs = replace(
+        inputs,
+        ids_RS=wider(inputs.ids_RS, 12),
+        positions_RS=wider(inputs.positions_RS, 2),
+        predictors_BT=wider(moved_BT.where(inputs.predictors_BT >= 0, -1), 2),
+        targets_BT=wider(inputs.targets_BT, 5),
+    )
     return replace(
         batch,
-        inputs=replace(
-            inputs,
-            ids_RS=torch.cat([inputs.ids_RS, torch.full((len(inputs.ids_RS), 3), 12)], dim=1),
-            positions_RS=torch.cat([inputs.positions_RS, torch.full((len(inputs.ids_RS), 3), 2)], dim=1),
-            predictors_BT=wider(_in_wider_rows(inputs.predictors_BT, inputs.ids_RS.shape[1], 3), 2).where(
-                torch.cat([inputs.predictors_BT >= 0, torch.ones(size, 3, dtype=torch.bool)], dim=1), -1
-            ),
-            targets_BT=wider(inputs.targets_BT, 5),
-        ),
+        inputs=wider_inputs,
         mask_BT=hidden_BT,
         sampler_BT=wider(batch.sampler_BT, 0.0).where(hidden_BT, rows_of_garbage),
         advantages_BT=wider(batch.advantages_BT, 0.0).where(hidden_BT, rows_of_garbage),
@@ -115,9 +110,8 @@ def test_a_prompt_computed_once_for_its_completions_gives_the_same_update():
         apart = one_update(uneven_samples(), loss)
         together = one_update(uneven_samples(), loss, sharing=Sharing.WHERE_IT_PAYS)
         assert_same_step(apart, together)
-        in_parts = one_update(
-            uneven_samples(), loss, sharing=Sharing.WHERE_IT_PAYS, microbatches=3, order=[7, 0, 3, 2, 5, 1, 4, 6]
-        )
+        order = [7, 0, 3, 2, 5, 1, 4, 6]
+        in_parts = one_update(uneven_samples(), loss, sharing=Sharing.WHERE_IT_PAYS, microbatches=3, order=order)
         assert_same_step(apart, in_parts)
 
 
