@@ -90,4 +90,4 @@ def illnesses_looking_at(*kinds: str) -> tuple[Illness, ...]:
 def by_code(code: str) -> Illness | None:
     """An illness by its code or its name, whatever the case: RAT01, rat01, ratio_not_one, ratio-not-one."""
     wanted = code.strip().lower().replace("-", "_")
-    return next((one for one in catalogue() if wanted in (one.code.lower(), one.name)), None)
+    return next((illness for illness in catalogue() if wanted in (illness.code.lower(), illness.name)), None)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay.doctor.catalogue import KINDS, catalogue, illnesses_looking_at
+from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import size_of_model
@@ -44,6 +44,10 @@ FEW = 10  # first steps after each of which the curves are looked at; then every
 CURVES_EVERY = 5
 ROLLOUTS_EVERY = 10  # of steps whose rollouts are looked at, beside steps 1, 2, 4, 8, ...
 MOST_FACTS = 4  # shown of a finding
+
+
+def _illnesses() -> list[Illness]:
+    return [illness for illness in catalogue() if not illness.needs_a_call]
 
 
 class LiveDoctor:
@@ -80,7 +84,7 @@ class LiveDoctor:
     @property
     def diagnosis(self) -> Diagnosis:
         """Of everything so far."""
-        missing = [illness for illness in illnesses_looking_at(*KINDS) if illness.code not in self._words]
+        missing = [illness for illness in _illnesses() if illness.code not in self._words]
         words = sorted((*self._words.values(), *diagnose(Evidence(), missing).words), key=lambda word: word.code)
         return Diagnosis(tuple(words), root_causes(words))
 
@@ -155,7 +159,7 @@ class LiveDoctor:
         self.begin(step or 1)
         began = self._clock()
         kind = "curves" if evidence.curves is not None else "batch"
-        diagnosis = diagnose(evidence)
+        diagnosis = diagnose(evidence, _illnesses())
         self._looks += 1
         for word in diagnosis.words:
             known = self._words.get(word.code)

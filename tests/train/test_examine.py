@@ -317,7 +317,7 @@ def test_whole_groups_are_examined_as_far_as_they_are_paid_for(groups, signal, w
 
 def test_active_dropout_is_counted_and_a_silent_one_is_not():
     model = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Sequential(nn.Dropout(0.2)), nn.Dropout(0.3))
-    seen = RowInputs(replace(tiny_policy(), model=model, family=None), [])
+    seen = RowInputs(replace(tiny_policy(), model=model.eval(), family=None), [])
     model.train()
     model[3].eval()
     with seen.watching():
