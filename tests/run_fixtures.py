@@ -212,7 +212,10 @@ def _become(request: dict[str, Any], names: dict[str, Path]) -> None:
     for place in {*request["count"], *(trap["place"] for trap in request["traps"])}:
         _watch(place, passed, [trap for trap in request["traps"] if trap["place"] == place])
     if request["draws"]:
-        for place in ("assay.train.step.verbs:generate", "assay.train.step.learner:Learner.update"):
+        for place in (
+            "assay.engine.shared_weights:SharedWeightsEngine.generate",
+            "assay.train.step.learner:Learner.update",
+        ):
             _replace(place, _drawing)
     if request["largest_file"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], resource.RLIM_INFINITY))
