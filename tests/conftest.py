@@ -39,8 +39,8 @@ LONGEST_FILES = (
 # what `make test-fast` leaves out: tests that start commands, that interpret kernels, or that take seconds each
 SLOW_FIXTURES = {"assay_command", "smollm2", "warm_peer", "warm_python"}
 SLOW_FILES = (
-    "tests/doctor/illnesses/test_review_sampling.py", "tests/doctor/test_hostile_names.py",
-    "tests/doctor/test_many_inputs.py", "tests/doctor/test_review_report.py", "tests/doctor/test_unreadable_inputs.py",
+    "tests/doctor/illnesses/test_sound_runs.py", "tests/doctor/test_hostile_names.py",
+    "tests/doctor/test_many_inputs.py", "tests/doctor/test_report_of_a_broken_run.py", "tests/doctor/test_unreadable_inputs.py",
     "tests/foreign/", "tests/record/test_verify.py", "tests/rewards/test_check_gallery.py",
     "tests/rewards/test_children.py", "tests/rewards/test_failures.py", "tests/rewards/test_judge_http",
     "tests/rewards/test_printed.py", "tests/source/test_literals.py", "tests/test_first_words.py",
@@ -49,7 +49,7 @@ SLOW_FILES = (
     "tests/doctor/test_catalogue.py", "tests/doctor/test_false_alarms.py", "tests/doctor/test_garbage.py",
     "tests/doctor/test_live.py", "tests/doctor/test_report_schemas.py", "tests/doctor/test_script_command.py",
     "tests/doctor/test_source_checks.py", "tests/doctor/illnesses/test_curves.py",
-    "tests/doctor/illnesses/test_metamorphic_more.py", "tests/policy/test_checkpointing.py",
+    "tests/doctor/illnesses/test_what_must_not_matter.py", "tests/policy/test_checkpointing.py",
     "tests/policy/test_embedded.py", "tests/policy/test_forward.py", "tests/policy/test_lora.py",
     "tests/policy/test_probe.py", "tests/record/test_record_survives.py", "tests/rewards/test_check_bench.py",
     "tests/rewards/test_combined.py", "tests/rewards/test_judge_model.py", "tests/rewards/test_math_answer.py",

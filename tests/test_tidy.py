@@ -156,6 +156,11 @@ def test_files_are_short_and_ascii():
     assert [name for name, text in texts.items() if not text.isascii()] == []
 
 
+def test_tests_are_named_by_subject():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [name for name in names if re.search(r"_more\.py|test_(review|general|misc)_", name)] == []
+
+
 def test_the_package_stays_within_its_budget():
     lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "assay").rglob("*.py"))
     assert lines <= PACKAGE_LINES, "delete something, or say in the commit why the package has to grow"
