@@ -40,7 +40,8 @@ LONGEST_FILES = (
 SLOW_FIXTURES = {"assay_command", "smollm2", "warm_peer", "warm_python"}
 SLOW_FILES = (
     "tests/doctor/illnesses/test_sound_runs.py", "tests/doctor/test_hostile_names.py",
-    "tests/doctor/test_many_inputs.py", "tests/doctor/test_report_of_a_broken_run.py", "tests/doctor/test_unreadable_inputs.py",
+    "tests/doctor/test_many_inputs.py", "tests/doctor/test_report_of_a_broken_run.py",
+    "tests/doctor/test_unreadable_inputs.py",
     "tests/foreign/", "tests/record/test_verify.py", "tests/rewards/test_check_gallery.py",
     "tests/rewards/test_children.py", "tests/rewards/test_failures.py", "tests/rewards/test_judge_http",
     "tests/rewards/test_printed.py", "tests/source/test_literals.py", "tests/test_first_words.py",
