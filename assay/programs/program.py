@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
 from assay.programs.facts.kinds import Kinds
 from assay.programs.facts.loss.terms import Term, Terms
@@ -13,8 +13,6 @@ from assay.programs.facts.origin import Origins
 from assay.programs.graph import Graph, Value
 from assay.programs.walk import walk
 from assay.verdict import Place
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Program:
     ignores: tuple[Ignore, ...] = ()
     used_ignores: set[Ignore] = field(default_factory=set)
     silenced: dict[tuple[str, Place], Ignore] = field(default_factory=dict)  # by code and place, and who asked
-    computed: dict[Callable[..., Any], list[Any]] = field(default_factory=dict)  # by the function, see `once`
+    computed: dict[Callable[..., Any], Any] = field(default_factory=dict)  # see `once`
 
     @property
     def values(self) -> list[Value]:
@@ -91,15 +89,3 @@ class Program:
         ends = ("forward", "generate", "multinomial")
         behind = walk(factors, until=lambda value: value.op in ends)
         return frozenset(id(value) for value in behind if value.op not in ends)
-
-
-def once(find: Callable[[Program], list[Found]]) -> Callable[[Program], list[Found]]:
-    """A function of a program alone that many checks call: it is computed once per program."""
-
-    @wraps(find)
-    def found(program: Program) -> list[Found]:
-        if find not in program.computed:
-            program.computed[find] = find(program)
-        return list(program.computed[find])
-
-    return found

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from assay.programs.graph import Value
+from assay.programs.once import once
 from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
 from assay.programs.run.roles import Piece, is_corrected
 from assay.programs.run.sight import number_of, numbers_of, sight
-from assay.programs.run.watched import Forward, Generation, Sampling, Update, WatchedRun, once, spot_of
+from assay.programs.run.watched import Forward, Generation, Sampling, Update, WatchedRun, spot_of
 from assay.record.batch import Array
 from assay.verdict import Place
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.programs.graph import Value
+from assay.programs.once import once
 from assay.programs.run.sight import numbers_of, sight
-from assay.programs.run.watched import WatchedRun, once
+from assay.programs.run.watched import WatchedRun
 
 _GIVEN = frozenset("given constant empty empty_like new_empty".split())
 _LOGS = frozenset("log log_softmax log1p".split())  # elsewhere -inf is how tokens are taken out of logits

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.programs.graph import Value
+from assay.programs.once import once
 from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids
 from assay.programs.run.sight import is_mask, number_of, numbers_of, requires_grad, sight
-from assay.programs.run.watched import Backward, Forward, WatchedRun, once
+from assay.programs.run.watched import Backward, Forward, WatchedRun
 from assay.record.batch import Array
 
 MOST = 24  # backwards that are looked at

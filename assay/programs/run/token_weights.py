@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from assay.programs.run.watched import Update, WatchedRun, once
+from assay.programs.once import once
+from assay.programs.run.watched import Update, WatchedRun
 from assay.record.batch import Array, Batch
 from assay.verdict import Place
 

@@ -1,14 +1,13 @@
 """What was seen of a script's run: the graph of its values, its models, passes, samples, updates, and how it ended.
 
-Nothing here imports torch. Facts about a run are functions of it; what many checks ask is computed once: `once`.
+Nothing here imports torch. Facts about a run are functions of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from assay.programs.graph import Graph, Value
 from assay.programs.run.gradients import GradientHistory
@@ -20,7 +19,6 @@ from assay.verdict import Place
 if TYPE_CHECKING:
     from assay.programs.run.roles import Piece, Roles
 
-Found = TypeVar("Found")
 Spot = tuple[Place, tuple[Place, ...]]  # a line, and the lines that called it
 
 
@@ -158,8 +156,8 @@ class WatchedRun:
     objectives: dict[str, tuple[str, bool]] = field(default_factory=dict)
     origins: Origins = field(default_factory=Origins)
     raised: Value | None = None  # the last call of torch that raised
-    # by the function: see `once`; what was known at an earlier moment has its own
-    computed: dict[Callable[[WatchedRun], Any], Any] = field(default_factory=dict, init=False)
+    # see `once`; what was known at an earlier moment has its own
+    computed: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
     def __str__(self) -> str:
         """In words, as "looked at"."""
@@ -179,18 +177,6 @@ def as_of_now(run: WatchedRun) -> WatchedRun:
         updates=list(run.updates),
         history=dict(run.history),
     )
-
-
-def once(find: Callable[[WatchedRun], Found]) -> Callable[[WatchedRun], Found]:
-    """A fact that several checks ask for: it is computed once per run, when the observation is over."""
-
-    @wraps(find)
-    def found(run: WatchedRun) -> Found:
-        if find not in run.computed:
-            run.computed[find] = find(run)
-        return run.computed[find]  # type: ignore[no-any-return]
-
-    return found
 
 
 def spot_of(value: Value) -> Spot:

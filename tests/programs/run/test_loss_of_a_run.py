@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from made_run import Grpo, MadeRun
 
+from assay.programs.once import once
 from assay.programs.run.ratio import factors, slope, without_sign
 from assay.programs.run.roles import bounds, find_roles, flows, is_corrected
-from assay.programs.run.watched import as_of_now, once
+from assay.programs.run.watched import as_of_now
 
 
 def made_update(**how):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from assay.programs.facts.origin import NETWORKS, network, same_network
 from assay.programs.graph import Loop, Value
-from assay.programs.program import Program, once
+from assay.programs.once import once
+from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow, walk
 
 _SHELLS = ("wrapped", "prepared", "cast")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, is_number
 from assay.programs.facts.origin import is_network_call
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.program import Program, once
+from assay.programs.once import once
+from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel, walk
 
