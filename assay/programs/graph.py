@@ -235,6 +235,12 @@ CASTS = frozenset(
     "to float double half bfloat16 long int bool cuda cpu type astype contiguous requires_grad_ type_as npu xpu "
     "to_device pin_memory".split()
 )
+RESHAPES = frozenset("view reshape flatten squeeze unsqueeze".split())
+# the same numbers in another shape, order, precision or selection
+SAME_NUMBERS = RESHAPES | frozenset(
+    "cast transpose permute clone detach contiguous expand expand_as element stack cat pad pad_sequence split chunk "
+    "unbind index_select repeat".split()
+)
 LEAVES = frozenset({"item", "tolist", "numpy"})  # out of torch: nothing can be differentiated behind them
 
 

@@ -19,6 +19,11 @@ def inputs(value: Value) -> Iterable[Value]:
     return value.arguments.values()
 
 
+def main_input(value: Value) -> Iterable[Value]:
+    """What an operation was applied to, without its other arguments."""
+    return () if value.input is None else (value.input,)
+
+
 def users(value: Value) -> Iterable[Value]:
     """What was made of a value."""
     return value.users

@@ -17,6 +17,7 @@ from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
 from assay.programs.run.roles import Piece, is_corrected
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Forward, Generation, Sampling, Update, WatchedRun, spot_of
+from assay.programs.walk import walk
 from assay.record.batch import Array
 from assay.verdict import Place
 
@@ -46,8 +47,7 @@ def sampling_of(value: Value, origins: Origins) -> Sampling:
     """From what a token was drawn: the pass, the temperature, and what was cut away before."""
     temperature: float | None = 1.0
     cuts: list[str] = []
-    current: Value | None = value.arguments.get("input")
-    while current is not None and current.op != "forward":
+    for current in chain(value.input, ends=("forward",)):
         if current.op in ("div", "mul"):
             factor = number_of(current.arguments.get("other"))
             if factor is None or factor <= 0:
@@ -61,20 +61,17 @@ def sampling_of(value: Value, origins: Origins) -> Sampling:
         elif current.op not in _PASSED:
             is_known = origins.kind(current) in (LOGITS, LOGPROBS, PROBABILITIES)
             temperature = temperature if is_known and current.op in ("add", "clamp") else None
-        current = _before(current)
     return Sampling(value, origins.forward_of(value), temperature, tuple(cuts))
 
 
-def chain(value: Value) -> Iterator[Value]:
+def chain(value: Value | None, ends: tuple[str, ...] = ("forward", "given")) -> Iterator[Value]:
     """The value and what its numbers were made of, back to the pass."""
-    current: Value | None = value
-    while current is not None and current.op not in ("forward", "given"):
-        yield current
-        current = _before(current)
 
+    def before(one: Value) -> list[Value]:
+        return [one.arguments[name] for name in ("input", "logits", "probs") if name in one.arguments][:1]
 
-def _before(value: Value) -> Value | None:
-    return next((value.arguments[name] for name in ("input", "logits", "probs") if name in value.arguments), None)
+    made_of = walk([value] if value is not None else [], before, until=lambda one: one.op in ends)
+    return (weights for weights in made_of if weights.op not in ends)
 
 
 def is_trained_on(run: WatchedRun, value: Value) -> bool:

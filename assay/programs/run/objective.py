@@ -16,6 +16,7 @@ import numpy as np
 from assay.programs.graph import Value
 from assay.programs.run.roles import Piece, Roles
 from assay.programs.run.sight import numbers_of, requires_grad, sight
+from assay.programs.walk import walk
 from assay.record.batch import Array
 
 FITS = 1e-3  # of the largest gradient
@@ -38,7 +39,7 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
     if new is None or ref is None or new.shape != ref.shape:
         return None
     flow = roles.flow
-    below = _depending_on(piece.kl_differences, flow.values)
+    below = {id(value) for value in walk(piece.kl_differences, flow.users)}
     before = [value for value in flow.values if id(value) in below and not _depends(value, piece.product)]
     estimators = {
         "k1": new - ref,
@@ -60,26 +61,9 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
     return Penalty(coefficient, found[0] if found else None, found[1] if found else None)
 
 
-def _depending_on(differences: Sequence[Value], values: Sequence[Value]) -> set[int]:
-    below = {id(one) for one in differences}
-    for value in values:
-        if any(id(one) in below for one in value.arguments.values()):
-            below.add(id(value))
-    return below
-
-
 def _depends(value: Value, product: Value | None) -> bool:
     """Whether the surrogate is in it as well."""
-    waiting, seen = [value], set()
-    while waiting:
-        current = waiting.pop()
-        if current is product:
-            return True
-        for one in current.arguments.values():
-            if id(one) not in seen and requires_grad(one):
-                seen.add(id(one))
-                waiting.append(one)
-    return False
+    return any(part is product for part in walk(value, lambda whole: filter(requires_grad, whole.inputs)))
 
 
 def _number(value: Value) -> float | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from assay.programs.graph import UNKNOWN, Value
+from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Value
 from assay.programs.run.rows import replay
 from assay.programs.run.sight import is_mask, numbers_of, sight
+from assay.programs.walk import walk
 from assay.record.batch import Array
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ CHOSEN = "chosen"  # log-probs of chosen tokens
 CHOSEN_NEGATIVE, CHOSEN_PROBABILITIES, CHOSEN_LOGITS = "chosen_negative", "chosen_probabilities", "chosen_logits"
 LOG_SUM = "log_sum"  # logsumexp of logits
 
-KEEPS_NUMBERS = frozenset(
-    "cast view reshape flatten squeeze unsqueeze transpose permute clone detach index contiguous "
-    "expand expand_as element "
-    "attribute stack cat pad pad_sequence split chunk unbind index_select repeat".split()
-)
+KEEPS_NUMBERS = SAME_NUMBERS | {"index", "attribute"}  # in a run what has an index or x.T is a tensor
 _SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "nan_to_num"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
@@ -113,10 +110,7 @@ class Origins:
         """The nearest pass that the value was made of."""
         if value is None:
             return None
-        for one in above(value):
-            if one.op == "forward":
-                return self.forwards.get(id(one))
-        return None
+        return next((self.forwards.get(id(one)) for one in above(value) if one.op == "forward"), None)
 
     def pass_of(self, value: Value | None) -> Forward | None:
         """The pass whose log-probs of chosen tokens these are."""
@@ -140,17 +134,7 @@ def differences(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Value]]
 
 def above(value: Value) -> Iterator[Value]:
     """The value and what it was made of, nearest first; ids that a model was given do not count as made of."""
-    seen = {id(value)}
-    waiting = [value]
-    while waiting:
-        current = waiting.pop(0)
-        yield current
-        if current.op in ("forward", "generate"):
-            continue
-        for argument in current.arguments.values():
-            if id(argument) not in seen:
-                seen.add(id(argument))
-                waiting.append(argument)
+    return walk(value, until=lambda one: one.op in ("forward", "generate"))
 
 
 def _by_a_number(value: Value) -> bool:

@@ -9,15 +9,16 @@ import numpy as np
 
 from assay.programs.graph import Value
 from assay.programs.run.origins import KEEPS_NUMBERS
-from assay.programs.run.roles import Flow, Piece, flows
+from assay.programs.run.roles import Flow, Piece, flows, unwrapped
 from assay.programs.run.sight import Sight, is_mask, numbers_of, requires_grad, sight
 from assay.programs.run.watched import WatchedRun
+from assay.programs.walk import peel, walk
 from assay.record.batch import Array
 from assay.verdict import Place
 
 FIT = 1e-4
 COARSE = 3e-2  # in 16 bits
-_GROWS = KEEPS_NUMBERS | {"exp", "clamp", "sum", "mean", "cast", "masked_fill", "where", "nan_to_num", "expm1"}
+_GROWS = KEEPS_NUMBERS | {"exp", "clamp", "sum", "mean", "masked_fill", "where", "nan_to_num", "expm1"}
 Form = Callable[[Array, Array], Array]
 FORMS: dict[str, Form] = {
     "new / old": lambda new, old: np.exp(new - old),
@@ -71,53 +72,32 @@ def _pulled(piece: Piece, flow: Flow) -> Iterator[Value]:
     """Factors of the advantages that depend on the new log-probs, the clipped one left out."""
     if piece.advantages is None or "advantages" in piece.unsure:
         return
-    advantages, seen = _plain(piece.advantages), set()
-    for value in flow.values:
-        if value.op != "mul" or id(piece.new) not in flow.upon(value):
-            continue
-        one, other = value.input, value.arguments.get("other")
-        for pulled, weight in ((one, other), (other, one)):
-            if pulled is None or weight is None or id(piece.new) not in flow.upon(pulled):
-                continue
-            inner = without_sign(pulled)
-            if _plain(weight) is advantages and inner.op != "clamp" and id(inner) not in seen:
-                seen.add(id(inner))
-                yield inner
-
-
-def _plain(value: Value) -> Value:
-    while value.op in KEEPS_NUMBERS | {"neg", "cast"} and value.input is not None:
-        if value.op == "index" and any(
-            sight(argument) is not None for name, argument in value.arguments.items() if name != "input"
-        ):
-            break
-        value = value.input
-    return value
+    advantages, seen = unwrapped(piece.advantages)[0], set()
+    for value, pulled, weight in flow.sides("mul", piece.new):
+        inner = without_sign(pulled)
+        is_pulled = id(piece.new) in flow.upon(value) and unwrapped(weight)[0] is advantages
+        if is_pulled and inner.op != "clamp" and id(inner) not in seen:
+            seen.add(id(inner))
+            yield inner
 
 
 def without_sign(value: Value) -> Value:
     """What was negated or rounded."""
-    while value.op in ("neg", "cast") and value.input is not None:
-        value = value.input
-    return value
+    return peel(value, ("neg", "cast"))
 
 
 def _other_logprobs(pulled: Value, piece: Piece) -> Value | None:
     """Log-probs without a gradient that the factor is made of as well; None if there are none or several."""
-    shape = sight(piece.new)
-    found: dict[int, Value] = {}
-    waiting, seen = [pulled], set()
-    while waiting:
-        current = waiting.pop()
-        for argument in current.arguments.values():
-            if id(argument) in seen or argument is piece.new:
-                continue
-            seen.add(id(argument))
-            if not requires_grad(argument) and not is_mask(argument) and _looks_like(argument, shape):
-                found[id(argument)] = argument
-            elif argument.op not in ("forward", "generate"):
-                waiting.append(argument)
-    return next(iter(found.values())) if len(found) == 1 else None
+
+    def is_other(value: Value) -> bool:
+        return not requires_grad(value) and not is_mask(value) and _looks_like(value, sight(piece.new))
+
+    def arguments(value: Value) -> list[Value]:
+        return [argument for argument in value.arguments.values() if argument is not piece.new]
+
+    behind = walk(pulled, arguments, until=lambda value: value.op in ("forward", "generate") or is_other(value))
+    found = [value for value in behind if is_other(value)]
+    return found[0] if len(found) == 1 else None
 
 
 def _looks_like(value: Value, new: Sight | None) -> bool:

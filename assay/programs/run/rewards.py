@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.programs.graph import Value
+from assay.programs.graph import RESHAPES, Value
 from assay.programs.run.origins import above
-from assay.programs.run.rows import RESHAPES, SAME, replay
+from assay.programs.run.rows import SAME, replay
 from assay.programs.run.sight import numbers_of, sight
+from assay.programs.walk import peel
 from assay.record.batch import Array
 
 _ARITHMETIC = frozenset("sub div mul add clamp cast nan_to_num neg where masked_fill changed tensor".split())
@@ -72,9 +73,7 @@ def _centred(value: Value) -> Value | None:
 
 
 def _root(value: Value) -> Value:
-    while value.op in RESHAPES | {"cast", "detach", "clone", "contiguous"} and value.input is not None:
-        value = value.input
-    return value
+    return peel(value, RESHAPES | {"cast", "detach", "clone", "contiguous"})
 
 
 def _groups(value: Value, mean: Value, first: int) -> Array | None:

@@ -7,22 +7,24 @@ Shape legend: B completions, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.programs.graph import Value
+from assay.programs.graph import RESHAPES, Value
 from assay.programs.once import once
 from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids
 from assay.programs.run.sight import is_mask, number_of, numbers_of, requires_grad, sight
 from assay.programs.run.watched import Backward, Forward, WatchedRun
+from assay.programs.walk import main_input, peel, walk
 from assay.record.batch import Array
 
 MOST = 24  # backwards that are looked at
-_LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "cast", "neg", "clamp", "nan_to_num"}
-_SHAPES = frozenset("neg unsqueeze view reshape expand expand_as cast detach squeeze index".split())
-_UNCHANGED = KEEPS_NUMBERS | {"cast", "nan_to_num", "changed"}
+_LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "neg", "clamp", "nan_to_num"}
+_SHAPES = RESHAPES | set("neg expand expand_as repeat cast detach clone contiguous transpose permute index".split())
+_UNCHANGED = KEEPS_NUMBERS | {"nan_to_num", "changed"}
+_CUT = _UNCHANGED | {"clamp", "minimum", "maximum", "min", "max", "neg"}
 
 
 @dataclass(eq=False)
@@ -75,11 +77,23 @@ class Flow:
     def _is_final(self, value: Value) -> bool:
         if not requires_grad(value) or self.origins.kind(value) != CHOSEN:
             return False
-        users = [user for user in value.users if id(user) in self.inside]
-        return any(self.origins.kind(user) != CHOSEN for user in users)
+        return any(self.origins.kind(user) != CHOSEN for user in self.users(value))
 
     def upon(self, value: Value | None) -> frozenset[int]:
         return frozenset() if value is None else self.depends.get(id(value), frozenset())
+
+    def users(self, value: Value) -> list[Value]:
+        """What was made of a value on the way to the loss."""
+        return [user for user in value.users if id(user) in self.inside]
+
+    def sides(self, op: str, new: Value) -> Iterator[tuple[Value, Value, Value]]:
+        """(operation, the side that depends on the new log-probs, the other side)."""
+        for value in self.values:
+            one, other = value.input, value.arguments.get("other")
+            if value.op == op and one is not None and other is not None:
+                for mine, theirs in ((one, other), (other, one)):
+                    if id(new) in self.upon(mine):
+                        yield value, mine, theirs
 
 
 def find_roles(loss: Value, origins: Origins) -> Roles | None:
@@ -140,20 +154,15 @@ def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
 
 def _find_product(piece: Piece, flow: Flow) -> None:
     """The multiplication of something that depends on new by something that does not, is no number and no mask."""
-    found: list[tuple[Value, Value, Value]] = []
-    for value in flow.values:
-        if value.op != "mul" or id(piece.new) not in flow.upon(value):
-            continue
-        one, other = value.input, value.arguments.get("other")
-        for pulled, weight in ((one, other), (other, one)):
-            if pulled is None or weight is None or id(piece.new) not in flow.upon(pulled):
-                continue
-            if not requires_grad(weight) and _is_weight(weight, piece):
-                found.append((value, pulled, weight))
+    found = [
+        (value, pulled, weight)
+        for value, pulled, weight in flow.sides("mul", piece.new)
+        if id(piece.new) in flow.upon(value) and not requires_grad(weight) and _is_weight(weight, piece)
+    ]
     found = _only_advantages(piece, found, flow)
     roots: list[Value] = []
     for _, _, weight in found:
-        root = _unwrapped(weight)[0]
+        root = unwrapped(weight)[0]
         if not any(_is_same(root, one) for one in roots):
             roots.append(root)
     if len(roots) > 1:
@@ -179,14 +188,14 @@ def _find_product(piece: Piece, flow: Flow) -> None:
     if any(one is piece.forward.value for one in above(piece.advantages)):
         piece.unsure |= {"advantages", "ratio"}
         return
-    piece.sign = _unwrapped(piece.advantages)[1]
+    piece.sign = unwrapped(piece.advantages)[1]
 
 
 def _only_advantages(
     piece: Piece, found: list[tuple[Value, Value, Value]], flow: Flow
 ) -> list[tuple[Value, Value, Value]]:
     """Without importance weights, which are exp of a difference of log-probs, and gates made of the advantages."""
-    roots = {id(root): root for _, _, weight in found for root in [_unwrapped(weight)[0]]}
+    roots = {id(root): root for _, _, weight in found for root in [unwrapped(weight)[0]]}
     if len(roots) < 2:
         return found
     others: set[int] = set()
@@ -198,7 +207,7 @@ def _only_advantages(
             others.add(key)
         elif any(id(one) in roots and one is not root for one in above(root)):
             others.add(key)
-    return [one for one in found if id(_unwrapped(one[2])[0]) not in others]
+    return [one for one in found if id(unwrapped(one[2])[0]) not in others]
 
 
 def is_corrected(backwards: Sequence[Backward]) -> bool:
@@ -239,21 +248,15 @@ def sight_of_new(piece: Piece) -> tuple[int, ...]:
     return () if seen is None else seen.shape
 
 
-def _unwrapped(value: Value) -> tuple[Value, float]:
+def unwrapped(value: Value) -> tuple[Value, float]:
     """(what the weight was before it was only reshaped or negated, sign)."""
-    sign = 1.0
-    while value.op in _SHAPES:
-        if value.op == "index" and any(
-            sight(one) is not None for name, one in value.arguments.items() if name != "input"
-        ):
-            break
-        if value.op == "neg":
-            sign = -sign
-        inner = value.input
-        if inner is None:
-            break
-        value = inner
-    return value, sign
+    layers = list(walk(value, main_input, until=lambda one: one.op not in _SHAPES or _is_picked(one)))
+    return layers[-1], (-1.0) ** sum(layer.op == "neg" for layer in layers)
+
+
+def _is_picked(value: Value) -> bool:
+    """x[rows], where a tensor says which."""
+    return value.op == "index" and any(sight(key) is not None for key in value.keys)
 
 
 def _is_same(one: Value, other: Value) -> bool:
@@ -265,16 +268,12 @@ def _is_same(one: Value, other: Value) -> bool:
     mine, theirs = numbers_of(one), numbers_of(other)
     if mine is None or theirs is None or not np.array_equal(mine, theirs):
         return False
-    return _is_same(_unwrapped(one.input)[0], _unwrapped(other.input)[0])
+    return _is_same(unwrapped(one.input)[0], unwrapped(other.input)[0])
 
 
 def _chain(value: Value) -> list[Value]:
     """The value and what it only rounds, cuts or clamps."""
-    chain = [value]
-    while value.op in (*_UNCHANGED, "clamp", "minimum", "maximum", "min", "max", "neg") and value.input is not None:
-        value = value.input
-        chain.append(value)
-    return chain
+    return list(walk(value, main_input, until=lambda one: one.op not in _CUT))
 
 
 def _is_ratio(value: Value) -> bool:
@@ -294,16 +293,13 @@ def bounds(clamp: Value) -> tuple[float | None, float | None]:
 
 def _find_differences(piece: Piece, flow: Flow) -> None:
     """log p - log q: of those that lead to the product q is old, of the others the reference."""
-    differences = []
-    for value in flow.values:
-        if value.op != "sub":
-            continue
-        one, other = value.input, value.arguments.get("other")
-        for mine, theirs in ((one, other), (other, one)):
-            if mine is None or theirs is None or not _is_linear_in(mine, piece.new, flow):
-                continue
-            if id(piece.new) not in flow.upon(theirs) and _is_logprobs(theirs, piece, flow.origins):
-                differences.append((value, theirs))
+    differences = [
+        (value, theirs)
+        for value, mine, theirs in flow.sides("sub", piece.new)
+        if _is_linear_in(mine, piece.new, flow)
+        and id(piece.new) not in flow.upon(theirs)
+        and _is_logprobs(theirs, piece, flow.origins)
+    ]
     piece.differences = [value for value, _ in differences]
     pulled = {id(one) for one in above(piece.product)} if piece.product is not None else set()
     olds = [theirs for value, theirs in differences if id(value) in pulled]
@@ -339,21 +335,13 @@ def _is_logprobs(value: Value, piece: Piece, origins: Origins) -> bool:
 
 
 def _root(value: Value) -> Value:
-    while value.op in _UNCHANGED | {"sum", "mean", "masked_fill"} and value.input is not None:
-        value = value.input
-    return value
+    return peel(value, _UNCHANGED | {"sum", "mean", "masked_fill"})
 
 
 def _of_shape(value: Value, piece: Piece) -> Value | None:
     """The value, or what was summed to it, in the shape of new."""
-    wanted = sight_of_new(piece)
-    current: Value | None = value
-    while current is not None:
-        seen = sight(current)
-        if seen is not None and seen.shape == wanted:
-            return current
-        current = current.input if current.op in _LINEAR else None
-    return None
+    terms = walk(value, main_input, until=lambda one: one.op not in _LINEAR)
+    return next((term for term in terms if (seen := sight(term)) and seen.shape == sight_of_new(piece)), None)
 
 
 def _is_of_another(value: Value, piece: Piece, origins: Origins) -> bool:

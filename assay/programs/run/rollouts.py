@@ -5,7 +5,7 @@ Shape legend: B rows, P prompt tokens, T completion tokens, S tokens given to th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -16,13 +16,14 @@ from assay.programs.graph import Value
 from assay.programs.run.origins import above
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.run.watched import Forward, Generation, Sampling, WatchedRun
+from assay.programs.walk import walk
 from assay.record.batch import Array
 
 # a drawn token in another form, or replaced by padding behind the end of its row
 _FORMS = frozenset(
     "squeeze unsqueeze view reshape cast index element clone detach where masked_fill setitem changed mul add".split()
 )
-
+_JOINS = frozenset({"cat", "stack", "listing"})
 
 MOMENTS = 4  # of sampling that an update may train on
 NEAR = 24  # operations between a draw and the pass that is given it
@@ -215,24 +216,20 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
 
 def _compared(part: Sequence[Sampling]) -> set[int]:
     """The id that drawn tokens are compared with: in the loop; else behind it, where the answer is counted."""
-    found: set[int] = set()
-    counted: set[int] = set()
-    drawn = {id(one.value) for one in part}
-    waiting = [(one.value, True) for one in part]
-    seen = set(drawn)
-    for value, direct in waiting:
-        for user in value.users:
-            other = user.setting("other")
-            if user.op in ("eq", "ne") and isinstance(other, int) and not isinstance(other, bool):
-                if direct:
-                    found.add(other)
-                elif user.op == "eq" and _is_counted(user):
-                    counted.add(other)
-            elif id(user) not in seen and (user.op in _FORMS or user.op in ("cat", "stack", "listing")):
-                seen.add(id(user))
-                waiting.append((user, direct and user.op in _FORMS))
-    ends = found or counted
+    drawn = [draw.value for draw in part]
+    tokens = walk(drawn, lambda value: [user for user in value.users if user.op in _FORMS])
+    rows = walk(drawn, lambda value: [user for user in value.users if user.op in _FORMS | _JOINS])
+    counted = (pair for pair in _comparisons(rows) if pair[0].op == "eq" and _is_counted(pair[0]))
+    ends = {number for _, number in _comparisons(tokens)} or {number for _, number in counted}
     return ends if len(ends) == 1 else set()
+
+
+def _comparisons(values: Iterable[Value]) -> Iterator[tuple[Value, int]]:
+    """Each comparison of one of the values with an integer, and the integer."""
+    for user in (user for value in values for user in value.users):
+        number = user.setting("other")
+        if user.op in ("eq", "ne") and isinstance(number, int) and not isinstance(number, bool):
+            yield user, number
 
 
 def _is_counted(value: Value) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.programs.graph import UNKNOWN, Value
+from assay.programs.graph import RESHAPES, UNKNOWN, Value
 from assay.programs.run.sight import numbers_of, sight
 from assay.record.batch import Array
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 At = Callable[[Value], Array | None]
 
-RESHAPES = frozenset("view reshape flatten squeeze unsqueeze".split())
 SAME = frozenset("cast clone detach contiguous neg log mul masked_fill where sub nan_to_num changed setitem".split())
 _MOVES = frozenset(
     "index cast unsqueeze squeeze view reshape expand expand_as detach clone contiguous neg changed "

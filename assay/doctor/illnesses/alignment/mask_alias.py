@@ -34,6 +34,7 @@ from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.run.watched import WatchedRun
+from assay.programs.walk import main_input, peel, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -201,10 +202,9 @@ def _hidden_prompts(run: WatchedRun) -> Iterator[Verdict]:
 
 def _writes(value: Value | None) -> Iterator[Value]:
     """The writes into the tensor itself, the last first."""
-    while value is not None and value.op in ("setitem", "changed", "index", "cast"):
-        if value.op == "setitem":
-            yield value
-        value = value.input
+    kept = ("setitem", "changed", "index", "cast")
+    way = walk([value] if value is not None else [], main_input, until=lambda one: one.op not in kept)
+    return (write for write in way if write.op == "setitem")
 
 
 def _were_attended(run: WatchedRun, tokens: Array) -> bool:
@@ -218,16 +218,11 @@ def _changed_between_updates(run: WatchedRun) -> Iterator[Verdict]:
     """A mask of rollouts that is changed in place while updates on them go on."""
     masks: dict[int, Value] = {}
     for piece in (piece for backward in run.backwards for piece in backward.pieces):
-        root = piece.mask
-        while root is not None and root.op in ("index", "cast"):
-            root = root.input
+        root = peel(piece.mask, ("index", "cast"))
         if root is None or not is_mask(root):
             continue
         for write in _writes(root):
-            source = write.input
-            while source is not None and source.op == "setitem":
-                source = source.input
-            first = masks.get(id(source))
+            first = masks.get(id(peel(write.input, ("setitem",))))
             if first is None or not any(first.order < update.order < write.order for update in run.updates):
                 continue
             before, after = numbers_of(write.input), numbers_of(write)

@@ -33,10 +33,10 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
-from assay.programs.graph import Value
 from assay.programs.run.roles import MOST, Piece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
+from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -214,12 +214,7 @@ def _in_some_order(
 
 def _is_reordered(piece: Piece) -> bool:
     """Whether rows were moved once more behind the pass."""
-    value: Value | None = piece.new
-    while value is not None and value.op != "forward":
-        if takes_rows(value):
-            return True
-        value = value.input
-    return False
+    return any(map(takes_rows, walk(piece.new, main_input, until=lambda one: one.op == "forward")))
 
 
 def _example(shift: int) -> Evidence:

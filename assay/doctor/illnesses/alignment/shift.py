@@ -41,7 +41,7 @@ from assay.programs.facts.positions import BUILT, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import walk
+from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -255,12 +255,9 @@ def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
 
 def _cut_of(mask: Value) -> Place:
     """Where the positions of a mask were chosen."""
-    current: Value | None = mask
-    while current is not None and current.op in ("index", "cast"):
-        if any(key.op == "slice" and key.arguments for key in current.inputs):
-            return current.place
-        current = current.input
-    return mask.place
+    layers = walk(mask, main_input, until=lambda one: one.op not in ("index", "cast"))
+    cuts = (cut for cut in layers if cut.op == "index" and any(key.op == "slice" and key.arguments for key in cut.keys))
+    return next(cuts, mask).place
 
 
 def _elements_of(value: Value) -> Iterator[Value]:

@@ -44,6 +44,7 @@ from assay.programs.run.origins import above, differences
 from assay.programs.run.roles import Flow, flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
+from assay.programs.walk import walk
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be so many times the limit to be told from rounding
@@ -119,13 +120,13 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                     places=(value.place, backward.loss.place),
                 )
         for value in pulled:
-            detached = next((user for user in _behind(value, flow) if user.op == "detach"), None)
+            detached = next((user for user in walk(value, flow.users) if user.op == "detach"), None)
             if detached is not None and not _reaches_loss(value, flow):
                 yield finding(
                     f"`{detached.place.text}` takes the gradient out of the KL before it is added to the loss",
                     places=(detached.place, value.place),
                 )
-            elif any(requires_grad(user) and user.op != "detach" for user in value.users if id(user) in flow.inside):
+            elif any(requires_grad(user) and user.op != "detach" for user in flow.users(value)):
                 yield healthy("the KL carries a gradient")
 
 
@@ -140,38 +141,23 @@ def _is_to_reference(run: WatchedRun, one: Value, other: Value) -> bool:
 
 def _is_added(value: Value, flow: Flow) -> bool:
     """Whether it gets into the loss by sums alone, once something with a gradient is beside it."""
-    seen, waiting = {id(value)}, [value]
-    while waiting:
-        current = waiting.pop()
-        if current is flow.loss:
-            return True
-        for user in current.users:
-            if id(user) not in flow.inside or id(user) in seen:
-                continue
-            others = [
-                argument for argument in user.arguments.values() if argument is not current and requires_grad(argument)
-            ]
+
+    def added(current: Value) -> Iterator[Value]:
+        for user in flow.users(current):
+            others = [part for part in user.arguments.values() if part is not current and requires_grad(part)]
             if not requires_grad(user) or (user.op in SUMS and (not others or user.op in ("add", "sub"))):
-                seen.add(id(user))
-                waiting.append(user)
-    return False
-
-
-def _behind(value: Value, flow: Flow, *, with_gradient: bool = False) -> Iterator[Value]:
-    """What was made of the value on the way to the loss."""
-    seen, waiting = {id(value)}, [value]
-    while waiting:
-        for user in waiting.pop().users:
-            carries = requires_grad(user) or user.thing is None
-            if id(user) in flow.inside and id(user) not in seen and (carries or not with_gradient):
-                seen.add(id(user))
                 yield user
-                waiting.append(user)
+
+    return flow.loss in walk(value, added)
 
 
 def _reaches_loss(value: Value, flow: Flow) -> bool:
     """Through values that carry a gradient."""
-    return value is flow.loss or any(user is flow.loss for user in _behind(value, flow, with_gradient=True))
+
+    def carriers(one: Value) -> list[Value]:
+        return [user for user in flow.users(one) if requires_grad(user) or user.thing is None]
+
+    return flow.loss in walk(value, carriers)
 
 
 def sick() -> Evidence:

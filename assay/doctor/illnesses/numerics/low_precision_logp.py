@@ -32,6 +32,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.sight import Sight, sight
 from assay.programs.run.watched import WatchedRun
+from assay.programs.walk import walk
 from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
@@ -70,7 +71,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """The softmax behind log-probs in the loss, computed in 16 bits."""
     for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
         for logprobs in (piece.new, piece.old, piece.ref):
-            for value in _made_of(logprobs):
+            for value in walk(logprobs, _numbers) if logprobs is not None else ():
                 seen = _softmax(value)
                 if seen is not None and seen.is_half:
                     yield finding(
@@ -129,17 +130,12 @@ def _is_in_loss(program: Program, value: Value) -> bool:
     return not value.context.no_grad and is_differentiated(program, value, cuts)
 
 
-def _made_of(logprobs: Value | None) -> Iterator[Value]:
+def _numbers(value: Value) -> Iterator[Value]:
     """What the numbers are made of in a run; not how the tokens were chosen."""
-    waiting = [] if logprobs is None else [logprobs]
-    while waiting:
-        current = waiting.pop()
-        yield current
-        names = ("input", "other") if current.op == "sub" else ("input", "tensors")
-        for name in names if current.op not in ("forward", "log_prob") else ():
-            one = current.arguments.get(name)
-            if one is not None:
-                waiting += list(one.arguments.values())[:1] if one.op == "listing" else [one]
+    names = ("input", "other") if value.op == "sub" else ("input", "tensors")
+    for part in (value.arguments.get(name) for name in names if value.op not in ("forward", "log_prob")):
+        if part is not None:
+            yield from part.inputs[:1] if part.op == "listing" else [part]
 
 
 def _softmax(value: Value) -> Sight | None:

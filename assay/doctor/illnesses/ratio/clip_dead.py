@@ -57,7 +57,7 @@ from assay.programs.run.ratio import without_sign
 from assay.programs.run.roles import Flow, bounds, flows
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.run.watched import WatchedRun
-from assay.programs.walk import descendants
+from assay.programs.walk import descendants, users, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -164,7 +164,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             if piece.ratio is None:
                 continue
             ratio = without_sign(piece.ratio)
-            clamps = [user for user in _users(ratio) if user.op == "clamp"]
+            clamps = _clamps(ratio)
             for clamp in clamps:
                 low, high = bounds(clamp)
                 if low is None or high is None:
@@ -198,29 +198,16 @@ def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
     return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
 
 
-def _users(value: Value) -> list[Value]:
-    """What was made of the value, negated or rounded."""
-    found, waiting = [], [value]
-    while waiting:
-        for user in waiting.pop().users:
-            found.append(user)
-            if user.op in ("cast", "neg"):
-                waiting.append(user)
-    return found
+def _clamps(ratio: Value) -> list[Value]:
+    """Clamps of the ratio itself, negated or rounded before."""
+    made = walk(ratio, users, until=lambda one: one is not ratio and one.op not in ("cast", "neg"))
+    return [value for value in made if value.op == "clamp"]
 
 
 def _is_paired(clamp: Value, flow: Flow) -> bool:
     """The clipped product meets the unclipped one in a minimum."""
-    seen, waiting = {id(clamp)}, [clamp]
-    while waiting:
-        for user in waiting.pop().users:
-            if id(user) in flow.inside and id(user) not in seen:
-                seen.add(id(user))
-                if _sides(user) is not None:
-                    return True
-                if user.op in ("mul", "neg", "cast"):
-                    waiting.append(user)
-    return False
+    ways = walk(clamp, flow.users, until=lambda one: one is not clamp and one.op not in ("mul", "neg", "cast"))
+    return any(_sides(value) is not None for value in ways)
 
 
 def _sides(value: Value) -> tuple[Value, Value] | None:

@@ -35,6 +35,7 @@ from assay.programs.run.origins import differences as differences_in
 from assay.programs.run.roles import flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
+from assay.programs.walk import peel
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
@@ -64,6 +65,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """A difference of two log-probs of the same tokens by the policy, with gradients on both sides."""
+    views = KEEPS_NUMBERS - {"detach"}
     for _, flow in flows(run):
         looked = False
         for value, one, other in differences_in(flow.values):
@@ -77,7 +79,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                 continue
             same_tensor = (
                 " (they are the same tensor, so that the ratio is 1 and has no gradient at all)"
-                if _root(one) is _root(other)
+                if peel(one, views) is peel(other, views)
                 else ""
             )
             yield finding(
@@ -96,12 +98,6 @@ def _is_the_policy(program: Program, one: Difference) -> bool:
     if program.origins.is_reference(one.right) is not False or not all(call.op == "forward" for call in right):
         return False
     return not any(call is other for call in left for other in right)
-
-
-def _root(value: Value) -> Value:
-    while value.op in KEEPS_NUMBERS - {"detach"} and value.input is not None:
-        value = value.input
-    return value
 
 
 def _is_of_policy(run: WatchedRun, value: Value) -> bool:

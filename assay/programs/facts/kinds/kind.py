@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from assay.programs.graph import Value
+from assay.programs.graph import SAME_NUMBERS, Value
 from assay.programs.walk import peel, walk
 
 
@@ -53,11 +53,10 @@ LIBRARY_LOGPROBS = frozenset(
     "selective_log_softmax logprobs_from_logits get_per_token_logps compute_transition_scores _get_per_token_logps "
     "_get_per_token_logps_and_entropies".split()
 )
-# the same kind of thing in another shape, order, precision or selection
-PASSES = frozenset(
-    "cast view reshape flatten squeeze unsqueeze transpose permute clone detach leave contiguous expand expand_as "
-    "element tensor stack cat pad pad_sequence split chunk unbind index_select listing repeat repeat_interleave tile "
-    "roll flip masked_select masked_fill setitem nan_to_num scaled phi in_place deepcopy table".split()
+# still the same kind of thing
+PASSES = SAME_NUMBERS | frozenset(
+    "leave tensor listing repeat_interleave tile roll flip masked_select masked_fill setitem nan_to_num scaled phi "
+    "in_place deepcopy table".split()
 )
 # still that kind of thing after a division
 DIVIDED = (
