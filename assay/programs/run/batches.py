@@ -365,10 +365,5 @@ def _plain(
 
 
 def _reference(trace: WatchedRun, piece: Piece) -> int | None:
-    from assay.programs.run.origins import above
-
-    by_value = {id(forward.value): forward for forward in trace.forwards}
-    if piece.ref is None:
-        return None
-    forward = next((by_value[id(one)] for one in above(piece.ref) if id(one) in by_value), None)
+    forward = trace.origins.forward_of(piece.ref)
     return None if forward is None or forward.adapter_off else forward.model

@@ -120,7 +120,7 @@ class Origins:
 _CHOSEN_OF = {LOGPROBS: CHOSEN, PROBABILITIES: CHOSEN_PROBABILITIES, LOGITS: CHOSEN_LOGITS}
 
 
-def differences(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Value]]:
+def differences_in(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Value]]:
     """log p - log q, or p / q."""
     for value in values:
         one, other = value.input, value.arguments.get("other")

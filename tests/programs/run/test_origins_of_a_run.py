@@ -3,7 +3,7 @@
 import numpy as np
 from made_run import MadeRun
 
-from assay.programs.run.origins import CHOSEN, LOGITS, LOGPROBS, PROBABILITIES, above, chosen_ids, differences
+from assay.programs.run.origins import CHOSEN, LOGITS, LOGPROBS, PROBABILITIES, above, chosen_ids, differences_in
 from assay.programs.run.rows import picked_rows, position_shifts, replay, takes_rows
 
 LOGITS_23 = np.array([[[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]])
@@ -48,7 +48,7 @@ def test_differences_are_found_as_quotients_too():
     upper, lower = made.value("exp", input=new), made.value("exp", input=old)
     quotient = made.value("div", input=upper, other=lower)
     made.value("div", input=new, other=old)
-    assert list(differences(made.run.graph.values)) == [(difference, new, old), (quotient, new, old)]
+    assert list(differences_in(made.run.graph.values)) == [(difference, new, old), (quotient, new, old)]
 
 
 def test_what_a_model_was_given_is_not_what_its_output_is_made_of():

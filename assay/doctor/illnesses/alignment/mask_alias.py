@@ -24,6 +24,7 @@ and arithmetic make copies.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.run.watched import WatchedRun
-from assay.programs.walk import main_input, peel, walk
+from assay.programs.walk import follow, main_input, peel, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
@@ -98,14 +99,10 @@ def _changed(value: Value) -> Value | None:
 
 def _expanded(change: Value) -> Value | None:
     """The expand() into whose memory some of many equal columns or rows are written."""
-    current = change.input if change.op == "setitem" else None
-    for _ in range(20):
-        if current is None or current.op not in ("setitem", "phi"):
-            break
-        current = current.input if current.op == "setitem" else current.argument("0")
+    current = peel(change.input, ("setitem", "phi"), by=("input", "0")) if change.op == "setitem" else None
     if current is None or current.op not in ("expand", "expand_as"):
         return None
-    keys = [key for name, key in change.arguments.items() if name not in ("input", "value")]
+    keys = change.keys
     by_mask = len(keys) == 1 and keys[0].op != "slice" and keys[0].constant is UNKNOWN
     return current if by_mask or any(_is_some(keys, dim) for dim in _repeated(current)) else None
 
@@ -120,8 +117,7 @@ def _repeated(expand: Value) -> list[int]:
         dim = inner.setting("dim")
         return [{-1: 1, 0: 0, 1: 1}[dim]] if dim in (-1, 0, 1) else []
     if inner is not None and inner.op == "index":
-        keys = [key for name, key in inner.arguments.items() if name != "input"]
-        return [dim for dim, key in enumerate(keys) if key.constant is None]
+        return [dim for dim, key in enumerate(inner.keys) if key.constant is None]
     return []
 
 
@@ -132,21 +128,12 @@ def _is_some(keys: list[Value], dim: int) -> bool:
 
 def _memory(value: Value) -> Value:
     """The tensor whose memory a view is."""
-    for _ in range(20):
-        inner = value.input
-        if inner is None:
-            return value
-        is_slice = value.op == "index" and all(
-            key.op == "slice" or isinstance(key.constant, int)
-            for name, key in value.arguments.items()
-            if name != "input"
-        )
-        is_field = value.op == "index" and value.name != ""
-        if (value.op in VIEWS or is_slice) and not is_field:
-            value = inner
-        else:
-            return value
-    return value
+
+    def viewed(view: Value) -> Value | None:
+        is_slice = all(key.op == "slice" or isinstance(key.constant, int) for key in view.keys)
+        return view.input if view.op in VIEWS or (view.op == "index" and is_slice and not view.name) else None
+
+    return follow(value, viewed)
 
 
 def _is_mask(program: Program, value: Value) -> bool:
@@ -173,14 +160,7 @@ def _reads(user: Value, change: Value, mask: Value) -> bool:
 
 def _leads_to(user: Value, change: Value) -> bool:
     """Whether the use is the view through which the change is made."""
-    current: Value | None = change.input
-    for _ in range(20):
-        if current is None:
-            return False
-        if current is user:
-            return True
-        current = current.input
-    return False
+    return change.input is not None and user in islice(walk(change.input, main_input), 20)
 
 
 def _hidden_prompts(run: WatchedRun) -> Iterator[Verdict]:

@@ -189,7 +189,7 @@ def _cut(program: Program, value: Value) -> Value | None:
         return value if cut is not None and _is_head(cut) and _is_tokens(value) else None
     if value.op != "index" or value.input is None or program.kinds.is_a(value.input, Kind.SAMPLED):
         return None
-    keys = [key for name, key in value.arguments.items() if name != "input"]
+    keys = value.keys
     if not _is_head(keys[-1]):
         return None
     source = value.input

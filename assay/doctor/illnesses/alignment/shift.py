@@ -264,7 +264,7 @@ def _elements_of(value: Value) -> Iterator[Value]:
     """The values whose element at one position makes the element there."""
 
     def elements(one: Value) -> list[Value]:
-        keys = [key for name, key in one.arguments.items() if name != "input"]
+        keys = one.keys
         is_of_rows = one.op == "index" and len(keys) == 1 and keys[0].op != "slice"
         followed = one.arguments if one.op in ELEMENTWISE else ("input",) if is_of_rows else ()
         return [part for name, part in one.arguments.items() if name in followed]

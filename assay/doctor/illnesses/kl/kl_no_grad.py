@@ -40,7 +40,7 @@ from assay.doctor.recompute.terms import loss_settings
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.origins import above, differences
+from assay.programs.run.origins import above, differences_in
 from assay.programs.run.roles import Flow, flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -110,7 +110,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         if not advantages or len(advantages) < len(backward.pieces):
             continue
         weights = {id(value) for weight in advantages for value in above(weight)}
-        to_reference = [value for value, one, other in differences(flow.values) if _is_to_reference(run, one, other)]
+        to_reference = [value for value, one, other in differences_in(flow.values) if _is_to_reference(run, one, other)]
         pulled = [value for value in to_reference if requires_grad(value)]
         for value in to_reference if not pulled else ():
             if id(value) not in weights and _is_added(value, flow):

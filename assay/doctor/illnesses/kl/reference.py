@@ -37,7 +37,7 @@ from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
-from assay.programs.run.origins import above, chosen_ids, differences
+from assay.programs.run.origins import above, chosen_ids, differences_in
 from assay.programs.run.roles import Flow, Piece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -212,7 +212,7 @@ def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[
     if before is None or piece.product is None:
         return
     inside = {id(part) for part in above(piece.product)}
-    for value, one, other in differences(flow.values):
+    for value, one, other in differences_in(flow.values):
         fixed = other if requires_grad(one) else one
         if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
             continue
@@ -230,7 +230,7 @@ def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[
 def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
     """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
     samplers = {id(draw.forward) for draw in run.samplings}
-    for value, one, other in differences(run.graph.values):
+    for value, one, other in differences_in(run.graph.values):
         if requires_grad(one) or requires_grad(other):
             continue
         mine, theirs = run.origins.pass_of(one), run.origins.pass_of(other)

@@ -30,8 +30,7 @@ from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.origins import KEEPS_NUMBERS, chosen_ids
-from assay.programs.run.origins import differences as differences_in
+from assay.programs.run.origins import KEEPS_NUMBERS, chosen_ids, differences_in
 from assay.programs.run.roles import flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun

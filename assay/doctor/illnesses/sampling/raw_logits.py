@@ -158,7 +158,7 @@ def _across_rows(weights: Value) -> Value | None:
         if current.op == "softmax":
             softmax = current if current.setting("dim") == 0 else None
         elif current.op == "index" and softmax is not None:
-            keys = [key for name, key in current.arguments.items() if name != "input"]
+            keys = current.keys
             is_batch = len(keys) > 1 and keys[0].op == "slice" and not keys[0].arguments
             return softmax if is_batch else None
         elif current.op not in ("index", "div", "cast", "detach"):
