@@ -77,7 +77,7 @@ OLD_WORDS: dict[str, tuple[str, int]] = {
     r"company": ("batch-mates", 7),
     r"contests?": ("benchmark", 0),
     r"dear(er)?": ("expensive", 2),
-    r"for one in": ("name what the loop runs over", 757),
+    r"for one in": ("name what the loop runs over", 676),
     r"half-way": ("after it has started; in the middle", 5),
     r"hears?": ("gets, is called with", 4),
     r"(is|are) said": ("is reported", 13),

@@ -43,10 +43,10 @@ def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute:
         except UNREADABLE:
             found = [path]  # whoever reads it says what is wrong
         is_itself = found == [path]
-        for one in found:
-            if one not in looked_at:
-                looked_at.add(one)
-                reports.append(_report(one, illnesses, recompute if is_itself else None, is_lone and is_itself))
+        for input_path in found:
+            if input_path not in looked_at:
+                looked_at.add(input_path)
+                reports.append(_report(input_path, illnesses, recompute if is_itself else None, is_lone and is_itself))
     return _once(reports)
 
 
@@ -98,19 +98,19 @@ def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequenc
 
 def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
     """What comments silence; those that name no code, or silence nothing of what was looked for."""
-    asked = {one.code for one in illnesses if one.source is not None}
-    known = [word for one in catalogue() for word in (one.code, one.name)]
+    asked = {illness.code for illness in illnesses if illness.source is not None}
+    known = [word for illness in catalogue() for word in (illness.code, illness.name)]
     notes = [
         f"{place}: {code} is silenced by a comment{f': {ignore.reason}' if ignore.reason else ''}"
         for (code, place), ignore in program.silenced.items()
     ]
-    for one in program.ignores:
-        named = {word: by_code(word) for word in sorted(one.codes)}
+    for ignore in program.ignores:
+        named = {word: by_code(word) for word in sorted(ignore.codes)}
         unknown = [word for word, illness in named.items() if illness is None]
-        notes += [f"{one.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
+        notes += [f"{ignore.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
         codes = {illness.code if illness else "" for illness in named.values()}
-        if one not in program.used_ignores and codes and codes <= asked:
-            notes.append(f"{one.place}: `{one.place.text}` silences nothing; take it away")
+        if ignore not in program.used_ignores and codes and codes <= asked:
+            notes.append(f"{ignore.place}: `{ignore.place.text}` silences nothing; take it away")
     return notes
 
 

@@ -115,7 +115,7 @@ CHOICES: dict[str, Collection[str]] = {  # of settings that are words
 
 def _as_configured(section: type, **renamed: str) -> dict[str, str]:
     """The settings of a section with their meanings."""
-    return {renamed.get(one.name, one.name): one.metadata["meaning"] for one in fields(section)}
+    return {renamed.get(setting.name, setting.name): setting.metadata["meaning"] for setting in fields(section)}
 
 
 MEANINGS: dict[str, str] = {

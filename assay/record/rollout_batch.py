@@ -115,11 +115,11 @@ def _compared(rows: Sequence[Row]) -> dict[str, Any]:
 def _laid_out(rows: Iterable[Row], name: str, inside_BN: Array, dtype: type[np.generic], padding: Any) -> Array:
     """The lists of a column (one per row) in an array: each row's where `inside` has room for it."""
     lists = [row[name] for row in rows]
-    if [len(one) for one in lists] != inside_BN.sum(axis=1).tolist():
+    if [len(numbers) for numbers in lists] != inside_BN.sum(axis=1).tolist():
         raise BatchError(f"{name} of a recorded rollout is not one number for each of its tokens; its file is damaged")
-    laid = np.full(inside_BN.shape, padding, dtype=dtype)
-    laid[inside_BN] = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(inside_BN.sum()))
-    return laid
+    values_BN = np.full(inside_BN.shape, padding, dtype=dtype)
+    values_BN[inside_BN] = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(inside_BN.sum()))
+    return values_BN
 
 
 def _numbers(metrics: Mapping[str, Any], updates: int) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from assay.record.batch import SETTINGS
 def settings_of(config: Config) -> dict[str, Any]:
     sections = (config.loss, config.advantage, config.rollout, config.optimizer, config.model)
     settings = {
-        one.name: getattr(section, one.name) for section in sections for one in fields(section) if one.name in SETTINGS
+        setting.name: getattr(section, setting.name)
+        for section in sections
+        for setting in fields(section)
+        if setting.name in SETTINGS
     }
     return settings | {
         "advantage_epsilon": config.advantage.epsilon,

@@ -59,7 +59,7 @@ class Pool:
         self.functions = tuple(functions)
         self._timeout = timeout
         self._check_interrupt = check_interrupt  # called while waiting; it may raise
-        wanted = [{"spec": one.spec, "given": one.given} for one in functions]
+        wanted = [{"spec": function.spec, "given": function.given} for function in functions]
         setup = {"functions": wanted, "timeout": timeout, "separator": separator}
         echo = Echo(report)
         self._workers = [Worker(setup, functools.partial(echo.hear, number)) for number in range(workers)]
@@ -153,7 +153,7 @@ class Pool:
             for worker in starting:
                 reply = worker.advance()
                 if reply is not None and "error" in reply:
-                    specs = [one.spec for one in self.functions]
+                    specs = [function.spec for function in self.functions]
                     spec = specs[reply["function"]] if "function" in reply else ", ".join(specs)
                     raise load_error(spec, reply, worker.printed.text)
 

@@ -154,12 +154,12 @@ def serve() -> None:
         return
     shown = [
         {
-            "by_group": one.is_batched or one.is_async,
-            "batched": one.is_batched,
-            "unknown": one.unknown,
-            "place": place_of(one.function),
+            "by_group": reward.is_batched or reward.is_async,
+            "batched": reward.is_batched,
+            "unknown": reward.unknown,
+            "place": place_of(reward.function),
         }
-        for one in functions
+        for reward in functions
     ]
     _reply(channel, {"functions": shown})
     for line in requests:

@@ -126,7 +126,8 @@ class Watch:
         self._written = True
 
     def _write_faults(self) -> None:
-        self._put({"text": "\n".join(f"assay watch: {one}" for one in self._faults), "counts": "no report", "code": 0})
+        lines = [f"assay watch: {fault}" for fault in self._faults]
+        self._put({"text": "\n".join(lines), "counts": "no report", "code": 0})
 
     def _put(self, result: dict[str, Any]) -> None:
         path = Path(self.settings["result"])

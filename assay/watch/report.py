@@ -68,7 +68,7 @@ def _sentences(run: WatchedRun) -> list[str]:
         )
     if not run.updates:
         lines.append("no optimizer step was observed")
-    elif not run.batches and any(one.roles is not None for update in run.updates for one in update.backwards):
+    elif not run.batches and any(backward.roles is not None for update in run.updates for backward in update.backwards):
         lines.append(
             f"{len(run.updates)} optimizer steps were observed, but none of them could be read as a step of the "
             "model whose log-probs are in the loss"

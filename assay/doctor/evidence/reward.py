@@ -88,7 +88,7 @@ class RewardTrial:
 
     def of(self, *roles: Role) -> list[ProbeScore]:
         """The probes of these roles that have a reward; of all roles if none is named."""
-        return [one for one in self.scores if one.reward is not None and (not roles or one.probe.role in roles)]
+        return [score for score in self.scores if score.reward is not None and (not roles or score.probe.role in roles)]
 
 
 def is_timeout(error: str) -> bool:

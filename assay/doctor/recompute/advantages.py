@@ -6,7 +6,7 @@ Shape legend: B rows, P groups, G rows of the widest group (the rest is NaN).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def groups_of(batch: Batch) -> list[Array]:
     _, first_P, number_B = np.unique(ids_B, return_index=True, return_inverse=True)
     rows_P = np.split(np.argsort(number_B, kind="stable"), np.cumsum(np.bincount(number_B))[:-1])
     groups = []
-    for rows in (rows_P[one] for one in np.argsort(first_P).tolist()):
+    for rows in (rows_P[group] for group in np.argsort(first_P).tolist()):
         if isinstance(size, int) and size > 1 and len(rows) > size and len(rows) % size == 0:
             groups += list(rows.reshape(-1, size))
         else:
@@ -155,7 +155,7 @@ def nearest_advantages(batch: Batch) -> Match:
     limit = tolerance(batch, recorded_B[known_B]) + _lost_digits(rewards_B, groups)
 
     def among(variants: list[Variant]) -> Match:
-        known = [Variant(one.name, one.values[known_B], one.is_bug, one.options) for one in variants]
+        known = [replace(variant, values=variant.values[known_B]) for variant in variants]
         return nearest(recorded_B[known_B], known, stated, tolerance=limit)
 
     # nearly every batch is what its settings say: then the many other ways need not be computed
@@ -329,7 +329,7 @@ def _bugs(batch: Batch, rewards_B: Array, groups: list[Array], epsilon: float) -
 def _other_groups(rows: int, groups: list[Array]) -> list[tuple[str, list[Array]]]:
     """Groups as a reshape in the wrong order would cut them; only where all have one size."""
     size = len(groups[0])
-    if len(groups) < 2 or any(len(one) != size for one in groups):
+    if len(groups) < 2 or any(len(group) != size for group in groups):
         return []
     order = np.concatenate(groups)
     return [

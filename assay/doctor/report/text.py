@@ -69,7 +69,7 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
-            where = next((f"{escaped(str(one))}:{one.column + 1}" for one in word.verdict.places), place)
+            where = next((f"{escaped(str(position))}:{position.column + 1}" for position in word.verdict.places), place)
             found.append(
                 f"{where}: {_painted(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
                 f"[{word.confidence}]{follows}"
@@ -123,7 +123,7 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
     lines += [*rest, ""] if rest else []
     if all_passes:
         for word in report.diagnosis.of(State.HEALTHY):
-            shown = word.code in {one.code for one in report.notable}
+            shown = word.code in {notable.code for notable in report.notable}
             lines += _healthy(word, width, 0 if shown else len(word.verdict.facts))
         for word in report.diagnosis.of(State.NOT_APPLICABLE):
             lines += _line(f"not applicable  {_title(word)}: {word.verdict.message}", width)

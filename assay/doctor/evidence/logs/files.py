@@ -85,7 +85,7 @@ def _read_text(path: Path, head: bytes) -> Evidence:
         document = row if row is not None else read_document(path)
         rows = document if isinstance(document, list) else []
         if rows and isinstance(rows[0], dict) and is_rollout(rows[0]):
-            return _evidence_of_rollouts(path, [one for one in rows if isinstance(one, dict)], [])
+            return _evidence_of_rollouts(path, [item for item in rows if isinstance(item, dict)], [])
         gather_document(path, document, gatherer)
         return evidence_of(gatherer, path)
     texts = [line.decode("utf-8", "replace") for line in lines]

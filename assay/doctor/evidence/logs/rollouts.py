@@ -95,15 +95,15 @@ def _value(row: Row, names: Sequence[str]) -> Any:
 
 def _have_texts(rows: Iterable[Row], names: Sequence[str]) -> bool:
     values = [_value(row, names) for row in rows]
-    return all(isinstance(one, str) or (isinstance(one, list) and not _are_ids(one)) for one in values)
+    return all(isinstance(value, str) or (isinstance(value, list) and not _are_ids(value)) for value in values)
 
 
 def _text(value: Any) -> str:
     """Of a text, or of messages: what was said in them."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-        return "\n".join(_text(one.get("content")) if "content" in one else _text(one.get("text")) for one in value)
+    if isinstance(value, list) and value and all(isinstance(message, Mapping) for message in value):
+        return "\n".join(_text(message.get("content" if "content" in message else "text")) for message in value)
     return "" if value is None else json.dumps(value, default=str)
 
 
@@ -178,7 +178,7 @@ def _finished(rows: Sequence[Row]) -> Array | None:
     if all(reason is not None for reason in reasons):
         return np.array(reasons, dtype=bool)
     cut = [_value(row, TRUNCATED) for row in rows]
-    return ~np.array(cut, dtype=bool) if all(isinstance(one, bool) for one in cut) else None
+    return ~np.array(cut, dtype=bool) if all(isinstance(flag, bool) for flag in cut) else None
 
 
 def _ids(rows: Sequence[Row]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _lists_of_ids(rows: Sequence[Row], names: Sequence[str]) -> list[list[int]] 
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < 2**31 for one in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**31 for token in value)
 
 
 def _padded(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
