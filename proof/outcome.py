@@ -99,7 +99,7 @@ def of_healthy(
 
 
 def described(plant: Plant | None) -> str:
-    """How the illness was given: what was wrapped, set, or edited.
+    """How the illness was planted: what was wrapped, set, or edited.
 
     >>> described(Plant(("optimizer.epochs=2",), {"assay.train.step.verbs.score": lambda original: original}))
     'wraps verbs.score; optimizer.epochs=2'

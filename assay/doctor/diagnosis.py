@@ -168,7 +168,7 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         if evidence.programs and evidence.run is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
-        # a run under watch is too short for curves: what would do is told
+        # a run under watch is too short for curves: the message says how long it must be
         needed = _NEEDED if evidence.run is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
         return Word(illness, not_enough_data(" or ".join(needed[kind] for kind in kinds)))
     loudest = max(words, key=lambda word: (LOUD[word.verdict.state], tuple(-part for part in _rank(word))))

@@ -48,13 +48,13 @@ def edited(batch: Batch, **changes: Any) -> Batch:
 
 
 def of_the_loss(batch: Batch) -> dict[str, Any]:
-    """What the loss made of a batch, by name, each as None: `edited` with it leaves all of that out."""
-    made = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
-    return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(made))
+    """Names of all that the loss computed from a batch, each with None: `edited` with them takes all of it away."""
+    computed = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
+    return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(computed))
 
 
 def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:
-    """A run that learns. `columns` replace metrics by name, by one number or one a step; None takes one away."""
+    """A run that learns. `columns` replace metrics by name: one number, or one per step; None takes the metric away."""
     random = np.random.default_rng(1)
     step = np.arange(1, steps + 1)
     progress = (step - 1) / max(steps - 1, 1)

@@ -17,7 +17,7 @@ from assay.doctor.catalogue import Illness
 
 MOST, FEWEST = 6, 3  # answers
 _NEAR = 0.55  # of the best score: what is worse than that is left out behind the first FEWEST
-_LEAST = 0.12  # below this nothing is said to match
+_LEAST = 0.12  # below this score no illness is shown
 _SUMMARY, _TEXT = 0.35, 0.15  # weights of an illness's name and summary, and of its explanation
 
 _UNSAID = frozenset(

@@ -46,7 +46,7 @@ def recorded_changes(events: Sequence[Mapping[str, Any]], last: int | None = Non
 
 
 def settings_by_step(config: Config, events: Sequence[Mapping[str, Any]]) -> Callable[[int], dict[str, Any]]:
-    """Which settings made a step of the run: `assay train --resume --change` changes them half-way.
+    """The settings by step: `assay train --resume --change` changes them in the middle of a run.
 
     `config` holds the newest values; a "changed" event says after which step a value took the place of another.
     """

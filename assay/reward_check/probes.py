@@ -61,7 +61,7 @@ _TALK_WORDS = (2, 8, 32, 128, 512)
 
 
 def probes_of(problems: Sequence[Problem]) -> list[Probe]:
-    """All probes, the most telling first: where time runs out, what is lost is the least."""
+    """All probes, the most informative first: if time runs out, the least is lost."""
     ordinary = [probe for number in range(len(problems)) for probe in _ordinary(problems, number)]
     nonsense = [Probe(Role.NONSENSE, name, 0, text) for name, text in NONSENSE.items() if text != problems[0].answer]
     hostile = [Probe(Role.HOSTILE, name, 0, text) for name, text in HOSTILE.items()]

@@ -2,7 +2,7 @@
 
 A function asks for any of prompt, completion, answer, tokens, id, truncated, fields, or for a key of `fields`.
 `**kwargs` gets all of them. Three required parameters of any name are prompt, completion and answer. A first parameter
-in the plural (completions, prompts, answers, ids) makes it a batch function: it is given lists and returns one value a
+in the plural (completions, prompts, answers, ids) makes it a batch function: it gets lists and returns one value per
 completion. `async def` is awaited; the calls of one group then run side by side.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAMES = ("prompt", "completion", "answer", "tokens", "id", "truncated", "fields")
 PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer", "ids": "id"}
 POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name are given
-REPLY_LENGTH = 1_000_000  # characters a completion; a longer reply would only fill the records
+REPLY_LENGTH = 1_000_000  # characters per completion; a longer reply would only fill the records
 
 Sample = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
 Result = dict[
@@ -57,7 +57,7 @@ class RewardFunction:
         return tuple(name for name in self.required if name not in known)
 
     def results(self, samples: Sequence[Sample], *, timeout: float, separator: str) -> list[Result]:
-        """One result a sample. Whatever the function does, it is an error with a reason, never a number."""
+        """One result per sample. Whatever the function does, it is an error with a reason, never a number."""
         if self.is_batched:
             return self._batch(samples, separator)
         if self.is_async:
@@ -96,7 +96,7 @@ class RewardFunction:
         try:
             values = plain(self._called(columns))
             if not isinstance(values, list | tuple):
-                raise WrongUse(f"returned a {type(values).__name__}, not a list of one value a completion")
+                raise WrongUse(f"returned a {type(values).__name__}, not a list of one value per completion")
             if len(values) != len(samples):
                 raise WrongUse(f"returned {len(values)} values for {len(samples)} completions")
             return [
@@ -117,7 +117,7 @@ class RewardFunction:
         if missing and self.is_positional:
             return [available[name] for name in POSITIONAL], {}
         if missing:
-            raise WrongUse(f"asks for {missing[0]!r}, which is no field of this problem")
+            raise WrongUse(f"asks for {missing[0]!r}, which is not a field of this problem")
         args: list[Any] = []
         for name in self.positional_only:
             if name not in available:  # and so has a default, as have all that follow

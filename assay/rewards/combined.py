@@ -89,7 +89,9 @@ class Combined:
             steps = weighted or steps
         score = Score.of(components, self.weights, tuple(steps))
         if score.reward is None or not abs(score.reward) <= REWARD_LIMIT:
-            return Score.failed(f"the weighted sum {score.reward} is no reward: beyond {REWARD_LIMIT:g} none is usable")
+            return Score.failed(
+                f"the weighted sum {score.reward} is not a usable reward: it is beyond {REWARD_LIMIT:g}"
+            )
         return score
 
     def _component(self, name: str, key: str) -> str:

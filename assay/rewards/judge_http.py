@@ -69,7 +69,7 @@ class HttpJudge:
             places.setdefault(question, []).append(index)
         scores: dict[int, Score] = {}
 
-        def tell(question: str, score: Score) -> None:
+        def keep(question: str, score: Score) -> None:
             for index in places[question]:
                 scores[index] = score
                 on_score(index, score)
@@ -77,12 +77,12 @@ class HttpJudge:
         unknown = [question for question in places if _digest(question) not in self._marks]
         for question in places:
             if (known := self._marks.get(_digest(question))) is not None:
-                tell(question, known)
+                keep(question, known)
         with contextlib.closing(self._ask_all(unknown)) as judged:
             for question, score in judged:
                 if score.reward is not None:
                     self._marks[_digest(question)] = score
-                tell(question, score)
+                keep(question, score)
         return [scores[index] for index in range(len(asked))]
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class _Round:
                 del self._open[endpoint]
 
     def cut_off(self, now: float) -> None:
-        """Ends the requests whose time is up. A socket's own timeout begins anew with each byte that drips in."""
+        """Ends the requests whose time is up. A socket's own timeout starts again with each byte that arrives."""
         with self._lock:
             overdue = [endpoint for endpoint, deadline in self._open.items() if deadline <= now]
         for endpoint in overdue:

@@ -50,7 +50,7 @@ _BOMB = re.compile(
 def equal(completion: str, answer: str) -> float:
     """1 if the completion's answer equals `answer`, else 0: also if it cannot be read as a formula, or not in time.
 
-    A reference answer that is no formula is an error, unless the completion's is the same text.
+    A reference answer that is not a formula is an error, unless the completion's is the same text.
     """
     gold = formula(_marked(answer) or answer)
     if not gold:

@@ -22,8 +22,8 @@ from assay.rewards.limits import refuse_too_few_files
 from assay.rewards.printed import Echo
 from assay.rewards.process import Worker
 
-TICK_SECONDS = 0.5  # a signal to stop is heard after so long at most, whatever hangs
-START_TRIES = 3  # a worker that cannot be started so often in a row is left alone for this batch
+TICK_SECONDS = 0.5  # a signal to stop is noticed after at most this long, whatever hangs
+START_TRIES = 3  # a worker that fails to start this often in a row is not used for this batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Pool:
         wanted = [{"spec": function.spec, "given": function.given} for function in functions]
         setup = {"functions": wanted, "timeout": timeout, "separator": separator}
         echo = Echo(report)
-        self._workers = [Worker(setup, functools.partial(echo.hear, number)) for number in range(workers)]
+        self._workers = [Worker(setup, functools.partial(echo.add, number)) for number in range(workers)]
         try:
             for worker in self._workers:
                 worker.start()
@@ -144,8 +144,8 @@ class Pool:
         if not worker.is_running:
             worker.start()
         elif not worker.is_starting:
-            asked = [samples[index] for index in job.samples]
-            worker.ask(job.function, asked, self._timeout * len(asked))
+            chosen = [samples[index] for index in job.samples]
+            worker.ask(job.function, chosen, self._timeout * len(chosen))
 
     def _wait_until_ready(self) -> None:
         while starting := [worker for worker in self._workers if worker.is_starting]:

@@ -50,7 +50,7 @@ class Echo:
         self._left = ECHOED
         self._unfinished: dict[object, bytes] = {}  # a line whose end has not come yet, by worker
 
-    def hear(self, worker: object, data: bytes) -> None:
+    def add(self, worker: object, data: bytes) -> None:
         if self._left <= 0:
             return
         *lines, rest = (self._unfinished.get(worker, b"") + data).split(b"\n")

@@ -97,7 +97,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _json_array(path: Path) -> Iterator[Row]:
-    fix = "it must be one array of objects; one object a line is a .jsonl file"
+    fix = "it must be one array of objects; one object per line is a .jsonl file"
     rows = _parsed(str(path), path.read_bytes().decode("utf-8-sig"), fix)
     if not isinstance(rows, list):
         raise ConfigError(f"{path}: holds {_kind(rows)}; {fix}")

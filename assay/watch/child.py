@@ -3,7 +3,7 @@
 SETTINGS is JSON: where the report is to be written, in which form, after how many optimizer steps to stop.
 
 Before the script nothing is imported but the standard library: what a script sets before it imports numpy or torch
-must count. Whatever fails here is told and kept from the script.
+must count. Whatever fails here is reported and never reaches the script.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def sentence(ratios: Sequence[Ratios]) -> str:
         )
     if later and all(row.is_exactly_one for row in later):
         return (
-            "exactly 1.0 on later updates too, although the weights were updated: old is computed anew in each update"
+            "exactly 1.0 on later updates too, although the weights were updated: old is computed again in each update"
         )
     if first and later:
         return "1.0 on the first update of each rollout batch, drifting later: by design"

@@ -1,7 +1,7 @@
 """A run directory --> Evidence: its curves, its examined updates, and some of its recorded steps as batches.
 
-A run that was killed, is still going on, or is damaged in places is read as far as it can be; what could not be read
-is said in `notes`. Nothing here imports torch.
+A run that was killed, is still going on, or is damaged in places is read as far as it can be; `notes` name what
+could not be read. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _config(path: Path, notes: list[str]) -> Config | None:
 def _look_for_gaps(
     path: Path, records_rollouts: bool, rows: Mapping[str, Sequence[Mapping[str, Any]]], notes: list[str]
 ) -> None:
-    """A note for what a run of so many steps leaves behind, and this one does not hold."""
+    """A note for each file or row that a run of this length should have and this one lacks."""
     steps = sorted(row["step"] for row in rows[METRICS_FILE])
     files = {number[0] for number, _ in _numbered(path / "rollouts", _ROLLOUTS)}
     if not steps:
@@ -214,7 +214,7 @@ def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     if strange:
         number, name = strange[0]
         more = f" (and {len(strange) - 1} more values)" if len(strange) > 1 else ""
-        notes.append(f"{file.name}, line {number}: {shown(name)} is no number and is left out{more}")
+        notes.append(f"{file.name}, line {number}: {shown(name)} is not a number and is left out{more}")
     if rest:
         notes.append(f"{file.name} line {len(whole) + 1} was cut off while it was written and is left out")
     return _once_a_step(file.name, found, notes) if file.name in _ONCE_A_STEP else tuple(found)

@@ -26,7 +26,7 @@ STATED = ("baseline", "std", "scale")  # the settings that fix the formula
 
 
 def row_advantages(batch: Batch) -> Array | None:
-    """One advantage a row, NaN for a row without loss tokens; None if they differ between the tokens of a row."""
+    """One advantage per row, NaN for a row without loss tokens; None if they differ between the tokens of a row."""
     (advantages,) = batch.need("advantages")
     if advantages.ndim == 1:
         return advantages
@@ -75,7 +75,7 @@ def centring(batch: Batch) -> Centring:
     """Of groups whose rewards vary, where they are known: an equal group can only be off by rounding."""
     advantages_B = row_advantages(batch)
     if advantages_B is None:
-        raise Missing("one advantage a row")
+        raise Missing("one advantage per row")
     rewards_B = batch.get("rewards")
     groups = [rows[np.isfinite(advantages_B[rows])] for rows in groups_of(batch)]
     groups = [rows for rows in groups if len(rows) > 1]
@@ -145,10 +145,10 @@ def advantages(batch: Batch) -> Array:
 
 
 def nearest_advantages(batch: Batch) -> Match:
-    """Raises Missing without rewards, groups of two, or one advantage a row."""
+    """Raises Missing without rewards, groups of two, or one advantage per row."""
     recorded_B = row_advantages(batch)
     if recorded_B is None:
-        raise Missing("one advantage a row")
+        raise Missing("one advantage per row")
     rewards_B, groups = _rewards(batch)
     known_B = ~np.isnan(recorded_B)
     stated = {name: batch.settings[name] for name in (*STATED, "combine") if name in batch.settings}

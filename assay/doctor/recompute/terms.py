@@ -156,7 +156,7 @@ def nearest_ratio(batch: Batch) -> Match:
     if sampler_BT is not None and np.isfinite(sampler_BT[mask_BT]).all():
         by_sampler_BT = _exp(_inside(new_BT, mask_BT) - _inside(sampler_BT, mask_BT))
         ways.append(Variant("exp(new - sampler)", by_sampler_BT, False, {"objective": ()}))
-    if recorded.ndim == 1:  # one a row
+    if recorded.ndim == 1:  # one per row
         seen_B = mask_BT.any(axis=1) & (np.abs(sums_BT[:, 0]) < FAR)
         rows = [replace(way, values=way.values[:, 0]) for way in ways if by_row in way.name]
         return _nearest_inside(batch, recorded, rows, seen_B)

@@ -108,7 +108,7 @@ def _location(report: Report, word: Word) -> dict[str, Any]:
 
 
 def _at(place: Place) -> dict[str, Any]:
-    """A cell of a notebook is no file of its own, and its lines are not those of the file: they stand beside it."""
+    """A cell of a notebook is not a file, and its lines are not lines of the file: cell and line go into a name."""
     file, cell = file_and_cell(place.file)
     artifact = {"artifactLocation": {"uri": relative_uri(file)}}
     if not cell:

@@ -42,7 +42,7 @@ def _named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]:
         found |= {illness.code for illness in illnesses if illness.name == _name(word)}
         if not found:
             known = [*(illness.code for illness in illnesses), *(illness.name for illness in illnesses)]
-            raise UnknownCode(f"{word[:40]!r} is no code, name or family of an illness; {nearest(word, known)}")
+            raise UnknownCode(f"{word[:40]!r} is not the code, name or family of an illness; {nearest(word, known)}")
         codes |= found
     return codes
 

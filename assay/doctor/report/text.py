@@ -58,7 +58,7 @@ def _others(reports: Sequence[Report], width: int) -> list[str]:
 
 
 def concise(reports: Sequence[Report], *, colour: bool) -> str:
-    """One line a note and one a finding, of several inputs the findings first; then the counts."""
+    """One line per note and per finding, then the counts. Of several inputs the findings come first."""
     notes: list[str] = []
     found: list[str] = []
     failed: list[str] = []
@@ -82,7 +82,7 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """Lines no wider than `width`, but for a word that is: codes and paths are never broken."""
+    """Lines of at most `width` characters, except for a longer word: codes and paths are never broken."""
     return textwrap.wrap(
         escaped(text),
         max(width, 30),
@@ -107,7 +107,7 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
     lines += [""] if notes else []
     for root in report.roots:
         lines += [*_finding(report, root, width, colour, why), ""]
-    only = len(report.diagnosis.words) == 1  # somebody asked for just this
+    only = len(report.diagnosis.words) == 1  # only this check was chosen
     if report.notable and (is_alone or all_passes):
         lines.append(bold("worth knowing", colour))
         for word in report.notable:

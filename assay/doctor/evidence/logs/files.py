@@ -25,7 +25,7 @@ from assay.doctor.evidence.logs.series import Gatherer, LogError
 from assay.doctor.evidence.logs.tfevents import gather_tfevents, is_tfevents
 from assay.doctor.evidence.run import STEPS, spread
 
-HEAD = 1 << 16  # bytes that tell what a file is
+HEAD = 1 << 16  # bytes that show what a file is
 KINDS = "a log of another trainer (trainer_state.json, JSONL, CSV, TensorBoard events) or its rollouts (JSONL, Parquet)"
 _EXPORT = "wandb.Api().run('entity/project/id').history(samples=100000).to_csv('run.csv')"
 _REFUSED = (  # first bytes, what it is, the fix

@@ -26,7 +26,7 @@ Series = Mapping[float, float]
 def curves_of(log: Log, source: str) -> tuple[Curves, list[str]]:
     """Raises LogError where no column is known."""
     if not log.series:
-        raise LogError(f"{source} holds no number by a name; give a log of metrics, one row a step (docs/logs.md)")
+        raise LogError(f"{source} holds no number by a name; give a log of metrics, one row per step (docs/logs.md)")
     trainer, columns = recognised(log)
     notes: list[str] = []
     taken: dict[str, Series] = {}

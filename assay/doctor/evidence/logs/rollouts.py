@@ -41,7 +41,7 @@ def is_rollout(row: Row) -> bool:
 
 
 def spread_out(row: Row) -> list[Row]:
-    """A row of lists, one a rollout (a step a line, as open-instruct's traces), as rows."""
+    """Rows of a row of lists with an entry per rollout: open-instruct's traces have one line per step."""
     completions = _value(row, COMPLETION)
     rewards = _value(row, REWARD)
     if not isinstance(completions, list) or not isinstance(rewards, list) or len(rewards) != len(completions):
@@ -99,7 +99,7 @@ def _have_texts(rows: Iterable[Row], names: Sequence[str]) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Of a text, or of messages: what was said in them."""
+    """A text as it is; of messages their contents."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(message, Mapping) for message in value):
@@ -108,7 +108,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(rows: Sequence[Row], names: Sequence[str]) -> Array | None:
-    """One number a row, NaN where it is null; None if a row has none. A list of one number is that number."""
+    """One number per row, NaN where it is null; None if a row has no number. A list of one number counts as it."""
     name = next((name for name in names if all(name in row for row in rows)), None)
     if name is None:
         return None
@@ -139,7 +139,7 @@ def _groups(keys: Sequence[str], *, stated: bool) -> Array | None:
     runs = [len(list(run)) for _, run in groupby(keys)]
     is_apart = len(runs) > groups_B.max() + 1  # a prompt's rows do not all stand together
     if len(set(runs)) == 1 and runs[0] > 1:
-        # moved about, prompts would still be equally frequent; if they are, it cannot be told from being drawn twice
+        # shuffled prompts are equally frequent too: then a shuffle looks the same as a prompt that was drawn twice
         return None if is_apart and len(sizes) == 1 else np.repeat(np.arange(len(runs)), runs[0])
     return groups_B if len(sizes) == 1 and max(sizes) > 1 else None
 
@@ -166,7 +166,7 @@ def _sum_of_parts(
 
 
 def _scale(rewards_B: Array | None) -> dict[str, float]:
-    """By convention 1 is the best reward, if some row has it and none has more: then a solved step is no sick one."""
+    """By convention 1 is the best reward, if some row has it and none has more: then a solved step is healthy."""
     known_N = np.empty(0) if rewards_B is None else rewards_B[np.isfinite(rewards_B)]
     if not len(known_N) or known_N.max() != 1.0 or known_N.min() < -1.0:
         return {}
