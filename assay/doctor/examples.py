@@ -26,7 +26,7 @@ ROUNDING = 2e-6  # what float32 leaves between two ways to compute the same log-
 def healthy_batch(*, update: int = 0, seed: int = 0, **changes: Any) -> Batch:
     """A whole, sound batch. `changes` replace fields, numbers or settings by name; None takes one away."""
     random = np.random.default_rng(seed)
-    values = {**_settings(), **_sampled(random)}
+    values = {**_settings(), **_sampled_fields(random)}
     values |= _logprobs(values, random, update)
     values |= _advantages(values["rewards"])
     values |= _loss(values)
@@ -204,7 +204,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _sampled(random: np.random.Generator) -> dict[str, Any]:
+def _sampled_fields(random: np.random.Generator) -> dict[str, Any]:
     lengths_B = random.integers(4, T, size=B)
     lengths_B[[3, 9]] = T  # the token limit cut these off
     finished_B = lengths_B < T

@@ -53,16 +53,16 @@ def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute:
 def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None, raises: bool) -> Report:
     try:
         with _Looking(path):
-            return _diagnosed(path, illnesses, recompute)
+            return _diagnose_path(path, illnesses, recompute)
     except UNREADABLE as error:
         if raises:
             raise
-        return _failed(path, unread=str(error))
+        return _failed_report(path, unread=str(error))
     except Exception as error:
-        return _failed(path, crash=_crash(error))
+        return _failed_report(path, crash=_crash(error))
 
 
-def _diagnosed(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
+def _diagnose_path(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
     evidence = open_evidence(path)
     if recompute is not None:
         left_out: list[str] = []
@@ -75,7 +75,7 @@ def _diagnosed(path: Path, illnesses: Sequence[Illness], recompute: Recompute | 
     return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
 
 
-def _failed(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
+def _failed_report(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
     return Report(str(path), Diagnosis(()), "nothing that could be looked at", True, unread=unread, crash=crash)
 
 

@@ -70,13 +70,13 @@ def usable(evidence: Evidence) -> Evidence:
     batches = tuple(_usable_batch(batch, notes) for batch in evidence.batches)
     curves = evidence.curves
     if curves is not None:
-        curves = replace(curves, settings=_kept(curves.settings, "the run", notes))
+        curves = replace(curves, settings=_usable_settings(curves.settings, "the run", notes))
     return replace(evidence, batches=batches, curves=curves, notes=tuple(dict.fromkeys(notes)))
 
 
 def _usable_batch(batch: Batch, notes: list[str]) -> Batch:
     source = batch.source or "the batch"
-    settings = _kept(batch.settings, source, notes)
+    settings = _usable_settings(batch.settings, source, notes)
     numbers = {}
     for name, value in batch.numbers.items():
         if name in WHOLE and not (math.isfinite(value) and abs(value) <= LARGEST_COUNT):
@@ -86,7 +86,7 @@ def _usable_batch(batch: Batch, notes: list[str]) -> Batch:
     return replace(batch, settings=settings, numbers=numbers)
 
 
-def _kept(settings: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _usable_settings(settings: Any, source: str, notes: list[str]) -> dict[str, Any]:
     kept = {}
     for name, raw in settings.items():
         value = raw.item() if hasattr(raw, "item") and np.size(raw) == 1 else raw

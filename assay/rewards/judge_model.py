@@ -70,10 +70,10 @@ class JudgeModel:
                 f"judge.template = 'chat', but the tokenizer in {settings.path!r} has no chat template; set "
                 r"judge.template = '{prompt}\n{completion}', or as the judge was trained"
             )
-        self._reserved = _reserved(self._tokenizer)
+        self._reserved = _reserved_spellings(self._tokenizer)
         self._examine()
 
-    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
+    def score(self, pairs: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
         scores: dict[int, Score] = {}
 
         def keep(index: int, score: Score) -> None:
@@ -82,7 +82,7 @@ class JudgeModel:
 
         rows: dict[int, list[int]] = {}
         fitting = []
-        for index, (prompt, rollout) in enumerate(asked):
+        for index, (prompt, rollout) in enumerate(pairs):
             try:
                 rows[index] = row = self._read(prompt.text, rollout.text)
             except TemplateFault as fault:
@@ -103,8 +103,8 @@ class JudgeModel:
             places = fitting[start : start + size]
             marks = self._forward([self._cut(rows[index]) for index in places])
             for index, mark in zip(places, marks, strict=True):
-                keep(index, _checked(mark))
-        return [scores[index] for index in range(len(asked))]
+                keep(index, _score_of(mark))
+        return [scores[index] for index in range(len(pairs))]
 
     def close(self) -> None:
         """Nothing is held open; the weights go with the object."""
@@ -244,14 +244,14 @@ def _context(model: Any, tokenizer: Any) -> int:
     return int(min(positions, tokenizer.model_max_length, 10**9))
 
 
-def _reserved(tokenizer: Any) -> re.Pattern[str]:
+def _reserved_spellings(tokenizer: Any) -> re.Pattern[str]:
     """The spellings of the control tokens, longest first."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
     spellings = {token for token in (*tokenizer.all_special_tokens, *added) if len(token) > 1}
     return re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or r"(?!)")
 
 
-def _checked(mark: float) -> Score:
+def _score_of(mark: float) -> Score:
     if not abs(mark) <= REWARD_LIMIT:  # NaN included
         return Score.failed(f"the judge's score is {mark}")
     return Score.of({"judge": mark})

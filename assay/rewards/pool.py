@@ -28,11 +28,11 @@ START_TRIES = 3  # a worker that fails to start this often in a row is not used 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A reward function by name. `given` holds arguments that are the same in every call."""
+    """A reward function by name. `fixed_arguments` are arguments that are the same in every call."""
 
     name: str  # its components are named after it
     spec: str  # file.py:function, or assay.module:function of this package
-    given: Mapping[str, Any] = field(default_factory=dict)
+    fixed_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Pool:
         self.functions = tuple(functions)
         self._timeout = timeout
         self._check_interrupt = check_interrupt  # called while waiting; it may raise
-        wanted = [{"spec": function.spec, "given": function.given} for function in functions]
+        wanted = [{"spec": function.spec, "fixed_arguments": function.fixed_arguments} for function in functions]
         setup = {"functions": wanted, "timeout": timeout, "separator": separator}
         echo = Echo(report)
         self._workers = [Worker(setup, functools.partial(echo.add, number)) for number in range(workers)]

@@ -147,7 +147,7 @@ def serve() -> None:
         for function, wanted in zip(
             load_functions([wanted["spec"] for wanted in setup["functions"]]), setup["functions"], strict=True
         ):
-            functions.append(read_signature(function, wanted["given"]))
+            functions.append(read_signature(function, wanted["fixed_arguments"]))
     except BaseException as error:  # a user's file may raise anything, SystemExit included; it is reported, then over
         reason = reason_of(error).removeprefix("raised ")
         _reply(channel, {"error": f"could not be loaded: {reason}", "function": len(functions), **describe(error)})

@@ -41,7 +41,7 @@ class Watch:
             }
         )
         self._imports.install()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     @cached_property
     def run(self) -> WatchedRun:
@@ -71,7 +71,7 @@ class Watch:
         if self.observer is not None:
             self.observer.watch_generate(module)
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         """A worker is not watched."""
         attempt(self._broke, self._off)
 
@@ -84,10 +84,10 @@ class Watch:
         attempt(self._broke, self.write)
 
     def ended(self, error: BaseException | None) -> None:
-        if self._written and not _failed(error):
+        if self._written and not _is_failure(error):
             return
         attempt(self._broke, self._off)
-        if _failed(error):
+        if _is_failure(error):
             attempt(self._broke, self._explain, error)
         if self.observer is not None:
             attempt(self._broke, self.observer.updates.settle)
@@ -136,7 +136,7 @@ class Watch:
         os.replace(aside, path)
 
 
-def _failed(error: BaseException | None) -> bool:
+def _is_failure(error: BaseException | None) -> bool:
     return error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt))
 
 

@@ -118,7 +118,7 @@ def _batch_of_dump(path: Path, parts: list[dict[str, Array]], notes: list[str]) 
         raise BatchError(f"{path} is not a whole dump: a part of it holds no targets_BT or mask_BT; {_SUPPORTED}")
     width = max(part["tokens"].shape[-1] for part in parts)
     values: dict[str, object]
-    values = {name: np.concatenate([_widened(part, name, width) for part in parts]) for name in shared}
+    values = {name: np.concatenate([_widen(part, name, width) for part in parts]) for name in shared}
     match = re.fullmatch(r"step-(\d+)-update-(\d+)", path.stem)
     if match:
         values |= {"step": int(match[1]), "update": int(match[2]) - 1}
@@ -130,6 +130,6 @@ def _batch_of_dump(path: Path, parts: list[dict[str, Array]], notes: list[str]) 
         raise BatchError(f"{path}: {error}") from error
 
 
-def _widened(part: Mapping[str, Array], name: str, width: int) -> Array:
+def _widen(part: Mapping[str, Array], name: str, width: int) -> Array:
     array = part[name]
     return np.pad(array, ((0, 0), (0, width - array.shape[1])))

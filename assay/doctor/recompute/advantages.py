@@ -83,7 +83,7 @@ def centring(batch: Batch) -> Centring:
         raise Missing("a group of two rows with finite advantages")
     lost = 0.0
     if rewards_B is not None:
-        varying = [rows for rows in groups if np.ptp(_scored(rewards_B[rows])) > 0]
+        varying = [rows for rows in groups if np.ptp(_scored_rewards(rewards_B[rows])) > 0]
         groups = varying or groups
         lost = _lost_digits(rewards_B, groups)
     known_B = advantages_B[np.isfinite(advantages_B)]
@@ -92,7 +92,7 @@ def centring(batch: Batch) -> Centring:
     return Centring(mean_P, np.abs(mean_P) > limit, tuple(groups), float(known_B.mean()), limit)
 
 
-def _scored(rewards: Array) -> Array:
+def _scored_rewards(rewards: Array) -> Array:
     scored = rewards[~np.isnan(rewards)]
     return scored if scored.size else np.zeros(1)
 
@@ -180,7 +180,7 @@ def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
 
 def _lost_digits(rewards_B: Array, groups: list[Array]) -> float:
     """What float32 loses when close rewards far from 0 are subtracted: 1000.001 - 1000 keeps three digits."""
-    rewards_PG, largest = grouped(rewards_B, groups), float(np.abs(_scored(rewards_B)).max())
+    rewards_PG, largest = grouped(rewards_B, groups), float(np.abs(_scored_rewards(rewards_B)).max())
     # three times 0.1 has a mean beside 0.1: by that alone a group does not vary
     varies_P = np.fmax.reduce(rewards_PG, axis=1) - np.fmin.reduce(rewards_PG, axis=1) > FLOAT64 * largest
     if not varies_P.any():

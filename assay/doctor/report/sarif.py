@@ -91,7 +91,7 @@ def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
         "locations": [_location(report, word)],
         # of the illness, the path and the expression: numbers and lines move, the finding is the same
         "partialFingerprints": {"primaryLocationLineHash": f"{_fingerprint(report, word)}:1"},
-        **_related(word),
+        **_related_locations(word),
         **_fixes(word),
         "properties": {
             "confidence": word.confidence.value,
@@ -126,7 +126,7 @@ def _region(place: Place) -> dict[str, Any]:
     }
 
 
-def _related(word: Word) -> dict[str, Any]:
+def _related_locations(word: Word) -> dict[str, Any]:
     others = word.verdict.places[1:]
     if not others:
         return {}

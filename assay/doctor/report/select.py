@@ -17,8 +17,8 @@ def select(illnesses: Sequence[Illness], chosen: Sequence[str], ignored: Sequenc
     """Those that `chosen` names and `ignored` does not, in the order of the catalogue. If `chosen` names none: all that
     need no reward to be called."""
     without_a_call = {illness.code for illness in illnesses if not illness.needs_a_call}
-    kept = _named(illnesses, chosen) if _split(chosen) else without_a_call
-    kept -= _named(illnesses, ignored)
+    kept = _codes_named(illnesses, chosen) if _split(chosen) else without_a_call
+    kept -= _codes_named(illnesses, ignored)
     if not kept:
         raise UnknownCode("--ignore takes away every check that --select names; nothing is left to look for")
     return [illness for illness in illnesses if illness.code in kept]
@@ -35,7 +35,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else "'assay explain' lists them all"
 
 
-def _named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]:
+def _codes_named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]:
     codes: set[str] = set()
     for word in _split(words):
         found = {illness.code for illness in illnesses if illness.code.startswith(word.upper())}

@@ -74,7 +74,7 @@ def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]
     if rewards_B is None and groups is not None and advantages_B is not None:
         rewards_B = _sum_of_parts(rows, groups, advantages_B, source, notes)
     values |= {"rewards": rewards_B, "advantages": advantages_B, "group_ids": groups}
-    values |= {"finished": _finished(rows), **_ids(rows), **_scale(rewards_B)}
+    values |= {"finished": _finished_flags(rows), **_ids(rows), **_scale(rewards_B)}
     texts = {"completion": [_text(_value(row, COMPLETION)) for row in rows]} if _have_texts(rows, COMPLETION) else {}
     if _have_texts(rows, PROMPT):
         texts["prompt"] = prompts
@@ -173,7 +173,7 @@ def _scale(rewards_B: Array | None) -> dict[str, float]:
     return {"max_reward": 1.0, "min_reward": -1.0 if known_N.min() < 0.0 else 0.0}
 
 
-def _finished(rows: Sequence[Row]) -> Array | None:
+def _finished_flags(rows: Sequence[Row]) -> Array | None:
     reasons = [_ENDED.get(str(_value(row, FINISH)).lower()) for row in rows]
     if all(reason is not None for reason in reasons):
         return np.array(reasons, dtype=bool)
@@ -186,10 +186,10 @@ def _ids(rows: Sequence[Row]) -> dict[str, Any]:
     completions = _lists_of_ids(rows, (*COMPLETION_IDS, *COMPLETION))
     prompts = _lists_of_ids(rows, (*PROMPT_IDS, *PROMPT))
     if completions is not None:
-        found["tokens"], _ = _padded(completions, lambda row, width: row + [0] * (width - len(row)))
+        found["tokens"], _ = _pad(completions, lambda row, width: row + [0] * (width - len(row)))
         found["lengths"] = np.array([len(row) for row in completions])
     if prompts is not None:
-        found["prompt_tokens"], width = _padded(prompts, lambda row, width: [0] * (width - len(row)) + row)
+        found["prompt_tokens"], width = _pad(prompts, lambda row, width: [0] * (width - len(row)) + row)
         lengths_B = np.array([len(row) for row in prompts])
         found["prompt_mask"] = np.arange(width) >= width - lengths_B[:, None]
     return found
@@ -204,6 +204,6 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**31 for token in value)
 
 
-def _padded(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
+def _pad(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
     width = max(map(len, lists))
     return np.array([pad(row, width) for row in lists], dtype=np.int64), width
