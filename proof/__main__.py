@@ -39,10 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known, planting = illnesses_looking_at(*KINDS), plants()
     wanted = {name.lower().replace("-", "_") for name in options.codes}
     planted = known if options.planted else []
-    chosen = [one for one in planted if one.code in planting and (not wanted or {one.code.lower(), one.name} & wanted)]
+    chosen = [
+        illness
+        for illness in planted
+        if illness.code in planting and (not wanted or {illness.code.lower(), illness.name} & wanted)
+    ]
     runs = HEALTHY_RUNS if options.healthy else ()
     healthy = [run for run in runs if not wanted or any(word in run.name for word in wanted)]
-    named = {one.code.lower() for one in known} | {one.name for one in known}
+    named = {illness.code.lower() for illness in known} | {illness.name for illness in known}
     unknown = [word for word in wanted if word not in named and not any(word in run.name for run in HEALTHY_RUNS)]
     if unknown:
         print(f"proof: {unknown[0]!r} is neither an illness nor a healthy run", file=sys.stderr)
@@ -69,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(
         tuple(outcome for outcome in outcomes if outcome.code),
         tuple(outcome for outcome in outcomes if not outcome.code),
-        tuple(one.code for one in planted if one.code not in planting and not wanted),
+        tuple(illness.code for illness in planted if illness.code not in planting and not wanted),
         shlex.join(["python", "-m", "proof", *(sys.argv[1:] if arguments is None else arguments)]),
     )
     save(report, options.out)

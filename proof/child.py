@@ -19,12 +19,12 @@ from typing import Any
 
 from proof.outcome import Outcome
 
-LONGEST = 300.0  # seconds a trial may take
+LONGEST = 300.0  # the most seconds for one trial
 
 
 @dataclass(frozen=True)
 class Job:
-    """`work` is given an empty directory; `broken` is the outcome if it never returns, with `error` to be filled."""
+    """`work` gets an empty directory; `broken` is the outcome if it never returns, with `error` to be filled."""
 
     work: Callable[[Path], Outcome]
     broken: Callable[[str], Outcome]

@@ -79,7 +79,7 @@ def _specimen(script: str, entry: dict[str, Any], code: str) -> Specimen:
     return Specimen(
         script,
         entry["form"],
-        tuple(Edit(one["old"], one["new"], one.get("file", "")) for one in entry["edits"]),
+        tuple(Edit(edit["old"], edit["new"], edit.get("file", "")) for edit in entry["edits"]),
         code,
         frozenset(entry.get("also", ())),
         entry.get("source", code in SEEN_IN_SOURCE),

@@ -55,7 +55,7 @@ def read(specimen: Specimen) -> Seen:
 
     with tempfile.TemporaryDirectory() as folder:
         evidence = open_evidence(write(specimen, Path(folder)))
-        diagnosis = diagnose(evidence, [one for one in catalogue() if one.source is not None])
+        diagnosis = diagnose(evidence, [illness for illness in catalogue() if illness.source is not None])
     return Seen(specimen, "source", tuple((word.code, word.confidence.value) for word in diagnosis.findings))
 
 
@@ -64,10 +64,10 @@ def watch(chosen: Sequence[Specimen], jobs: int) -> list[Seen]:
     seen: dict[str, list[Seen]] = {}
     with tempfile.TemporaryDirectory() as folder:
         by_path: dict[str, Specimen] = {}
-        for number, one in enumerate(chosen):
+        for number, specimen in enumerate(chosen):
             own = Path(folder) / str(number)
             own.mkdir()
-            by_path[str(as_script(write(one, own)))] = one
+            by_path[str(as_script(write(specimen, own)))] = specimen
         for number, result in enumerate(watch_all(list(by_path), jobs=jobs, seconds=SECONDS), 1):
             specimen = by_path[result["path"]]
             code, error = result["code"], result["error"] or "; ".join(result["crashed"])
@@ -79,11 +79,11 @@ def watch(chosen: Sequence[Specimen], jobs: int) -> list[Seen]:
             if sys.stderr.isatty() or number % 25 == 0:
                 print(f"\r{number} of {len(chosen)} scripts watched", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
-        return [one for path in by_path for one in seen[path]]
+        return [entry for path in by_path for entry in seen[path]]
 
 
 def look(chosen: Sequence[Specimen], *, watched: bool, jobs: int) -> list[Seen]:
-    return [*(read(one) for one in chosen), *(watch(chosen, jobs) if watched else ())]
+    return [*(read(specimen) for specimen in chosen), *(watch(chosen, jobs) if watched else ())]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the table as Markdown")
     options = parser.parse_args(arguments)
     wanted = {code.upper() for code in options.codes}
-    chosen = [one for one in specimens() if not wanted or one.code in wanted]
+    chosen = [specimen for specimen in specimens() if not wanted or specimen.code in wanted]
     seen = look(chosen, watched=options.watch, jobs=options.jobs)
     print(summary(seen, misses=options.misses))
     if options.out is not None:

@@ -68,10 +68,10 @@ def of_planted(illness: Illness, seed: int, diagnosis: Diagnosis, *, steps: int,
         message=findings[rank - 1].verdict.message if rank else _silence(illness, diagnosis),
         others=tuple(_code_and_confidence(word) for word in findings if word.code != illness.code),
         false_claims=tuple(_code_and_confidence(word) for word in false),
-        crashed=_crashed(diagnosis),
+        crashed=_crash_messages(diagnosis),
         notes=diagnosis.notes,
         steps=steps,
-        looked=_looked(diagnosis),
+        looked=_checks_that_looked(diagnosis),
         seconds=seconds,
     )
 
@@ -89,17 +89,17 @@ def of_healthy(
         message=" | ".join(word.verdict.message for word in findings),
         others=tuple(_code_and_confidence(word) for word in findings),
         false_claims=tuple(_code_and_confidence(word) for word in false),
-        crashed=_crashed(diagnosis),
+        crashed=_crash_messages(diagnosis),
         notes=diagnosis.notes,
         steps=steps,
-        looked=_looked(diagnosis),
+        looked=_checks_that_looked(diagnosis),
         seconds=seconds,
         error=error,
     )
 
 
 def described(plant: Plant | None) -> str:
-    """How the illness was given: what was wrapped, set, or edited.
+    """How the illness was planted: what was wrapped, set, or edited.
 
     >>> described(Plant(("optimizer.epochs=2",), {"assay.train.step.verbs.score": lambda original: original}))
     'wraps verbs.score; optimizer.epochs=2'
@@ -121,7 +121,7 @@ def _silence(illness: Illness, diagnosis: Diagnosis) -> str:
     return f"{word.verdict.state}: {word.verdict.message}"
 
 
-def _looked(diagnosis: Diagnosis) -> int:
+def _checks_that_looked(diagnosis: Diagnosis) -> int:
     return len(diagnosis.of(State.HEALTHY)) + len(diagnosis.of(State.FINDING))
 
 
@@ -129,5 +129,5 @@ def _code_and_confidence(word: Word) -> str:
     return f"{word.code} {word.confidence}"
 
 
-def _crashed(diagnosis: Diagnosis) -> tuple[str, ...]:
+def _crash_messages(diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(f"{word.code} {word.verdict.message}" for word in diagnosis.of(State.CRASHED))

@@ -10,11 +10,11 @@ _BARS = {"source": SOURCE_BAR, "run": 0.0, "watch": WATCH_BAR}  # the run alone 
 
 
 def planted(seen: Sequence[Seen], how: str) -> list[Seen]:
-    return [one for one in seen if one.how == how and one.specimen.code and one.counts]
+    return [result for result in seen if result.how == how and result.specimen.code and result.counts]
 
 
 def silent(seen: Sequence[Seen], how: str) -> list[Seen]:
-    return [one for one in seen if one.how == how and not one.specimen.code]
+    return [result for result in seen if result.how == how and not result.specimen.code]
 
 
 def breaches(seen: Sequence[Seen]) -> list[str]:
@@ -22,15 +22,15 @@ def breaches(seen: Sequence[Seen]) -> list[str]:
     found: list[str] = []
     for how, bar in _BARS.items():
         ours = planted(seen, how)
-        share = sum(one.is_named for one in ours) / max(len(ours), 1)
+        share = sum(result.is_named for result in ours) / max(len(ours), 1)
         if ours and share < bar:
             found.append(f"{how}: {share:.1%} of {len(ours)} planted faults are named, the bar is {bar:.0%}")
-        for one in silent(seen, how):
-            if one.findings:
-                codes = ", ".join(code for code, _ in one.findings)
-                found.append(f"{how}: {one.specimen.script}, {one.specimen.form}: {codes} is a false alarm")
-            elif one.error:
-                found.append(f"{how}: {one.specimen.script}, {one.specimen.form}: {one.error}")
+        for result in silent(seen, how):
+            if result.findings:
+                codes = ", ".join(code for code, _ in result.findings)
+                found.append(f"{how}: {result.specimen.script}, {result.specimen.form}: {codes} is a false alarm")
+            elif result.error:
+                found.append(f"{how}: {result.specimen.script}, {result.specimen.form}: {result.error}")
     return found
 
 
@@ -40,37 +40,37 @@ def summary(seen: Sequence[Seen], *, misses: bool) -> str:
         ours, others = planted(seen, how), silent(seen, how)
         if not ours and not others:
             continue
-        named, first = sum(one.is_named for one in ours), sum(one.is_first for one in ours)
-        alarms = sum(bool(one.findings) for one in others)
+        named, first = sum(result.is_named for result in ours), sum(result.is_first for result in ours)
+        alarms = sum(bool(result.findings) for result in others)
         lines.append(
             f"{how}: {named} of {len(ours)} planted faults named ({named / max(len(ours), 1):.1%}), {first} of them "
             f"first; {alarms} false alarms on {len(others)} clean scripts and variants"
         )
         if misses:
-            lines += [f"  missed  {_line(one)}" for one in ours if not one.is_named]
+            lines += [f"  missed  {_line(result)}" for result in ours if not result.is_named]
     return "\n".join([*lines, *(f"  below the bar: {sentence}" for sentence in breaches(seen))])
 
 
 def page(seen: Sequence[Seen]) -> str:
-    codes = sorted({one.specimen.code for one in seen if one.specimen.code})
+    codes = sorted({result.specimen.code for result in seen if result.specimen.code})
     lines = [
         "| code | planted | source names | the run names | watch names |",
         "|---|---|---|---|---|",
     ]
     for code in codes:
-        plants = {(one.specimen.script, one.specimen.form) for one in seen if one.specimen.code == code}
+        plants = {(result.specimen.script, result.specimen.form) for result in seen if result.specimen.code == code}
         cells = []
         for how in _BARS:
-            ours = [one for one in planted(seen, how) if one.specimen.code == code]
-            cells.append(f"{sum(one.is_named for one in ours)}/{len(ours)}" if ours else "-")
+            ours = [result for result in planted(seen, how) if result.specimen.code == code]
+            cells.append(f"{sum(result.is_named for result in ours)}/{len(ours)}" if ours else "-")
         lines.append(f"| {code} | {len(plants)} | {' | '.join(cells)} |")
     for how in _BARS:
-        missed = [one for one in planted(seen, how) if not one.is_named]
+        missed = [result for result in planted(seen, how) if not result.is_named]
         if missed:
-            lines += ["", f"Missed by {how}:", "", *(f"- {_line(one)}" for one in missed)]
+            lines += ["", f"Missed by {how}:", "", *(f"- {_line(result)}" for result in missed)]
     return "\n".join([summary(seen, misses=False), "", *lines]) + "\n"
 
 
-def _line(one: Seen) -> str:
-    instead = ", ".join(f"{code} {sure}" for code, sure in one.findings) or one.error or "nothing"
-    return f"{one.specimen.code} in {one.specimen.script}: {one.specimen.form} (found: {instead})"
+def _line(result: Seen) -> str:
+    instead = ", ".join(f"{code} {sure}" for code, sure in result.findings) or result.error or "nothing"
+    return f"{result.specimen.code} in {result.specimen.script}: {result.specimen.form} (found: {instead})"

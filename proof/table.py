@@ -141,8 +141,8 @@ def _by_name(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 
 
 def _count(values: Any) -> str:
-    given = list(values)
-    return f"{sum(given)}/{len(given)}"
+    flags = list(values)
+    return f"{sum(flags)}/{len(flags)}"
 
 
 def _several(values: Any) -> str:

@@ -2,7 +2,7 @@
 
     python -m proof.watching JOBS SECONDS
 
-Paths of scripts come in on stdin, one a line; for each a line of JSON goes out when it is done: path, code (the
+Paths of scripts come in on stdin, one per line; a line of JSON goes out for each when it is done: path, code (the
 script's exit code), seconds, error, and the findings as [code, confidence]: `run`, of the run alone, and `all`, of
 the run and the text together.
 """
@@ -63,7 +63,7 @@ class _Running:
     began: float
 
     def result(self, code: int) -> dict[str, Any]:
-        told = Path(self.folder.name) / "told.json"
+        report = Path(self.folder.name) / "report.json"
         seconds = time.monotonic() - self.began
         result: dict[str, Any] = {
             "path": self.path,
@@ -73,8 +73,8 @@ class _Running:
             "run": [],
             "all": [],
         }
-        if told.exists():
-            result |= json.loads(told.read_text())
+        if report.exists():
+            result |= json.loads(report.read_text())
         else:
             words = (Path(self.folder.name) / "words").read_text(errors="backslashreplace")
             result["error"] = words[-600:] or f"no report, exit code {code}"
@@ -103,15 +103,15 @@ def main() -> int:
             if process == 0:
                 _run(Path(path), Path(folder.name))
             running[process] = _Running(path, folder, time.monotonic())
-        for process, one in list(running.items()):
+        for process, script in list(running.items()):
             done, status = os.waitpid(process, os.WNOHANG)
-            late = not done and time.monotonic() - one.began > seconds
+            late = not done and time.monotonic() - script.began > seconds
             if late:
                 _end(process)
                 os.waitpid(process, 0)
             if done or late:
                 del running[process]
-                result = one.result(os.waitstatus_to_exitcode(status) if done else -signal.SIGKILL)
+                result = script.result(os.waitstatus_to_exitcode(status) if done else -signal.SIGKILL)
                 if late:
                     result["error"] = f"took more than {seconds:g} seconds"
                 print(json.dumps(result), flush=True)
@@ -142,9 +142,9 @@ def _run(script: Path, folder: Path) -> NoReturn:
     class Proof(Watch):
         def write(self) -> None:
             self._written = True
-            told = _told(self.run, script)
-            (folder / "part").write_text(json.dumps(told))
-            os.replace(folder / "part", folder / "told.json")
+            report = _report(self.run, script)
+            (folder / "part").write_text(json.dumps(report))
+            os.replace(folder / "part", folder / "report.json")
 
     code = 70
     try:
@@ -159,21 +159,21 @@ def _run(script: Path, folder: Path) -> NoReturn:
         _LEAVE(code)
 
 
-def _told(run: Any, script: Path) -> dict[str, Any]:
+def _report(run: Any, script: Path) -> dict[str, Any]:
     from assay.doctor.diagnosis import diagnose
     from assay.watch.report import evidence_of
 
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for name, read in (("run", False), ("all", True)):
         diagnosis = diagnose(evidence_of(run, read=read))
-        told[name] = [[word.code, word.confidence.value] for word in diagnosis.findings]
-        told[f"{name}_messages"] = [word.verdict.message for word in diagnosis.findings]
+        report[name] = [[word.code, word.confidence.value] for word in diagnosis.findings]
+        report[f"{name}_messages"] = [word.verdict.message for word in diagnosis.findings]
         crashed = [
             f"{word.code}: {word.verdict.message}" for word in diagnosis.words if word.verdict.state == "crashed"
         ]
-        told["crashed"] = crashed
-    told["notes"] = list(run.notes)
-    return told
+        report["crashed"] = crashed
+    report["notes"] = list(run.notes)
+    return report
 
 
 if __name__ == "__main__":

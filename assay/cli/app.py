@@ -73,8 +73,8 @@ def verb(name: str, group: str, **settings: Any) -> Callable[[Callable[..., None
     return app.command(name, cls=_Verb, epilog=epilog(name), rich_help_panel=group, **settings)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(show: bool) -> None:
+    if show:
         typer.echo(f"assay {__version__}")
         raise typer.Exit
 

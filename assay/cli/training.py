@@ -130,7 +130,7 @@ def evaluate(
     from assay.record import RunDirectory, RunError
     from assay.train.failure import RunFailed
 
-    asked = {"evaluate.prompts": prompts, "evaluate.samples": samples}
+    counts = {"evaluate.prompts": prompts, "evaluate.samples": samples}
     try:
         if config is not None and not (target / "run.json").exists():
             configuration.load(config, overrides or [])
@@ -143,7 +143,7 @@ def evaluate(
         evaluated = evaluate_saved(
             target,
             config_file=config,
-            overrides=[*(overrides or []), *(f"{name}={n}" for name, n in asked.items() if n is not None)],
+            overrides=[*(overrides or []), *(f"{name}={n}" for name, n in counts.items() if n is not None)],
             checkpoint=checkpoint,
             progress=ProgressLine(sys.stderr),
             report=say,
@@ -172,11 +172,11 @@ def show(
     from assay.record import RunError
     from assay.train.show.show_command import show_lines
 
-    asked = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
+    orders = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
     try:
-        if len(asked) > 1:
-            raise configuration.ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; choose one")
-        order = asked[0] if asked else "spread"
+        if len(orders) > 1:
+            raise configuration.ConfigError(f"--{orders[0]} and --{orders[1]} cannot be combined; choose one")
+        order = orders[0] if orders else "spread"
         for line in show_lines(run, step=step, prompt=prompt, order=order, count=count):
             typer.echo(line)
     except (configuration.ConfigError, RunError) as error:
@@ -266,9 +266,9 @@ def reward_check(
     """
     from assay.reward_check import command
 
-    asked = command.settings(functions or [], task, options or [])
+    named = command.settings(functions or [], task, options or [])
     try:
-        settings = configuration.load(config, [*(overrides or []), *asked])
+        settings = configuration.load(config, [*(overrides or []), *named])
         code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
     except configuration.ConfigError as error:
         refuse(error)

@@ -36,8 +36,8 @@ class _Tensor(np.ndarray):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         with np.errstate(all="ignore"):
-            made = np.asarray(getattr(ufunc, method)(*(_unwrapped(one) for one in inputs), **options))
-            return (made if made.dtype.kind in "bi" else made.astype(np.float64, copy=False)).view(_Tensor)
+            result = np.asarray(getattr(ufunc, method)(*(_unwrap(value) for value in inputs), **options))
+            return (result if result.dtype.kind in "bi" else result.astype(np.float64, copy=False)).view(_Tensor)
 
     # one number for each
     def exp(self) -> Any:
@@ -156,5 +156,5 @@ class _Tensor(np.ndarray):
         return tensor(np.asarray(value, dtype=self.dtype))
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     return plain(value) if isinstance(value, _Tensor) else value

@@ -1,4 +1,4 @@
-"""What the model was given for each row, beside what it should have been given: prompt + completion, and padding.
+"""What the model got for each row, and what it should have got: prompt + completion, and padding.
 
 Shape legend: B completions, T completion tokens, P prompt tokens, S tokens given to the model.
 """
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def stray(self) -> Array:
-        """Columns that are no part of the row, are attended, and are seen by a token of it: before or inside it."""
+        """Attended columns that do not belong to the row but lie before or inside it, so that its tokens see them."""
         assert self.places is not None
         assert self.attended_S is not None
         before_S = np.arange(len(self.given_S)) < self.places[-1]
@@ -66,7 +66,7 @@ def rows_given(batch: Batch) -> list[Row]:
 
 
 def _behind_prompt(tokens_T: Array, prompt: Array, mask_T: Array) -> list[Array]:
-    """What may be the completion of a row that begins with its prompt: all behind it, or from the first loss token."""
+    """What may be the completion of a row that begins with its prompt: all after it, or from the first loss token."""
     if not mask_T.any():
         return []
     first, last = int(np.argmax(mask_T)), len(tokens_T) - int(np.argmax(mask_T[::-1]))
@@ -99,7 +99,7 @@ def _is_attended(places: Array, attended_S: Array | None) -> bool:
 
 
 def _places_apart(given_S: Array, prompt: Array, completion: Array, attended_S: Array | None) -> Array | None:
-    """Of a prompt padded on the right, and the completion behind the padding."""
+    """Of a prompt padded on the right, and the completion after the padding."""
     head, tail = _last_place(given_S, prompt), _last_place(given_S, completion)
     if head is None or tail is None or tail < head + len(prompt):
         return None
@@ -130,8 +130,8 @@ def is_padding(batch: Batch, ids: Array) -> bool:
 
 
 def moved_by_company(batch: Batch) -> tuple[str, Gap] | None:
-    """How the row's log-probs change with padding, order and company: (which way, gap); None if that was not tried,
-    or if the same scoring repeated gives other numbers anyway."""
+    """How the log-probs change with padding, order and batch-mates: (which way, gap). None if that was not tried, or
+    if the same scoring repeated gives other numbers anyway."""
     if batch.get("scored_again") is None:
         return None
     dtype = batch.settings.get("dtype")
@@ -147,17 +147,17 @@ def moved_by_company(batch: Batch) -> tuple[str, Gap] | None:
     gaps = [
         (how, gap_between(batch, name, "scored_again")) for name, how in ways.items() if batch.get(name) is not None
     ]
-    return max(gaps, key=lambda one: one[1].mean) if gaps else None
+    return max(gaps, key=lambda way: way[1].mean) if gaps else None
 
 
 def moved_at_all(batch: Batch) -> tuple[str, Gap] | None:
-    """The same, and how far the first update's log-probs are from those of the model asked plainly."""
-    company = moved_by_company(batch)
-    asked = all(batch.get(name) is not None for name in ("new_logprobs", "plain_logprobs"))
-    if not asked or batch.numbers.get("update") != 0:
-        return company
-    plain = ("by the model asked plainly", gap_between(batch, "new_logprobs", "plain_logprobs"))
-    return max((company, plain), key=lambda one: one[1].mean) if company else plain
+    """The same, and how far the log-probs of the first update are from the plain ones."""
+    moved = moved_by_company(batch)
+    has_both = all(batch.get(name) is not None for name in ("new_logprobs", "plain_logprobs"))
+    if not has_both or batch.numbers.get("update") != 0:
+        return moved
+    plain = ("against the plain log-probs", gap_between(batch, "new_logprobs", "plain_logprobs"))
+    return max((moved, plain), key=lambda way: way[1].mean) if moved else plain
 
 
 def mask_faults(batch: Batch) -> dict[int, str]:

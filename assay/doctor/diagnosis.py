@@ -154,7 +154,8 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
     if illness.run is not None and evidence.run is not None:
         words.append(Word(illness, _ask(_together(illness, illness.run), evidence.run)))
     if illness.source is not None:
-        words += [Word(illness, _ask(_together(illness, illness.source), one), one.path) for one in evidence.programs]
+        check = _together(illness, illness.source)
+        words += [Word(illness, _ask(check, program), program.path) for program in evidence.programs]
     if illness.curves is not None and evidence.curves is not None:
         words.append(Word(illness, _ask(illness.curves, evidence.curves)))
     if illness.batch is not None:
@@ -167,9 +168,9 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         if evidence.programs and evidence.run is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
         kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
-        # a run under watch is too short for curves: what would do is told
+        # a run under watch is too short for curves: the message says how long it must be
         needed = _NEEDED if evidence.run is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
-        return Word(illness, not_enough_data(" or ".join(needed[one] for one in kinds)))
+        return Word(illness, not_enough_data(" or ".join(needed[kind] for kind in kinds)))
     loudest = max(words, key=lambda word: (LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
     found = [word for word in words if word.verdict.state is State.FINDING]
     texts = {program.path for program in evidence.programs}
@@ -185,19 +186,20 @@ def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Ca
 
     def ask(piece: Any) -> Verdict:
         verdicts = list(check(piece))
-        found = [one for one in verdicts if one.state is State.FINDING and not _is_ignored(illness, one, piece)]
+        findings = [verdict for verdict in verdicts if verdict.state is State.FINDING]
+        found = [finding for finding in findings if not _is_ignored(illness, finding, piece)]
         if found:
-            first = max(found, key=lambda one: (one.confidence.rank, -found.index(one)))
-            others = [place for one in found for place in one.places[:1] if place not in first.places]
-            each = tuple(dict.fromkeys(place for one in found for place in one.places[:1]))
+            first = max(found, key=lambda verdict: (verdict.confidence.rank, -found.index(verdict)))
+            others = [place for verdict in found for place in verdict.places[:1] if place not in first.places]
+            each = tuple(dict.fromkeys(place for verdict in found for place in verdict.places[:1]))
             places = (*first.places, *dict.fromkeys(others))
             return replace(first, places=places, found_at=each, edit=_applicable(first.edit, piece))
-        kept = [one for one in verdicts if one.state is not State.FINDING]
-        if any(one.state is State.FINDING for one in verdicts):
+        kept = [verdict for verdict in verdicts if verdict.state is not State.FINDING]
+        if findings:
             return not_applicable("a comment in the script asks to ignore it")
         if not kept:
             return not_applicable(NOTHING)
-        return max(kept, key=lambda one: LOUD[one.state])
+        return max(kept, key=lambda verdict: LOUD[verdict.state])
 
     return ask
 
@@ -211,8 +213,8 @@ def _applicable(edit: Edit | None, piece: Any) -> Edit | None:
     if is_in_part and place.text in edit.replacement:
         return None
     if edit.replacement.startswith("torch.") and isinstance(piece, Program):
-        imported = [one.place for one in piece.of("library") if one.place.file == place.file]
-        return edit if any(one.text.split(".")[0] == "torch" for one in imported) else None
+        imported = [fact.place for fact in piece.of("library") if fact.place.file == place.file]
+        return edit if any(library.text.split(".")[0] == "torch" for library in imported) else None
     return edit
 
 

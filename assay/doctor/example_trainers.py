@@ -16,7 +16,7 @@ def logprobs_of(ids, attention, kept):
     return logprobs[:, -kept:]
 
 for questions, answers in batches():
-    chats = [[{"role": "user", "content": one}] for one in questions for _ in range(GROUP)]
+    chats = [[{"role": "user", "content": question}] for question in questions for _ in range(GROUP)]
     texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
     prompts = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
     model.eval()

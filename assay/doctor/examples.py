@@ -26,7 +26,7 @@ ROUNDING = 2e-6  # what float32 leaves between two ways to compute the same log-
 def healthy_batch(*, update: int = 0, seed: int = 0, **changes: Any) -> Batch:
     """A whole, sound batch. `changes` replace fields, numbers or settings by name; None takes one away."""
     random = np.random.default_rng(seed)
-    values = {**_settings(), **_sampled(random)}
+    values = {**_settings(), **_sampled_fields(random)}
     values |= _logprobs(values, random, update)
     values |= _advantages(values["rewards"])
     values |= _loss(values)
@@ -48,13 +48,13 @@ def edited(batch: Batch, **changes: Any) -> Batch:
 
 
 def of_the_loss(batch: Batch) -> dict[str, Any]:
-    """What the loss made of a batch, by name, each as None: `edited` with it leaves all of that out."""
-    made = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
-    return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(made))
+    """Names of all that the loss computed from a batch, each with None: `edited` with them takes all of it away."""
+    computed = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
+    return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(computed))
 
 
 def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:
-    """A run that learns. `columns` replace metrics by name, by one number or one a step; None takes one away."""
+    """A run that learns. `columns` replace metrics by name: one number, or one per step; None takes the metric away."""
     random = np.random.default_rng(1)
     step = np.arange(1, steps + 1)
     progress = (step - 1) / max(steps - 1, 1)
@@ -204,7 +204,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _sampled(random: np.random.Generator) -> dict[str, Any]:
+def _sampled_fields(random: np.random.Generator) -> dict[str, Any]:
     lengths_B = random.integers(4, T, size=B)
     lengths_B[[3, 9]] = T  # the token limit cut these off
     finished_B = lengths_B < T

@@ -1,6 +1,6 @@
 """The catalogue, read by people: the list of illnesses, the explanation of one, and the table in docs/doctor.md.
 
-python -m assay.doctor.explain --table docs/doctor.md      # writes the table anew, between its two marks
+python -m assay.doctor.explain --table docs/doctor.md      # writes the table again, between its two marks
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table between its marks written anew."""
+    """The page with a new table between its marks."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page must hold {BEGIN} and {END} once each")
     before, _, rest = page.partition(BEGIN)

@@ -14,7 +14,7 @@ from assay.config import ConfigError
 from assay.doctor.catalogue import KINDS, Illness, by_code, catalogue, illnesses_looking_at
 from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
-from assay.doctor.evidence.open import open_evidence, patients
+from assay.doctor.evidence.open import input_paths, open_evidence
 from assay.doctor.report import NO_TRAINING, Crash, Report, escaped
 from assay.doctor.report.select import nearest
 from assay.programs.program import Program
@@ -23,7 +23,7 @@ from assay.record import RunError
 from assay.record.batch import Batch, BatchError
 from assay.verdict import Place, State, not_applicable
 
-# a run directory, and a function that takes a sentence on what was left out --> batches for which a model was asked
+# a run directory, and a function that takes a sentence on what was left out --> batches with log-probs of a model
 Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
 
 UNREADABLE = (SourceError, BatchError, RunError, ConfigError)
@@ -39,30 +39,30 @@ def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute:
     looked_at: set[Path] = set()
     for path in paths:
         try:
-            found = patients(path)
+            found = input_paths(path)
         except UNREADABLE:
             found = [path]  # whoever reads it says what is wrong
         is_itself = found == [path]
-        for one in found:
-            if one not in looked_at:
-                looked_at.add(one)
-                reports.append(_report(one, illnesses, recompute if is_itself else None, is_lone and is_itself))
+        for input_path in found:
+            if input_path not in looked_at:
+                looked_at.add(input_path)
+                reports.append(_report(input_path, illnesses, recompute if is_itself else None, is_lone and is_itself))
     return _once(reports)
 
 
 def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None, raises: bool) -> Report:
     try:
         with _Looking(path):
-            return _diagnosed(path, illnesses, recompute)
+            return _diagnose_path(path, illnesses, recompute)
     except UNREADABLE as error:
         if raises:
             raise
-        return _failed(path, unread=str(error))
+        return _failed_report(path, unread=str(error))
     except Exception as error:
-        return _failed(path, crash=_crash(error))
+        return _failed_report(path, crash=_crash(error))
 
 
-def _diagnosed(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
+def _diagnose_path(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
     evidence = open_evidence(path)
     if recompute is not None:
         left_out: list[str] = []
@@ -75,7 +75,7 @@ def _diagnosed(path: Path, illnesses: Sequence[Illness], recompute: Recompute | 
     return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
 
 
-def _failed(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
+def _failed_report(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
     return Report(str(path), Diagnosis(()), "nothing that could be looked at", True, unread=unread, crash=crash)
 
 
@@ -89,7 +89,7 @@ def _crash(error: Exception) -> Crash:
 
 
 def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequence[Illness]) -> bool:
-    """Whether a script was asked everything, and there was nothing to ask about."""
+    """Whether all checks of a script ran, and none of them found anything to look at."""
     was_all = len(illnesses) >= len(illnesses_looking_at(*KINDS))
     if not was_all or any(program.of(*_OF_TRAINING) for program in evidence.programs):
         return False
@@ -97,20 +97,20 @@ def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequenc
 
 
 def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
-    """What comments silence; those that name no code, or silence nothing of what was looked for."""
-    asked = {one.code for one in illnesses if one.source is not None}
-    known = [word for one in catalogue() for word in (one.code, one.name)]
+    """Notes on what comments silence, and on comments that name no code or silence nothing."""
+    checked_codes = {illness.code for illness in illnesses if illness.source is not None}
+    known = [word for illness in catalogue() for word in (illness.code, illness.name)]
     notes = [
         f"{place}: {code} is silenced by a comment{f': {ignore.reason}' if ignore.reason else ''}"
         for (code, place), ignore in program.silenced.items()
     ]
-    for one in program.ignores:
-        named = {word: by_code(word) for word in sorted(one.codes)}
+    for ignore in program.ignores:
+        named = {word: by_code(word) for word in sorted(ignore.codes)}
         unknown = [word for word, illness in named.items() if illness is None]
-        notes += [f"{one.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
+        notes += [f"{ignore.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
         codes = {illness.code if illness else "" for illness in named.values()}
-        if one not in program.used_ignores and codes and codes <= asked:
-            notes.append(f"{one.place}: `{one.place.text}` silences nothing; take it away")
+        if ignore not in program.used_ignores and codes and codes <= checked_codes:
+            notes.append(f"{ignore.place}: `{ignore.place.text}` silences nothing; take it away")
     return notes
 
 

@@ -180,7 +180,7 @@ class LiveDoctor:
             if self.mode == "strict" and fatal:
                 raise self.stop(
                     f"the doctor stopped the run: {word.code} {word.illness.name}: {word.verdict.message}; the run is "
-                    f"saved; assay explain {word.code} tells more, and --doctor warn goes on in spite of it"
+                    f"saved; assay explain {word.code} explains it, and --doctor warn goes on in spite of it"
                 )
         return diagnosis
 

@@ -59,7 +59,7 @@ def gap_between(batch: Batch, one: str, other: str) -> Gap:
 
 
 def row_spans(batch: Batch) -> tuple[Array, Array]:
-    """First column of each row's completion, and the one behind its last: as recorded, else up to the last loss token.
+    """First column of each completion, and the column after its last: as recorded, else up to the last loss token.
 
     Both are 0 where nothing says. `tokens` may be prompt + completion, with lengths of the completions alone.
     """
@@ -86,7 +86,7 @@ def row_spans(batch: Batch) -> tuple[Array, Array]:
 
 
 def row_lengths(batch: Batch) -> Array:
-    """The column behind each row's last completion token; 0 where nothing says."""
+    """The column after each row's last completion token; 0 where nothing says."""
     return row_spans(batch)[1]
 
 
@@ -106,7 +106,7 @@ def _loss_span(mask_BT: Array) -> tuple[Array, Array]:
 
 
 def _behind_prompts(batch: Batch) -> Array | None:
-    """The column behind the prompt of each row, if every row of `tokens` begins with its prompt; else None."""
+    """The column after the prompt of each row, if every row of `tokens` begins with its prompt; else None."""
     tokens_BT, prompts_BP, real_BP = (batch.get(name) for name in ("tokens", "prompt_tokens", "prompt_mask"))
     if tokens_BT is None or prompts_BP is None or real_BP is None or tokens_BT.shape[1] < prompts_BP.shape[1]:
         return None

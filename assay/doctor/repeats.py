@@ -27,17 +27,17 @@ def completions(batch: Batch) -> list[Completion]:
 def log_chances(batch: Batch) -> Array:
     """Log-probability of each whole completion; NaN where a token has none. Raises Missing without log-probs.
 
-    The model's own word, where it was asked plainly. Else the higher of the trainer's and the sampler's: an error of
-    either must not make a common answer look rare. A sampler that was certain of every token is not heard: a greedy
-    engine may report a probability of 1 for whatever it took.
+    Taken from the plain log-probs, if there are any. Else the higher of the trainer's and the sampler's: an error in
+    one of them must not make a common answer look rare. A sampler that was certain of every token does not count: a
+    greedy engine may report a probability of 1 for whatever it took.
     """
     batch.need("tokens")
     inside_BT = completion_places(batch)
     mask_BT = batch.get("mask")
     if mask_BT is not None:  # what is not trained was perhaps not sampled; of rows that are left out all was
         inside_BT = inside_BT & (mask_BT | ~mask_BT.any(axis=1, keepdims=True))
-    asked = batch.get("plain_logprobs")
-    words = [asked] if asked is not None else [word for name in _WORDS if (word := batch.get(name)) is not None]
+    plain_BT = batch.get("plain_logprobs")
+    words = [plain_BT] if plain_BT is not None else [word for name in _WORDS if (word := batch.get(name)) is not None]
     known = [word_BT for word_BT in words if np.isfinite(word_BT[inside_BT]).any()]
     doubtful = [word_BT for word_BT in known if not (word_BT[inside_BT] > _CERTAIN).all()]
     if not known:

@@ -141,10 +141,10 @@ def completion_rewards(trial: RewardTrial) -> list[float]:
 
 
 def reward_groups(trial: RewardTrial) -> tuple[list[list[float]], str]:
-    """Rewards by group: of the completions given, else of the answers made up for the problems with all forms."""
+    """Rewards by group: of the user's completions, else of the made-up answers to the problems tried in all forms."""
     if trial.groups:
-        given = [[reward for reward in group if reward is not None] for group in trial.groups]
-        return [group for group in given if len(group) > 1], "your completions"
+        scored = [[reward for reward in group if reward is not None] for group in trial.groups]
+        return [group for group in scored if len(group) > 1], "your completions"
     made_up = [
         [score.reward or 0.0 for score in scores]
         for problem, scores in by_problem(trial.of(*BASIC)).items()

@@ -17,7 +17,7 @@ from assay.doctor.catalogue import Illness
 
 MOST, FEWEST = 6, 3  # answers
 _NEAR = 0.55  # of the best score: what is worse than that is left out behind the first FEWEST
-_LEAST = 0.12  # below this nothing is said to match
+_LEAST = 0.12  # below this score no illness is shown
 _SUMMARY, _TEXT = 0.35, 0.15  # weights of an illness's name and summary, and of its explanation
 
 _UNSAID = frozenset(
@@ -126,10 +126,10 @@ def _stem(word: str) -> str | None:
     if word in _UNSAID or word[0].isdigit() or len(word) < 2:
         return None
     names = _names()
-    for one in (word, *_shorter(word)):
-        if one in names:
-            return names[one]
-        if one in _UNSAID:
+    for form in (word, *_shorter(word)):
+        if form in names:
+            return names[form]
+        if form in _UNSAID:
             return None
     return [word, *_shorter(word)][-1].rstrip("e")
 
@@ -175,5 +175,6 @@ def _likeness(first: Iterable[str], second: Iterable[str], weights: Mapping[str,
 
 def _rarity(known: Sequence[Illness]) -> dict[str, float]:
     """By how many illnesses have the word among their symptoms."""
-    counts = Counter(word for illness in known for word in {one for text in illness.symptoms for one in words_of(text)})
+    by_illness = [{stem for text in illness.symptoms for stem in words_of(text)} for illness in known]
+    counts = Counter(stem for stems in by_illness for stem in stems)
     return {word: 1.0 + math.log(len(known) / count) for word, count in counts.items()}

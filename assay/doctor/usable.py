@@ -1,6 +1,6 @@
-"""What of a batch's settings and numbers can be used: a value of the wrong kind is left out, and that is said.
+"""What of a batch's settings and numbers can be used: a value of the wrong kind is left out, and a note says so.
 
-A batch may come from anybody's script. A check then lacks the setting, which it says, and does not stumble over it.
+A batch may come from anybody's script. A check then reports that the setting is missing, instead of failing on it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ WHOLE = frozenset(  # numbers
         "dropout_modules",
     )
 )
-LARGEST_COUNT = 2**53  # beyond it a float is no count
+LARGEST_COUNT = 2**53  # above it a float skips whole numbers
 
 
 def usable(evidence: Evidence) -> Evidence:
@@ -70,31 +70,31 @@ def usable(evidence: Evidence) -> Evidence:
     batches = tuple(_usable_batch(batch, notes) for batch in evidence.batches)
     curves = evidence.curves
     if curves is not None:
-        curves = replace(curves, settings=_kept(curves.settings, "the run", notes))
+        curves = replace(curves, settings=_usable_settings(curves.settings, "the run", notes))
     return replace(evidence, batches=batches, curves=curves, notes=tuple(dict.fromkeys(notes)))
 
 
 def _usable_batch(batch: Batch, notes: list[str]) -> Batch:
     source = batch.source or "the batch"
-    settings = _kept(batch.settings, source, notes)
+    settings = _usable_settings(batch.settings, source, notes)
     numbers = {}
     for name, value in batch.numbers.items():
         if name in WHOLE and not (math.isfinite(value) and abs(value) <= LARGEST_COUNT):
-            notes.append(f"{source}: {name} = {value} is no count; it is not used")
+            notes.append(f"{source}: {name} = {value} is not a count; it is not used")
         else:
             numbers[name] = value
     return replace(batch, settings=settings, numbers=numbers)
 
 
-def _kept(settings: Any, source: str, notes: list[str]) -> dict[str, Any]:
+def _usable_settings(settings: Any, source: str, notes: list[str]) -> dict[str, Any]:
     kept = {}
-    for name, given in settings.items():
-        value = given.item() if hasattr(given, "item") and np.size(given) == 1 else given
+    for name, raw in settings.items():
+        value = raw.item() if hasattr(raw, "item") and np.size(raw) == 1 else raw
         wanted = next((words for is_so, words in _WANTED if is_so(name, value) is False), None)
         if wanted is None:
             kept[name] = value
         else:
-            notes.append(f"{source}: the setting {name} = {shown(str(given))} is not used: it must be {wanted}")
+            notes.append(f"{source}: the setting {name} = {shown(str(raw))} is not used: it must be {wanted}")
     return kept
 
 

@@ -175,12 +175,12 @@ def _unfit_weights(files: ModelFiles, build: Callable[[Path], Any], error: BaseE
     """Names the first tensor whose shape is not the one that the config asks for, if that is the reason."""
     if is_memory(error):
         return f"{files.what} cannot be loaded: {reason(error)}"
-    asked = build(files.directory).state_dict()
+    expected = build(files.directory).state_dict()
     for name, shape in files.shapes.items():
-        if name in asked and tuple(asked[name].shape) != shape:
+        if name in expected and tuple(expected[name].shape) != shape:
             return (
                 f"{files.what} cannot be loaded: {name} has shape {list(shape)} in the weights, but {CONFIG} asks for "
-                f"{list(asked[name].shape)}; the two do not belong together"
+                f"{list(expected[name].shape)}; the two do not belong together"
             )
     source = f"{CONFIG}: quantization_config: " if files.config.get("quantization_config") is not None else ""
     return f"{files.what} cannot be loaded: {source}{reason(error)}"

@@ -44,15 +44,15 @@ def check_counts(settings: Mapping[str, Any], shapes: Shapes, what: str, source:
 def check_total(model: Any, settings: Mapping[str, Any], shapes: Shapes, what: str, source: str) -> None:
     """Refuses a model, built without memory, that is far larger than its weights."""
     held = sum(math.prod(shape) for shape in shapes.values())
-    asked = sum(tensor.numel() for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    total = sum(tensor.numel() for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
     loose = LOOSE_IF_PACKED if settings.get("quantization_config") else LOOSE
-    if asked <= loose * held + SMALL:
+    if total <= loose * held + SMALL:
         return
     widest = _widest(shapes)
     suspects = [f"{name} = {value}" for name, value in _numbers(settings) if EXTENTS.search(name) and value > widest]
     named = f" ({', '.join(suspects[:3])})" if suspects else ""
     raise ConfigError(
-        f"{what} cannot be loaded: {source} describes a model of {asked:,} numbers{named}, but its weights have "
+        f"{what} cannot be loaded: {source} describes a model of {total:,} numbers{named}, but its weights have "
         f"{held:,}; the two do not belong together"
     )
 

@@ -27,7 +27,7 @@ class TemplateFault(ValueError):
 
 
 class TemplateLimit(TemplateFault):
-    """It ran into a limit: it will do so again, whatever it is asked."""
+    """It ran into a limit: it will do so again, whatever the request."""
 
 
 class TemplateWorker:
@@ -39,9 +39,9 @@ class TemplateWorker:
         self._lock = threading.Lock()
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        given = json.dumps(variables)
-        longest = GROWTH * len(given) + ADDED
-        request = f'{{"template": {json.dumps(template)}, "variables": {given}, "longest": {longest}}}\n'
+        encoded = json.dumps(variables)
+        longest = GROWTH * len(encoded) + ADDED
+        request = f'{{"template": {json.dumps(template)}, "variables": {encoded}, "longest": {longest}}}\n'
         with self._lock:
             line = self._ask(request.encode("ascii"))
         if not line.endswith(b"\n"):

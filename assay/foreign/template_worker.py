@@ -64,13 +64,13 @@ def tojson(
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """The one that transformers gives to chat templates; tests/foreign/test_template.py compares the two."""
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = strftime_now
-    return made
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = strftime_now
+    return sandbox
 
 
 @functools.lru_cache(maxsize=8)

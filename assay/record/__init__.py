@@ -270,7 +270,7 @@ def read_rollouts(path: Path, step: int | None = None) -> Iterator[dict[str, Any
 
 
 def recorded_steps(path: Path) -> list[int]:
-    """The steps whose rollouts a run directory holds, in order."""
+    """The steps whose rollouts are in a run directory, in order."""
     return [step for step, _ in rollout_files(path)]
 
 

@@ -115,7 +115,7 @@ CHOICES: dict[str, Collection[str]] = {  # of settings that are words
 
 def _as_configured(section: type, **renamed: str) -> dict[str, str]:
     """The settings of a section with their meanings."""
-    return {renamed.get(one.name, one.name): one.metadata["meaning"] for one in fields(section)}
+    return {renamed.get(setting.name, setting.name): setting.metadata["meaning"] for setting in fields(section)}
 
 
 MEANINGS: dict[str, str] = {
@@ -269,7 +269,7 @@ def _as_array(name: str, value: Any) -> Array:
 
 
 def _as_number(name: str, value: Any) -> float | int:
-    value = _unwrapped(value)
+    value = _unwrap(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BatchError(f"{name} is {value!r}; it must be a number")
     if name in COUNTED and not (value >= 0 and float(value).is_integer()):
@@ -280,7 +280,7 @@ def _as_number(name: str, value: Any) -> float | int:
 def _as_setting(name: str, value: Any) -> Any:
     if name == "eos_ids":
         return value
-    value = _unwrapped(value)
+    value = _unwrap(value)
     if name in WORDS:
         choices = CHOICES.get(name, ())
         if not isinstance(value, str) or (choices and value not in choices and name != "objective"):
@@ -307,7 +307,7 @@ def _one_of(choices: Collection[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """A tensor or an array of one number is that number."""
     if hasattr(value, "detach"):
         value = value.detach()

@@ -34,8 +34,8 @@ class HeldoutAnswers:
 def write_answers(run: Path, step: int, answers: Sequence[HeldoutAnswers]) -> None:
     """Writes the file of one evaluation, whole or not at all; the same evaluation again gives the same bytes."""
     lines = []
-    for one in answers:
-        row = {**asdict(one), "error": without_secrets(one.error)}  # what a reward raised may quote a key
+    for answer in answers:
+        row = {**asdict(answer), "error": without_secrets(answer.error)}  # what a reward raised may quote a key
         lines.append(json.dumps(_encodable(row), allow_nan=False) + "\n")
     RunDirectory(run).replace_file(f"{_DIRECTORY}/{_name(step)}", "".join(lines).encode("ascii"))
 

@@ -60,7 +60,7 @@ def verified_files(path: Path, *, full: bool = True) -> dict[str, Facts]:
     """The files of a checkpoint with their facts, if every one is as it was written; raises Damage. Without `full` only
     their sizes are compared."""
     try:
-        files = _listed(read_json(path / MANIFEST), path)
+        files = _listed_files(read_json(path / MANIFEST), path)
         for name, facts in files.items():
             _verify(path / name, facts, full=full)
         for file in sorted(path.iterdir()):
@@ -92,7 +92,7 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _listed(manifest: Any, path: Path) -> dict[str, Facts]:
+def _listed_files(manifest: Any, path: Path) -> dict[str, Facts]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise Damage(f"{MANIFEST} lists no files")
     if manifest.get("format_version") != FORMAT_VERSION:

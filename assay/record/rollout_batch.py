@@ -46,7 +46,7 @@ def batch_of_rows(
         return Batch.of(values, source=source)
     values |= _arrays(trained, int(settings.get("pad_id", 0)))
     if complete:
-        values |= _compared(trained)
+        values |= _fields_of_groups(trained)
     eos_ids = {row["tokens"][-1] for row in rows if row["stop"] == "eos"}
     if eos_ids:
         values["eos_ids"] = tuple(sorted(eos_ids))
@@ -72,25 +72,25 @@ def _arrays(rows: Sequence[Row], pad: int) -> dict[str, Any]:
     prompt_lengths_B = np.array([len(row["prompt_tokens"]) for row in rows])
     longest = int(prompt_lengths_B.max())
     prompt_mask_BP = np.arange(longest) >= longest - prompt_lengths_B[:, None]  # padded on the left
-    tokens_BT = _laid_out(rows, "tokens", inside_BT, np.int64, pad)
+    tokens_BT = _pad_lists(rows, "tokens", inside_BT, np.int64, pad)
     return {
         "tokens": tokens_BT,
         "sampled_tokens": tokens_BT,
-        "mask": _laid_out(rows, "mask", inside_BT, np.bool_, False),
+        "mask": _pad_lists(rows, "mask", inside_BT, np.bool_, False),
         "lengths": lengths_B,
         "finished": np.array([row["stop"] != "length" for row in rows]),
         "sampler_versions": np.array([row["policy_version"] for row in rows]),
-        "prompt_tokens": _laid_out(rows, "prompt_tokens", prompt_mask_BP, np.int64, pad),
+        "prompt_tokens": _pad_lists(rows, "prompt_tokens", prompt_mask_BP, np.int64, pad),
         "prompt_mask": prompt_mask_BP,
         **{
-            name: _laid_out(rows, name, inside_BT, np.float64, 0.0)
+            name: _pad_lists(rows, name, inside_BT, np.float64, 0.0)
             for name in _LOGPROBS
             if all(row[name] is not None for row in rows)
         },
     }
 
 
-def _compared(rows: Sequence[Row]) -> dict[str, Any]:
+def _fields_of_groups(rows: Sequence[Row]) -> dict[str, Any]:
     """What is only right with all rows of each group."""
     per_token = [row["token_advantages"] is not None for row in rows]
     advantages: Array
@@ -101,7 +101,7 @@ def _compared(rows: Sequence[Row]) -> dict[str, Any]:
             for row, own in zip(rows, per_token, strict=True)
         ]
         inside_BT = np.arange(lengths_B.max()) < lengths_B[:, None]
-        advantages = _laid_out(spread, "advantage", inside_BT, np.float64, 0.0)
+        advantages = _pad_lists(spread, "advantage", inside_BT, np.float64, 0.0)
     else:
         advantages = np.array([_or_nan(row["advantage"]) for row in rows])
     return {
@@ -112,14 +112,14 @@ def _compared(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _laid_out(rows: Iterable[Row], name: str, inside_BN: Array, dtype: type[np.generic], padding: Any) -> Array:
+def _pad_lists(rows: Iterable[Row], name: str, inside_BN: Array, dtype: type[np.generic], padding: Any) -> Array:
     """The lists of a column (one per row) in an array: each row's where `inside` has room for it."""
     lists = [row[name] for row in rows]
-    if [len(one) for one in lists] != inside_BN.sum(axis=1).tolist():
+    if [len(numbers) for numbers in lists] != inside_BN.sum(axis=1).tolist():
         raise BatchError(f"{name} of a recorded rollout is not one number for each of its tokens; its file is damaged")
-    laid = np.full(inside_BN.shape, padding, dtype=dtype)
-    laid[inside_BN] = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(inside_BN.sum()))
-    return laid
+    values_BN = np.full(inside_BN.shape, padding, dtype=dtype)
+    values_BN[inside_BN] = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(inside_BN.sum()))
+    return values_BN
 
 
 def _numbers(metrics: Mapping[str, Any], updates: int) -> dict[str, Any]:

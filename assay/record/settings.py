@@ -13,7 +13,10 @@ from assay.record.batch import SETTINGS
 def settings_of(config: Config) -> dict[str, Any]:
     sections = (config.loss, config.advantage, config.rollout, config.optimizer, config.model)
     settings = {
-        one.name: getattr(section, one.name) for section in sections for one in fields(section) if one.name in SETTINGS
+        setting.name: getattr(section, setting.name)
+        for section in sections
+        for setting in fields(section)
+        if setting.name in SETTINGS
     }
     return settings | {
         "advantage_epsilon": config.advantage.epsilon,
@@ -43,7 +46,7 @@ def recorded_changes(events: Sequence[Mapping[str, Any]], last: int | None = Non
 
 
 def settings_by_step(config: Config, events: Sequence[Mapping[str, Any]]) -> Callable[[int], dict[str, Any]]:
-    """Which settings made a step of the run: `assay train --resume --change` changes them half-way.
+    """The settings by step: `assay train --resume --change` changes them in the middle of a run.
 
     `config` holds the newest values; a "changed" event says after which step a value took the place of another.
     """

@@ -176,10 +176,10 @@ def _as_mapping(word: Word, causes: Mapping[str, str]) -> dict[str, Any]:
 def _failures(trial: RewardTrial, problems: Sequence[Problem]) -> tuple[dict[str, Any], ...]:
     """One failure of each kind, with all that is known of it."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in trial.scores:
-        score = Score.failed(one.error, one.failure)
-        if one.error and failure_kind(score) not in found and len(found) < SHOWN_FAILURES:
-            prompt, rollout = as_rollout(problems[one.probe.problem], one.probe.text)
+    for probe_score in trial.scores:
+        score = Score.failed(probe_score.error, probe_score.failure)
+        if probe_score.error and failure_kind(score) not in found and len(found) < SHOWN_FAILURES:
+            prompt, rollout = as_rollout(problems[probe_score.probe.problem], probe_score.probe.text)
             found[failure_kind(score)] = failure_facts(prompt, rollout, score)
     return tuple(found.values())
 

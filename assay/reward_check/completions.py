@@ -33,7 +33,7 @@ def read_completions(path: Path, task: Task) -> list[tuple[Problem, list[str]]]:
             groups[key] = (_problem(row, key, known, f"{path}, line {number}"), [])
         groups[key][1].append(row["completion"])
     if not groups:
-        raise ConfigError(f"{path}: no completions; write one JSON object a line")
+        raise ConfigError(f"{path}: no completions; write one JSON object per line")
     return list(groups.values())
 
 
@@ -41,7 +41,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: not JSON; write one object a line") from error
+        raise ConfigError(f"{where}: not JSON; write one object per line") from error
     if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
         raise ConfigError(f'{where}: no text "completion"; write {{"prompt": ..., "completion": ...}}')
     if not isinstance(row.get("id", row.get("prompt")), str | int):

@@ -61,7 +61,7 @@ _TALK_WORDS = (2, 8, 32, 128, 512)
 
 
 def probes_of(problems: Sequence[Problem]) -> list[Probe]:
-    """All probes, the most telling first: where time runs out, what is lost is the least."""
+    """All probes, the most informative first: if time runs out, the least is lost."""
     ordinary = [probe for number in range(len(problems)) for probe in _ordinary(problems, number)]
     nonsense = [Probe(Role.NONSENSE, name, 0, text) for name, text in NONSENSE.items() if text != problems[0].answer]
     hostile = [Probe(Role.HOSTILE, name, 0, text) for name, text in HOSTILE.items()]
@@ -70,7 +70,9 @@ def probes_of(problems: Sequence[Problem]) -> list[Probe]:
     guesses = [Probe(Role.SHORTCUT, "a guess", 0, text) for text in GUESSES if not truth]
     tricks = [probe for number in range(len(problems)) for probe in _tricks(problems, number)]
     wrapped = [
-        probe for number in range(min(len(problems), PROBLEMS_IN_ALL_FORMS)) for probe in _wrapped(problems, number)
+        probe
+        for number in range(min(len(problems), PROBLEMS_IN_ALL_FORMS))
+        for probe in _probes_in_all_forms(problems, number)
     ]
     others = [probe for probe in (*nonsense, *guesses, *hostile, *wrapped, *tricks) if probe not in set(ordinary)]
     return [*ordinary, *others]
@@ -111,7 +113,7 @@ def _ordinary(problems: Sequence[Problem], number: int) -> list[Probe]:
     return [*found, Probe(Role.EMPTY, "plain", number, ""), *nonsense]
 
 
-def _wrapped(problems: Sequence[Problem], number: int) -> list[Probe]:
+def _probes_in_all_forms(problems: Sequence[Problem], number: int) -> list[Probe]:
     right, wrong = problems[number].answer, wrong_answer(problems, number)
     return [
         Probe(role, name, number, form(answer))

@@ -115,9 +115,9 @@ def _at_once(reward: Reward, problems: Sequence[Problem], probes: Sequence[Probe
 
 
 def to_ask_again(scores: Sequence[ProbeScore], clock: Clock) -> list[ProbeScore]:
-    """The ordinary answers of so many problems, from the first on, as can be scored again in the time left.
+    """The ordinary answers of the first problems, as many as can be scored again in the time left.
 
-    From the first on: a second process is then asked the same from its start, and what differs is not its memory.
+    The first problems: a second process then gets the same calls from its start, so its memory explains no difference.
     """
     ordinary = [score for score in scores if is_ordinary(score.probe) and not score.timed_out]
     times = [score.seconds for score in ordinary if score.seconds is not None]

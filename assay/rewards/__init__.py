@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.tasks import Task
 
 Asked = tuple[Prompt, Rollout]
-OnScore = Callable[[int, Score], None]  # the place among those asked, its score
+OnScore = Callable[[int, Score], None]  # the place among the pairs, its score
 
 BUILT_IN = {
     "exact": "assay.rewards.builtin:exact",
@@ -35,8 +35,8 @@ BUILT_IN = {
 class Reward(Protocol):
     """Scores completions, many at a time. One that cannot be scored gets a failed Score, never a number."""
 
-    def score(self, asked: Sequence[Asked], on_score: OnScore) -> list[Score]:
-        """Scores in the order of `asked`. `on_score` is called with each as it is known, in any order; it may raise."""
+    def score(self, pairs: Sequence[Asked], on_score: OnScore) -> list[Score]:
+        """Scores in the order of `pairs`. `on_score` is called with each as it is known, in any order; it may raise."""
 
     def close(self) -> None: ...
 
@@ -110,8 +110,8 @@ def _worker_function(name: str, function: str, config: Config, own_reward: str) 
     if function in BUILT_IN:
         if function == "math" and importlib.util.find_spec("math_verify") is None:
             raise ConfigError("reward.functions = 'math' needs math-verify: pip install 'assay[math]'")
-        given = {"pattern": _checked_pattern(config.reward.format)} if function == "format" else {}
-        return Function(name, BUILT_IN[function], given)
+        fixed = {"pattern": _checked_pattern(config.reward.format)} if function == "format" else {}
+        return Function(name, BUILT_IN[function], fixed)
     place, colon, _ = function.rpartition(":")
     if not colon and not function.endswith(".py") and "/" not in function:
         known = ("task", *BUILT_IN, "judge")

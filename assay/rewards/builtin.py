@@ -8,7 +8,7 @@ from assay.tasks import last_number as numbers
 
 
 def exact(completion: str, answer: str) -> float:
-    """1 if completion and answer are the same text, but for space around them."""
+    """1 if completion and answer are the same text, except for space around them."""
     return float(completion.strip() == answer.strip())
 
 

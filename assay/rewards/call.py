@@ -2,7 +2,7 @@
 
 A function asks for any of prompt, completion, answer, tokens, id, truncated, fields, or for a key of `fields`.
 `**kwargs` gets all of them. Three required parameters of any name are prompt, completion and answer. A first parameter
-in the plural (completions, prompts, answers, ids) makes it a batch function: it is given lists and returns one value a
+in the plural (completions, prompts, answers, ids) makes it a batch function: it gets lists and returns one value per
 completion. `async def` is awaited; the calls of one group then run side by side.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 NAMES = ("prompt", "completion", "answer", "tokens", "id", "truncated", "fields")
 PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer", "ids": "id"}
-POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name are given
-REPLY_LENGTH = 1_000_000  # characters a completion; a longer reply would only fill the records
+POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name get
+REPLY_LENGTH = 1_000_000  # characters per completion; a longer reply would only fill the records
 
 Sample = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
 Result = dict[
@@ -46,18 +46,18 @@ class RewardFunction:
     is_positional: bool  # three required parameters, none of them out of its place
     is_batched: bool
     is_async: bool
-    given: Mapping[str, Any]  # arguments that are the same in every call
+    fixed_arguments: Mapping[str, Any]  # arguments that are the same in every call
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Required parameters that only a key of `fields` can fill."""
         if self.is_positional:
             return ()
-        known = {*NAMES, *self.given, *(PLURALS if self.is_batched else ())}
+        known = {*NAMES, *self.fixed_arguments, *(PLURALS if self.is_batched else ())}
         return tuple(name for name in self.required if name not in known)
 
     def results(self, samples: Sequence[Sample], *, timeout: float, separator: str) -> list[Result]:
-        """One result a sample. Whatever the function does, it is an error with a reason, never a number."""
+        """One result per sample. Whatever the function does, it is an error with a reason, never a number."""
         if self.is_batched:
             return self._batch(samples, separator)
         if self.is_async:
@@ -66,7 +66,7 @@ class RewardFunction:
 
     def _single(self, sample: Sample, separator: str) -> Result:
         try:
-            value = self._called({**sample["fields"], **sample})
+            value = self._call({**sample["fields"], **sample})
             return bounded(checked(value, sample["completion"].split(separator)))
         except BaseException as error:  # the boundary to user code: the reason travels as a failed Score
             return {"error": reason_of(error), **describe(error)}
@@ -78,7 +78,7 @@ class RewardFunction:
             try:
                 args, kwargs = self._arguments({**sample["fields"], **sample})
                 call: Any = self.function(*args, **kwargs)
-                task = asyncio.ensure_future(_contained(call))
+                task = asyncio.ensure_future(_contain(call))
                 done, _ = await asyncio.wait([task], timeout=timeout)
                 if not done:
                     task.cancel()  # and not waited for: it may refuse
@@ -94,9 +94,9 @@ class RewardFunction:
         columns |= {name: [sample[name] for sample in samples] for name in NAMES}
         columns |= {plural: columns[name] for plural, name in PLURALS.items()}
         try:
-            values = plain(self._called(columns))
+            values = plain(self._call(columns))
             if not isinstance(values, list | tuple):
-                raise WrongUse(f"returned a {type(values).__name__}, not a list of one value a completion")
+                raise WrongUse(f"returned a {type(values).__name__}, not a list of one value per completion")
             if len(values) != len(samples):
                 raise WrongUse(f"returned {len(values)} values for {len(samples)} completions")
             return [
@@ -106,18 +106,18 @@ class RewardFunction:
         except BaseException as error:  # the boundary to user code
             return [{"error": reason_of(error), **describe(error)}] * len(samples)
 
-    def _called(self, available: Mapping[str, Any]) -> object:
+    def _call(self, available: Mapping[str, Any]) -> object:
         args, kwargs = self._arguments(available)
         value = self.function(*args, **kwargs)
-        return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
+        return _runner().run(_await(value)) if inspect.isawaitable(value) else value
 
     def _arguments(self, available: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        available = {**available, **self.given}
+        available = {**available, **self.fixed_arguments}
         missing = [name for name in self.required if name not in available]
         if missing and self.is_positional:
             return [available[name] for name in POSITIONAL], {}
         if missing:
-            raise WrongUse(f"asks for {missing[0]!r}, which is no field of this problem")
+            raise WrongUse(f"asks for {missing[0]!r}, which is not a field of this problem")
         args: list[Any] = []
         for name in self.positional_only:
             if name not in available:  # and so has a default, as have all that follow
@@ -128,10 +128,10 @@ class RewardFunction:
         return args, {name: available[name] for name in names}
 
 
-def read_signature(function: Callable[..., object], given: Mapping[str, Any]) -> RewardFunction:
+def read_signature(function: Callable[..., object], fixed_arguments: Mapping[str, Any]) -> RewardFunction:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p for p in named if p.default is p.empty and p.name not in given]
+    required = [p for p in named if p.default is p.empty and p.name not in fixed_arguments]
     in_place = all(p.name not in NAMES or p.name == place for p, place in zip(required, POSITIONAL, strict=False))
     is_batched = bool(named) and named[0].name in PLURALS
     is_positional = len(required) == 3 and in_place and all(p.kind is not p.KEYWORD_ONLY for p in required)
@@ -144,7 +144,7 @@ def read_signature(function: Callable[..., object], given: Mapping[str, Any]) ->
         is_positional=is_positional and not is_batched,
         is_batched=is_batched,
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
-        given=given,
+        fixed_arguments=fixed_arguments,
     )
 
 
@@ -229,7 +229,7 @@ def _runner() -> asyncio.Runner:
     return asyncio.Runner()
 
 
-async def _contained(call: Awaitable[object]) -> object:
+async def _contain(call: Awaitable[object]) -> object:
     """An event loop lets SystemExit and KeyboardInterrupt of one task end all the others; here they end one call."""
     try:
         return await call
@@ -237,5 +237,5 @@ async def _contained(call: Awaitable[object]) -> object:
         raise WrongUse(reason_of(error)) from error
 
 
-async def _awaited(value: Awaitable[object]) -> object:
+async def _await(value: Awaitable[object]) -> object:
     return await value

@@ -31,19 +31,19 @@ class Combined:
     decode: Callable[[Sequence[int]], str]
     separator: str
 
-    def score(self, asked: Sequence[Asked], on_score: OnScore) -> list[Score]:
+    def score(self, pairs: Sequence[Asked], on_score: OnScore) -> list[Score]:
         if self.judge is not None and len(self.names) == 1:
             return [
                 self.combine({"judge": score})
                 for score in self.judge.score(
-                    asked, lambda index, score: on_score(index, self.combine({"judge": score}))
+                    pairs, lambda index, score: on_score(index, self.combine({"judge": score}))
                 )
             ]
-        parts: list[Parts] = [{} for _ in asked]
+        parts: list[Parts] = [{} for _ in pairs]
         if self.judge is not None:
-            self._judge(self.judge, asked, parts, on_score)
+            self._judge(self.judge, pairs, parts, on_score)
         scores = {index: self.combine(part) for index, part in enumerate(parts) if _is_failed(part)}
-        left = [index for index in range(len(asked)) if index not in scores]
+        left = [index for index in range(len(pairs)) if index not in scores]
 
         def keep(index: int, name: str, part: Score) -> None:
             parts[index][name] = part
@@ -53,16 +53,16 @@ class Combined:
 
         if self.in_task is not None:
             for index in left:
-                keep(index, "task", self.in_task(*asked[index]))
+                keep(index, "task", self.in_task(*pairs[index]))
         if self.pool is not None:
             functions = self.pool.functions
 
             def on_result(sample: int, function: int, result: Result) -> None:
                 index = left[sample]
-                keep(index, functions[function].name, self._part(asked[index][1], function, result))
+                keep(index, functions[function].name, self._part(pairs[index][1], function, result))
 
-            self.pool.score([_sample(*asked[index]) for index in left], on_result)
-        return [scores[index] for index in range(len(asked))]
+            self.pool.score([_sample(*pairs[index]) for index in left], on_result)
+        return [scores[index] for index in range(len(pairs))]
 
     def close(self) -> None:
         if self.pool is not None:
@@ -76,7 +76,7 @@ class Combined:
         steps: list[tuple[int, float]] = []
         for name in self.names:
             part = parts.get(name)
-            if part is None:  # only beside a failure: the rest is not asked for
+            if part is None:  # only beside a failure: the rest is not called
                 continue
             if part.error:
                 return Score.failed(f"{name}: {part.error}", part.failure)
@@ -89,7 +89,9 @@ class Combined:
             steps = weighted or steps
         score = Score.of(components, self.weights, tuple(steps))
         if score.reward is None or not abs(score.reward) <= REWARD_LIMIT:
-            return Score.failed(f"the weighted sum {score.reward} is no reward: beyond {REWARD_LIMIT:g} none is usable")
+            return Score.failed(
+                f"the weighted sum {score.reward} is not a usable reward: it is beyond {REWARD_LIMIT:g}"
+            )
         return score
 
     def _component(self, name: str, key: str) -> str:
@@ -97,7 +99,7 @@ class Combined:
             return name
         return key if len(self.names) == 1 and not self.weights else f"{name}/{key}"
 
-    def _judge(self, judge: Reward, asked: Sequence[Asked], parts: list[Parts], on_score: OnScore) -> None:
+    def _judge(self, judge: Reward, pairs: Sequence[Asked], parts: list[Parts], on_score: OnScore) -> None:
         """A judged completion is not scored yet; a failed one is. Failures are reported at once as long as there is
         nothing else, so that a judge that never works is noticed. Otherwise they are reported later: a few failures
         must not look like all."""
@@ -112,7 +114,7 @@ class Combined:
             elif score.error:
                 on_score(index, self.combine({"judge": score}))
 
-        for part, score in zip(parts, judge.score(asked, on_judged), strict=True):
+        for part, score in zip(parts, judge.score(pairs, on_judged), strict=True):
             part["judge"] = score
         for index, score in held:
             on_score(index, self.combine({"judge": score}))

@@ -145,8 +145,8 @@ def failure_facts(prompt: Prompt, rollout: Rollout, score: Score) -> dict[str, A
         "printed": failure.printed,
         "completions": failure.completions,
         "prompt_id": prompt.id,
-        "prompt": _shortened(prompt.text),
-        "completion": _shortened(rollout.text),
+        "prompt": _shorten(prompt.text),
+        "completion": _shorten(rollout.text),
     }
 
 
@@ -159,7 +159,7 @@ def failure_block(facts: Mapping[str, Any]) -> list[str]:
         *_traceback(facts["traceback"]),
         f"prompt {facts['prompt_id']}: {facts['prompt']!r}",
         f"completion{several}: {facts['completion']!r}",
-        *_printed(facts["printed"]),
+        *_printed_lines(facts["printed"]),
     ]
     return [escaped(line) for line in lines]
 
@@ -169,7 +169,7 @@ def load_error(spec: str, reply: Mapping[str, Any], printed: str) -> ConfigError
     trace = reply.get("trace", {})
     where = f" (at {trace['place']})" if trace.get("place") else ""
     error = ConfigError(f"reward.functions = {spec!r}: {reply['error']}{where}")
-    for line in (*_traceback(trace.get("frames", ())), *_printed(printed)):
+    for line in (*_traceback(trace.get("frames", ())), *_printed_lines(printed)):
         error.add_note(escaped(line))
     return error
 
@@ -178,17 +178,17 @@ def _traceback(frames: Sequence[str]) -> list[str]:
     return ["traceback, the last call last:", *(f"  {frame}" for frame in frames)] if frames else []
 
 
-def _printed(text: str) -> list[str]:
+def _printed_lines(text: str) -> list[str]:
     """The first and the last of the lines."""
     if not text.strip():
         return []
     lines, half = text.rstrip("\n").split("\n"), _PRINTED_LINES // 2
     if len(lines) > _PRINTED_LINES:
         lines[half:-half] = [f"[... {len(lines) - _PRINTED_LINES} lines ...]"]
-    return ["printed:", *(f"  {_shortened(line)}" for line in lines)]
+    return ["printed:", *(f"  {_shorten(line)}" for line in lines)]
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= _QUOTED:
         return text
     half = _QUOTED // 2

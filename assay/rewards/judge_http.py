@@ -60,16 +60,16 @@ class HttpJudge:
         self._marks: dict[bytes, Score] = {}  # by digest of the question: a long run asks many long ones
         self._jitter = random.Random()  # its own: the global stream belongs to the run's seed
 
-    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
-        """Scores in the order of `asked`. When `on_score` or `check_interrupt` raises, what is under way is cut off."""
+    def score(self, pairs: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
+        """Scores in the order of `pairs`. When `on_score` or `check_interrupt` raises, what is under way is cut off."""
         places: dict[str, list[int]] = {}
-        for index, (prompt, rollout) in enumerate(asked):
+        for index, (prompt, rollout) in enumerate(pairs):
             values = {"prompt": prompt.text, "completion": rollout.text, "answer": prompt.answer}
             question = fill(self._settings.question, values)
             places.setdefault(question, []).append(index)
         scores: dict[int, Score] = {}
 
-        def tell(question: str, score: Score) -> None:
+        def keep(question: str, score: Score) -> None:
             for index in places[question]:
                 scores[index] = score
                 on_score(index, score)
@@ -77,13 +77,13 @@ class HttpJudge:
         unknown = [question for question in places if _digest(question) not in self._marks]
         for question in places:
             if (known := self._marks.get(_digest(question))) is not None:
-                tell(question, known)
+                keep(question, known)
         with contextlib.closing(self._ask_all(unknown)) as judged:
             for question, score in judged:
                 if score.reward is not None:
                     self._marks[_digest(question)] = score
-                tell(question, score)
-        return [scores[index] for index in range(len(asked))]
+                keep(question, score)
+        return [scores[index] for index in range(len(pairs))]
 
     def close(self) -> None:
         """Nothing stays open between calls."""
@@ -165,32 +165,32 @@ class HttpJudge:
             raise _MayPass(f"the judge cannot be reached: {type(error).__name__}: {shown}") from None
         finally:
             connection.close()
-        return self._judged(response, text)
+        return self._read_reply(response, text)
 
-    def _judged(self, response: http.client.HTTPResponse, body: bytes) -> Score:
+    def _read_reply(self, response: http.client.HTTPResponse, body: bytes) -> Score:
         text = body.decode("utf-8", "replace")
         if response.status == 429 or response.status >= 500:
-            raise _MayPass(f"the judge answered {response.status}: {self._quoted(text)}", _retry_after(response))
+            raise _MayPass(f"the judge answered {response.status}: {self._quote(text)}", _retry_after(response))
         if response.status != 200:
-            return Score.failed(f"the judge answered {response.status}: {self._quoted(text)}")
+            return Score.failed(f"the judge answered {response.status}: {self._quote(text)}")
         if len(body) > MAX_REPLY_BYTES:
-            return Score.failed(f"the judge's answer is longer than {MAX_REPLY_BYTES} bytes: {self._quoted(text)}")
+            return Score.failed(f"the judge's answer is longer than {MAX_REPLY_BYTES} bytes: {self._quote(text)}")
         try:
             reply = json.loads(text)["choices"][0]["message"]["content"]
         except (ValueError, RecursionError, LookupError, TypeError):
-            return Score.failed(f"the judge's answer is not a chat completion: {self._quoted(text)}")
+            return Score.failed(f"the judge's answer is not a chat completion: {self._quote(text)}")
         if not isinstance(reply, str):
-            return Score.failed(f"the judge's answer holds no text: {self._quoted(text)}")
+            return Score.failed(f"the judge's answer holds no text: {self._quote(text)}")
         scale = self._settings.scale
         match = _MARK.fullmatch(reply.strip())
         if match is None or (match[2] is not None and float(match[2]) != scale):
-            return Score.failed(f"the judge replied {self._quoted(reply)}, which is not a mark from 0 to {scale:g}")
+            return Score.failed(f"the judge replied {self._quote(reply)}, which is not a mark from 0 to {scale:g}")
         mark = float(match[1])
         if not 0 <= mark <= scale:
-            return Score.failed(f"the judge replied {self._quoted(reply)}, which is outside 0 to {scale:g}")
+            return Score.failed(f"the judge replied {self._quote(reply)}, which is outside 0 to {scale:g}")
         return Score.of({"judge": mark / scale})
 
-    def _quoted(self, text: str) -> str:
+    def _quote(self, text: str) -> str:
         return repr(self._without_key(text)[:QUOTED_CHARACTERS])
 
     def _without_key(self, text: str) -> str:
@@ -227,7 +227,7 @@ class _Round:
                 del self._open[endpoint]
 
     def cut_off(self, now: float) -> None:
-        """Ends the requests whose time is up. A socket's own timeout begins anew with each byte that drips in."""
+        """Ends the requests whose time is up. A socket's own timeout starts again with each byte that arrives."""
         with self._lock:
             overdue = [endpoint for endpoint, deadline in self._open.items() if deadline <= now]
         for endpoint in overdue:

@@ -70,30 +70,30 @@ class JudgeModel:
                 f"judge.template = 'chat', but the tokenizer in {settings.path!r} has no chat template; set "
                 r"judge.template = '{prompt}\n{completion}', or as the judge was trained"
             )
-        self._reserved = _reserved(self._tokenizer)
+        self._reserved = _reserved_spellings(self._tokenizer)
         self._examine()
 
-    def score(self, asked: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
+    def score(self, pairs: Sequence[tuple[Prompt, Rollout]], on_score: Callable[[int, Score], None]) -> list[Score]:
         scores: dict[int, Score] = {}
 
-        def tell(index: int, score: Score) -> None:
+        def keep(index: int, score: Score) -> None:
             scores[index] = score
             on_score(index, score)
 
         rows: dict[int, list[int]] = {}
         fitting = []
-        for index, (prompt, rollout) in enumerate(asked):
+        for index, (prompt, rollout) in enumerate(pairs):
             try:
                 rows[index] = row = self._read(prompt.text, rollout.text)
             except TemplateFault as fault:
-                tell(index, Score.failed(f"the judge's chat template {fault}"))
+                keep(index, Score.failed(f"the judge's chat template {fault}"))
                 self._check_interrupt()
                 continue
             if not row:
-                tell(index, Score.failed("judge.template gives an empty text for this answer"))
+                keep(index, Score.failed("judge.template gives an empty text for this answer"))
             elif len(row) > self._limit and self._settings.too_long == "fail":
                 reason = f"{len(row)} tokens do not fit into the judge's context of {self._limit}"
-                tell(index, Score.failed(f"{reason}; judge.too_long = 'left' cuts them"))
+                keep(index, Score.failed(f"{reason}; judge.too_long = 'left' cuts them"))
             else:
                 fitting.append(index)
         fitting.sort(key=lambda index: len(rows[index]))  # rows of like length waste little padding
@@ -103,8 +103,8 @@ class JudgeModel:
             places = fitting[start : start + size]
             marks = self._forward([self._cut(rows[index]) for index in places])
             for index, mark in zip(places, marks, strict=True):
-                tell(index, _checked(mark))
-        return [scores[index] for index in range(len(asked))]
+                keep(index, _score_of(mark))
+        return [scores[index] for index in range(len(pairs))]
 
     def close(self) -> None:
         """Nothing is held open; the weights go with the object."""
@@ -226,8 +226,8 @@ def _load(path: str) -> tuple[Any, Any]:
     )
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
-        made = ", ".join(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or ())
-        what = f"is a language model ({made})" if made.endswith(LANGUAGE_MODELS) else "is incomplete"
+        kind = ", ".join(json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or ())
+        what = f"is a language model ({kind})" if kind.endswith(LANGUAGE_MODELS) else "is incomplete"
         raise ConfigError(
             f"judge.path = {path!r} {what}: it has no {missing}, and a judge would be made up at random; give a "
             "model that was trained as a sequence classifier"
@@ -240,18 +240,18 @@ def _context(model: Any, tokenizer: Any) -> int:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            positions = module.num_embeddings - module.padding_idx - 1  # RoBERTa counts from behind its pad token
+            positions = module.num_embeddings - module.padding_idx - 1  # RoBERTa counts from after its pad token
     return int(min(positions, tokenizer.model_max_length, 10**9))
 
 
-def _reserved(tokenizer: Any) -> re.Pattern[str]:
+def _reserved_spellings(tokenizer: Any) -> re.Pattern[str]:
     """The spellings of the control tokens, longest first."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
     spellings = {token for token in (*tokenizer.all_special_tokens, *added) if len(token) > 1}
     return re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or r"(?!)")
 
 
-def _checked(mark: float) -> Score:
+def _score_of(mark: float) -> Score:
     if not abs(mark) <= REWARD_LIMIT:  # NaN included
         return Score.failed(f"the judge's score is {mark}")
     return Score.of({"judge": mark})

@@ -50,24 +50,24 @@ _BOMB = re.compile(
 def equal(completion: str, answer: str) -> float:
     """1 if the completion's answer equals `answer`, else 0: also if it cannot be read as a formula, or not in time.
 
-    A reference answer that is no formula is an error, unless the completion's is the same text.
+    A reference answer that is not a formula is an error, unless the completion's is the same text.
     """
-    gold = formula(_marked(answer) or answer)
+    gold = formula(_marked_answer(answer) or answer)
     if not gold:
         raise ValueError(f"the reference answer {answer[:80]!r} is empty")
-    marked = _marked(completion) or _after_answer(completion) or completion
+    marked = _marked_answer(completion) or _after_answer(completion) or completion
     if _is_word(gold) or (len(gold) == 1 and gold.isalpha()):
         return float(_letters(marked) == _letters(gold))
     found = extracted(completion)
-    wanted = {_squeezed(gold), _squeezed(bare(_marked(answer) or answer))}
-    if not wanted.isdisjoint({_squeezed(found), _squeezed(formula(marked)), _squeezed(bare(marked))}):
+    wanted = {_without_space(gold), _without_space(bare(_marked_answer(answer) or answer))}
+    if not wanted.isdisjoint({_without_space(found), _without_space(formula(marked)), _without_space(bare(marked))}):
         return 1.0
-    parsed_gold = [] if _is_bomb(gold) else _parsed(gold, raise_on_error=True)
+    parsed_gold = [] if _is_bomb(gold) else _parse(gold, raise_on_error=True)
     if not parsed_gold:
         raise ValueError(f"the reference answer {answer[:80]!r} is not a formula that math-verify can read")
     if not found or len(found) > max(LONGEST, 2 * len(gold)) or _is_bomb(found):
         return 0.0
-    parsed = _parsed(found, raise_on_error=False)
+    parsed = _parse(found, raise_on_error=False)
     return float(_math_verify.verify(parsed_gold, parsed, timeout_seconds=ALARM_SECONDS, raise_on_error=False))
 
 
@@ -77,7 +77,7 @@ def extracted(completion: str) -> str:
     >>> extracted(r"Perhaps \boxed{3}; no: \boxed{\frac{1}{2}}."), extracted("The answer is 42, since 6 * 7 = 42.")
     ('\\frac{1}{2}', '42')
     """
-    marked = _marked(completion)
+    marked = _marked_answer(completion)
     if marked:
         in_box = marked == _last_boxed(completion)[0]
         return formula(marked) if in_box or not _has_prose(formula(marked)) else _expression(marked)
@@ -107,7 +107,7 @@ def bare(text: str, *, words: bool = False) -> str:
     return text.rstrip(".,;:").strip()
 
 
-def _marked(text: str) -> str:
+def _marked_answer(text: str) -> str:
     r"""What the last \boxed{}, <answer> or #### holds, whichever ends last."""
     boxed, boxed_end = _last_boxed(text)
     for tagged in list(_TAGGED.finditer(text))[-1:]:
@@ -147,7 +147,7 @@ def _expression(text: str) -> str:
     return numbers[-1].group() if numbers else ""
 
 
-def _parsed(text: str, *, raise_on_error: bool) -> list[object]:
+def _parse(text: str, *, raise_on_error: bool) -> list[object]:
     """What math-verify makes of a formula; empty if it is none."""
     latex = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", text.replace("**", "^"))
     latex = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi", latex)
@@ -167,7 +167,7 @@ def _is_bomb(text: str) -> bool:
     return deepest > DEEPEST or _BOMB.search(text) is not None
 
 
-def _squeezed(text: str) -> str:
+def _without_space(text: str) -> str:
     return "".join(text.split())
 
 

@@ -22,17 +22,17 @@ from assay.rewards.limits import refuse_too_few_files
 from assay.rewards.printed import Echo
 from assay.rewards.process import Worker
 
-TICK_SECONDS = 0.5  # a signal to stop is heard after so long at most, whatever hangs
-START_TRIES = 3  # a worker that cannot be started so often in a row is left alone for this batch
+TICK_SECONDS = 0.5  # a signal to stop is noticed after at most this long, whatever hangs
+START_TRIES = 3  # a worker that fails to start this often in a row is not used for this batch
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A reward function by name. `given` holds arguments that are the same in every call."""
+    """A reward function by name. `fixed_arguments` are arguments that are the same in every call."""
 
     name: str  # its components are named after it
     spec: str  # file.py:function, or assay.module:function of this package
-    given: Mapping[str, Any] = field(default_factory=dict)
+    fixed_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Pool:
         self.functions = tuple(functions)
         self._timeout = timeout
         self._check_interrupt = check_interrupt  # called while waiting; it may raise
-        wanted = [{"spec": one.spec, "given": one.given} for one in functions]
+        wanted = [{"spec": function.spec, "fixed_arguments": function.fixed_arguments} for function in functions]
         setup = {"functions": wanted, "timeout": timeout, "separator": separator}
         echo = Echo(report)
-        self._workers = [Worker(setup, functools.partial(echo.hear, number)) for number in range(workers)]
+        self._workers = [Worker(setup, functools.partial(echo.add, number)) for number in range(workers)]
         try:
             for worker in self._workers:
                 worker.start()
@@ -144,8 +144,8 @@ class Pool:
         if not worker.is_running:
             worker.start()
         elif not worker.is_starting:
-            asked = [samples[index] for index in job.samples]
-            worker.ask(job.function, asked, self._timeout * len(asked))
+            chosen = [samples[index] for index in job.samples]
+            worker.ask(job.function, chosen, self._timeout * len(chosen))
 
     def _wait_until_ready(self) -> None:
         while starting := [worker for worker in self._workers if worker.is_starting]:
@@ -153,7 +153,7 @@ class Pool:
             for worker in starting:
                 reply = worker.advance()
                 if reply is not None and "error" in reply:
-                    specs = [one.spec for one in self.functions]
+                    specs = [function.spec for function in self.functions]
                     spec = specs[reply["function"]] if "function" in reply else ", ".join(specs)
                     raise load_error(spec, reply, worker.printed.text)
 

@@ -32,11 +32,11 @@ class Printed:
     def text(self) -> str:
         """For a reader, without secrets; the texts of models may be in it, so that it is hostile."""
         if len(self._head) + len(self._tail) == self.total:
-            whole = _decoded(self._head + self._tail)
+            whole = _decode(self._head + self._tail)
             if len(whole) <= 2 * SHOWN:
                 return whole
             return f"{whole[:SHOWN]}{_gap(len(whole) - 2 * SHOWN, 'characters')}{whole[-SHOWN:]}"
-        head, tail = _decoded(self._head), _decoded(self._tail[-_KEPT:])
+        head, tail = _decode(self._head), _decode(self._tail[-_KEPT:])
         margin = _KEPT - SHOWN  # at the cut a secret may be halved
         head, tail = head[: max(len(head) - margin, 0)][:SHOWN], tail[margin:][-SHOWN:]
         return f"{head}{_gap(self.total - 2 * SHOWN, 'bytes')}{tail}"
@@ -50,12 +50,12 @@ class Echo:
         self._left = ECHOED
         self._unfinished: dict[object, bytes] = {}  # a line whose end has not come yet, by worker
 
-    def hear(self, worker: object, data: bytes) -> None:
+    def add(self, worker: object, data: bytes) -> None:
         if self._left <= 0:
             return
         *lines, rest = (self._unfinished.get(worker, b"") + data).split(b"\n")
         if len(rest) > 2 * _LONGEST_LINE:
-            rest = _decoded(rest).encode()  # before it is cut: half of a secret would not be recognised
+            rest = _decode(rest).encode()  # before it is cut: half of a secret would not be recognised
         while len(rest) > 2 * _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
@@ -64,12 +64,12 @@ class Echo:
             if self._left <= 0:
                 return
             self._left -= 1
-            self._report(f"the reward prints: {_decoded(line)[:_LONGEST_LINE]}")
+            self._report(f"the reward prints: {_decode(line)[:_LONGEST_LINE]}")
             if self._left == 0:
                 self._report(f"the reward has printed {ECHOED} lines; what else it prints is not shown unless it fails")
 
 
-def _decoded(data: bytes | bytearray) -> str:
+def _decode(data: bytes | bytearray) -> str:
     return without_secrets(data.decode("utf-8", "backslashreplace"))
 
 

@@ -31,7 +31,8 @@ _MOST_READ = 1 << 20  # bytes of what is printed that are read at a time: a rewa
 class Worker:
     """A process that is stopped, starting, idle or busy. Nothing here waits: `advance` says what has come so far.
 
-    `setup` is the first line that the process reads: {"functions": [{"spec", "given"}], "timeout", "separator"}.
+    `setup` is the first line that the process reads: {"functions": [{"spec", "fixed_arguments"}], "timeout",
+    "separator"}.
     `on_print` is called with each piece that the process prints.
     """
 
@@ -120,7 +121,7 @@ class Worker:
                 if len(self._received) > self._longest_reply:
                     return self._out_of_step()
             self._read_printed()
-            return {"error": self._died()}
+            return {"error": self._cause_of_death()}
         except BlockingIOError:
             self._read_printed()
         if time.monotonic() < self.deadline:
@@ -185,7 +186,7 @@ class Worker:
         self.stop()
         return {"error": "its answers got out of step: did it fork, or write to a file it did not open?"}
 
-    def _died(self) -> str:
+    def _cause_of_death(self) -> str:
         assert self._process is not None
         was_starting = self.is_starting
         words = "could not be loaded: its process" if was_starting else "its process"

@@ -44,11 +44,11 @@ def _lengths(text_of: Decode, tokens: Sequence[int], whole: str) -> list[int]:
     start, base = 0, 0  # the first token of the window, and where in `whole` its text begins
     for count in range(1, len(tokens) + 1):
         piece = text_of(tokens[start:count])
-        shared = _shared(whole[base : base + len(piece)], piece)
+        shared = _shared_length(whole[base : base + len(piece)], piece)
         if piece[shared:].strip(_CUT):
             start, base = 0, 0
             piece = text_of(tokens[:count])
-            shared = _shared(whole, piece)
+            shared = _shared_length(whole, piece)
         lengths.append(max(base + shared, lengths[-1] if lengths else 0))
         if count - start >= 2 * WINDOW and shared == len(piece):
             tail = text_of(tokens[count - WINDOW : count])
@@ -57,7 +57,7 @@ def _lengths(text_of: Decode, tokens: Sequence[int], whole: str) -> list[int]:
     return lengths
 
 
-def _shared(one: str, other: str) -> int:
+def _shared_length(one: str, other: str) -> int:
     """How many characters both begin with."""
     if one == other:
         return len(one)

@@ -147,19 +147,19 @@ def serve() -> None:
         for function, wanted in zip(
             load_functions([wanted["spec"] for wanted in setup["functions"]]), setup["functions"], strict=True
         ):
-            functions.append(read_signature(function, wanted["given"]))
+            functions.append(read_signature(function, wanted["fixed_arguments"]))
     except BaseException as error:  # a user's file may raise anything, SystemExit included; it is reported, then over
         reason = reason_of(error).removeprefix("raised ")
         _reply(channel, {"error": f"could not be loaded: {reason}", "function": len(functions), **describe(error)})
         return
     shown = [
         {
-            "by_group": one.is_batched or one.is_async,
-            "batched": one.is_batched,
-            "unknown": one.unknown,
-            "place": place_of(one.function),
+            "by_group": reward.is_batched or reward.is_async,
+            "batched": reward.is_batched,
+            "unknown": reward.unknown,
+            "place": place_of(reward.function),
         }
-        for one in functions
+        for reward in functions
     ]
     _reply(channel, {"functions": shown})
     for line in requests:

@@ -54,10 +54,10 @@ BUILT_IN: dict[str, tuple[type[Any], Callable[[Any, int], Task]]] = {
 
 
 def open_task(config: Config) -> Task:
-    name, given, seed = config.task.name, config.task.options, config.run.seed
+    name, raw_options, seed = config.task.name, config.task.options, config.run.seed
     if name in BUILT_IN:
         kind, make = BUILT_IN[name]
-        return make(read_options(kind, given, "task.options"), seed)
+        return make(read_options(kind, raw_options, "task.options"), seed)
     if name.startswith(REASONING_GYM):
         if not has_reasoning_gym():
             raise ConfigError(
@@ -65,40 +65,40 @@ def open_task(config: Config) -> Task:
             )
         from assay.tasks.reasoning_gym import ReasoningGym
 
-        return ReasoningGym(name.removeprefix(REASONING_GYM), given, seed)
+        return ReasoningGym(name.removeprefix(REASONING_GYM), raw_options, seed)
     if is_path(name):
         from assay.tasks.files import FileOptions, FileTask
 
         return FileTask(
             Path(name).expanduser(),
-            read_options(FileOptions, given, "task.options"),
+            read_options(FileOptions, raw_options, "task.options"),
             seed,
             needs_answer=not config.reward.functions or not NEEDS_ANSWER.isdisjoint(config.reward.functions),
             needs_heldout=config.evaluate.prompts > 0,
         )
     raise ConfigError(
         f"task.name = {name!r} is not a built-in task ({', '.join(BUILT_IN)}), not a reasoning_gym/FAMILY, "
-        f"not an existing directory, and not a file that ends in {', '.join(FILE_ENDINGS)}{_meant(name)}"
+        f"not an existing directory, and not a file that ends in {', '.join(FILE_ENDINGS)}{_suggestion(name)}"
     )
 
 
 def check_task(config: Config) -> None:
     """Refuses what `open_task` would refuse, as far as that can be said without reading any row."""
-    name, given = config.task.name, config.task.options
+    name, raw_options = config.task.name, config.task.options
     if is_path(name) and name not in BUILT_IN:
         from assay.tasks.files import FileOptions
         from assay.tasks.rows import files_of
 
         files_of(Path(name).expanduser())
-        options = read_options(FileOptions, given, "task.options")
+        options = read_options(FileOptions, raw_options, "task.options")
         if options.heldout_file:
             files_of(Path(options.heldout_file).expanduser())
     elif not name.startswith(REASONING_GYM) or not has_reasoning_gym():
         open_task(config)
 
 
-def _meant(name: str) -> str:
-    """The end of an error message: a family may have been given without its prefix."""
+def _suggestion(name: str) -> str:
+    """The end of an error message: a family may have been named without its prefix."""
     own = nearest(name, list(BUILT_IN))
     return own or nearest(name.rpartition("/")[2], _family_names()).replace("'", f"'{REASONING_GYM}", 1)
 

@@ -104,7 +104,7 @@ class FileTask:
         if first is None:
             raise ConfigError(f"{path}: holds no rows; give a file with at least one problem")
         reader = RowReader.of(self.options, first, path, needs_answer=self.needs_answer)
-        every: Iterator[Row] = islice(_chained(first, rows), self.options.limit or None)
+        every: Iterator[Row] = islice(_chain(first, rows), self.options.limit or None)
         return [reader.checked(row) for row in every]
 
     def _check_options(self) -> None:
@@ -218,9 +218,9 @@ class RowReader:
             for name, value in row.fields.items()
             if name != self.answer and name not in self.template.names
         }
-        return CheckedRow(row.where, self.source, row.number, text, answer, self._posed(text, messages), others)
+        return CheckedRow(row.where, self.source, row.number, text, answer, self._messages(text, messages), others)
 
-    def _posed(self, text: str, messages: Messages) -> Messages:
+    def _messages(self, text: str, messages: Messages) -> Messages:
         if not self.chat:
             return ()
         messages = messages or ({"role": "user", "content": text},)
@@ -229,7 +229,7 @@ class RowReader:
         return messages
 
 
-def _chained(first: Row, rest: Iterator[Row]) -> Iterator[Row]:
+def _chain(first: Row, rest: Iterator[Row]) -> Iterator[Row]:
     yield first
     yield from rest
 

@@ -60,17 +60,17 @@ class JsonObject:
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         """A quarter for JSON, a quarter for exactly the keys, half for the values: each its share."""
         wanted = json.loads(prompt.answer)
-        text = _unfenced(rollout.text.strip()) if self.options.fences else rollout.text
+        text = _strip_fence(rollout.text.strip()) if self.options.fences else rollout.text
         parsed, value = _parse(text)
-        given = value if isinstance(value, dict) else {}
+        found = value if isinstance(value, dict) else {}
         right = sum(
-            type(given.get(key)) is type(wanted_value) and given[key] == wanted_value
+            type(found.get(key)) is type(wanted_value) and found[key] == wanted_value
             for key, wanted_value in wanted.items()
         )
         return Score.of(
             {
                 "parses": PARSES * parsed,
-                "keys": KEYS * (given.keys() == wanted.keys()),
+                "keys": KEYS * (found.keys() == wanted.keys()),
                 "values": ALL_VALUES * right / len(wanted),
             }
         )
@@ -88,7 +88,7 @@ class JsonObject:
 
 
 def _parse(text: str) -> tuple[bool, Any]:
-    """Whether the whole text is JSON, and what it says; a key given twice, NaN and hundredfold nesting are not JSON."""
+    """Whether the whole text is JSON, and what it says; a repeated key, NaN and hundredfold nesting are not JSON."""
     if text.count("[") + text.count("{") > _MOST_OPENINGS:
         return False, None
     try:
@@ -107,9 +107,9 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _unfenced(text: str) -> str:
+def _strip_fence(text: str) -> str:
     r"""
-    >>> _unfenced('```json\n{"a": 1}\n```')
+    >>> _strip_fence('```json\n{"a": 1}\n```')
     '{"a": 1}'
     """
     opening, newline, rest = text.partition("\n")

@@ -50,14 +50,14 @@ def one_task(config: Config) -> Iterator[str]:
         yield from _problem(task.training_problem(index))
 
 
-def _options(name: str, given: dict[str, Any]) -> Iterator[str]:
+def _options(name: str, options: dict[str, Any]) -> Iterator[str]:
     if name in BUILT_IN:
         kind: Any = BUILT_IN[name][0]
     elif name.startswith(REASONING_GYM):
         from assay.tasks.reasoning_gym import DEFAULTS, ReasoningGymOptions
 
         kind = ReasoningGymOptions
-        given = {**DEFAULTS.get(name.removeprefix(REASONING_GYM), {}), **given}
+        options = {**DEFAULTS.get(name.removeprefix(REASONING_GYM), {}), **options}
     else:
         from assay.tasks.files import FileOptions
 
@@ -65,13 +65,14 @@ def _options(name: str, given: dict[str, Any]) -> Iterator[str]:
     for field in dataclasses.fields(kind):
         choices = " | ".join(field.metadata["choices"])
         meaning = field.metadata["meaning"] + (f" ({choices})" if choices else "")
-        yield f"{_setting(field.name, given.get(field.name, field.default)):<28} # {meaning}"
+        yield f"{_setting(field.name, options.get(field.name, field.default)):<28} # {meaning}"
     if name.startswith(REASONING_GYM):
         from assay.tasks.reasoning_gym import difficulty
 
         for option, (type_, default) in difficulty(name.removeprefix(REASONING_GYM)).items():
-            shown = getattr(type_, "__name__", str(type_)) if isinstance(type_, type) else str(type_)
-            yield f"{_setting(option, given.get(option, default)):<28} # of the library: {shown.replace('typing.', '')}"
+            text = getattr(type_, "__name__", str(type_)) if isinstance(type_, type) else str(type_)
+            setting = _setting(option, options.get(option, default))
+            yield f"{setting:<28} # of the library: {text.replace('typing.', '')}"
 
 
 def _setting(name: str, value: Any) -> str:
@@ -81,13 +82,13 @@ def _setting(name: str, value: Any) -> str:
 def _problem(problem: Problem) -> Iterator[str]:
     yield f"{problem.id}"
     for message in problem.messages:
-        yield from _indented(message["role"], message["content"])
+        yield from _indent(message["role"], message["content"])
     if not problem.messages:
-        yield from _indented("text", problem.text)
-    yield from _indented("answer", problem.answer)
+        yield from _indent("text", problem.text)
+    yield from _indent("answer", problem.answer)
 
 
-def _indented(label: str, text: str) -> Iterator[str]:
+def _indent(label: str, text: str) -> Iterator[str]:
     shown = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
     for number, line in enumerate(shown.split("\n")):
         yield f"  {f'{label}:' if number == 0 else '':<10}{line}"

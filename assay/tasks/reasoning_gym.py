@@ -61,20 +61,20 @@ class ReasoningGym:
 
     own_reward: ClassVar[str] = "assay.tasks.reasoning_gym:score"
 
-    def __init__(self, family: str, given: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, family: str, options: Mapping[str, Any], seed: int) -> None:
         known = families()
         if family not in known:
             raise ConfigError(
                 f"reasoning-gym has no family {family!r}{nearest(family, known)}; `assay tasks` lists them"
             )
-        given = {**DEFAULTS.get(family, {}), **given}
+        options = {**DEFAULTS.get(family, {}), **options}
         own_names = [field.name for field in dataclasses.fields(ReasoningGymOptions)]
         names = [*own_names, *difficulty(family)]
-        for name in given:
+        for name in options:
             if name not in names:
                 raise ConfigError(f"unknown option task.options.{name} of reasoning_gym/{family}{nearest(name, names)}")
         self.options = read_options(
-            ReasoningGymOptions, {name: given[name] for name in given if name in own_names}, "task.options"
+            ReasoningGymOptions, {name: options[name] for name in options if name in own_names}, "task.options"
         )
         if family in REFUSED and not self.options.unsafe_scorer:
             raise ConfigError(
@@ -83,9 +83,9 @@ class ReasoningGym:
             )
         self.family = family
         self.seed = seed
-        wanted = {name: value for name, value in given.items() if name not in own_names}
+        wanted = {name: value for name, value in options.items() if name not in own_names}
         for name, value in wanted.items():
-            _converted(f"task.options.{name}", value, difficulty(family)[name][0])
+            _convert(f"task.options.{name}", value, difficulty(family)[name][0])
         self.difficulty = json.dumps(wanted, sort_keys=True)
         self.fingerprint = f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
         try:
@@ -117,13 +117,13 @@ class ReasoningGym:
                     f"reasoning_gym/{self.family} cannot make a problem with task.options {self.difficulty}: {error}"
                 ) from error
             if is_heldout(entry["question"]) == (split == "heldout"):
-                return self._posed(f"{self.family}-{split}-{index}", entry, seed, number)
+                return self._problem_of(f"{self.family}-{split}-{index}", entry, seed, number)
         raise ConfigError(
             f"reasoning_gym/{self.family} with task.options {self.difficulty} has too few different questions for a "
             f"training and a held-out part: {TRIES} tries found none of the {split} part; make its options wider"
         )
 
-    def _posed(self, name: str, entry: Mapping[str, Any], seed: int, number: int) -> Problem:
+    def _problem_of(self, name: str, entry: Mapping[str, Any], seed: int, number: int) -> Problem:
         question = entry["question"]
         fields = {
             "family": self.family,
@@ -174,13 +174,13 @@ def difficulty(family: str) -> dict[str, tuple[Any, Any]]:
     kind = DATASETS[family][1]
     hints, default = get_type_hints(kind), kind()
     return {
-        field.name: (_declared(hints[field.name], getattr(default, field.name)), getattr(default, field.name))
+        field.name: (_declared_type(hints[field.name], getattr(default, field.name)), getattr(default, field.name))
         for field in dataclasses.fields(kind)
         if field.name not in _OURS
     }
 
 
-def _declared(hint: Any, default: Any) -> Any:
+def _declared_type(hint: Any, default: Any) -> Any:
     """The library calls some settings whole numbers whose default is none."""
     return float if hint is int and isinstance(default, float) else hint
 
@@ -188,12 +188,12 @@ def _declared(hint: Any, default: Any) -> Any:
 def _settings(family: str, options: str, seed: int) -> Any:
     known = difficulty(family)
     values = {
-        name: _converted(f"task.options.{name}", value, known[name][0]) for name, value in json.loads(options).items()
+        name: _convert(f"task.options.{name}", value, known[name][0]) for name, value in json.loads(options).items()
     }
     return DATASETS[family][1](seed=seed, size=DATASET_SIZE, **values)
 
 
-def _converted(name: str, value: Any, wanted: Any) -> Any:
+def _convert(name: str, value: Any, wanted: Any) -> Any:
     """A TOML value as the type that the library's dataclass declares."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin is Literal:
@@ -201,11 +201,11 @@ def _converted(name: str, value: Any, wanted: Any) -> Any:
             raise ConfigError(f"{name} = {value!r} is not one of {', '.join(map(str, parts))}")
         return value
     if origin in (Union, types.UnionType):
-        return _converted(name, value, next(part for part in parts if part is not type(None)))
+        return _convert(name, value, next(part for part in parts if part is not type(None)))
     if wanted in (list, tuple) or origin in (list, tuple, collections.abc.Sequence):
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{name} = {value!r} must be a list, not {type(value).__name__}")
-        converted = [_converted(name, part, parts[0]) if parts else part for part in value]
+        converted = [_convert(name, part, parts[0]) if parts else part for part in value]
         return converted if list in (wanted, origin) else tuple(converted)
     if wanted not in (int, float, str, bool):
         raise ConfigError(f"{name} cannot be set in a config, only left at its default")

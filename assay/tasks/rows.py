@@ -93,12 +93,12 @@ def _json_lines(path: Path) -> Iterator[Row]:
             where = f"{path}: line {number}"
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             if text:
-                yield Row(where, number, _object(where, _parsed(where, text, "every line must be one JSON object")))
+                yield Row(where, number, _object(where, _parse(where, text, "every line must be one JSON object")))
 
 
 def _json_array(path: Path) -> Iterator[Row]:
-    fix = "it must be one array of objects; one object a line is a .jsonl file"
-    rows = _parsed(str(path), path.read_bytes().decode("utf-8-sig"), fix)
+    fix = "it must be one array of objects; one object per line is a .jsonl file"
+    rows = _parse(str(path), path.read_bytes().decode("utf-8-sig"), fix)
     if not isinstance(rows, list):
         raise ConfigError(f"{path}: holds {_kind(rows)}; {fix}")
     for number, value in enumerate(rows, start=1):
@@ -125,7 +125,7 @@ def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_only_once)  # the constants: NaN and Infinity
 
 
-def _parsed(where: str, text: str, fix: str) -> Any:
+def _parse(where: str, text: str, fix: str) -> Any:
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:

@@ -3,7 +3,7 @@
 SETTINGS is JSON: where the report is to be written, in which form, after how many optimizer steps to stop.
 
 Before the script nothing is imported but the standard library: what a script sets before it imports numpy or torch
-must count. Whatever fails here is told and kept from the script.
+must count. Whatever fails here is reported and never reaches the script.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Watch:
             }
         )
         self._imports.install()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     @cached_property
     def run(self) -> WatchedRun:
@@ -71,7 +71,7 @@ class Watch:
         if self.observer is not None:
             self.observer.watch_generate(module)
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         """A worker is not watched."""
         attempt(self._broke, self._off)
 
@@ -84,10 +84,10 @@ class Watch:
         attempt(self._broke, self.write)
 
     def ended(self, error: BaseException | None) -> None:
-        if self._written and not _failed(error):
+        if self._written and not _is_failure(error):
             return
         attempt(self._broke, self._off)
-        if _failed(error):
+        if _is_failure(error):
             attempt(self._broke, self._explain, error)
         if self.observer is not None:
             attempt(self._broke, self.observer.updates.settle)
@@ -126,7 +126,8 @@ class Watch:
         self._written = True
 
     def _write_faults(self) -> None:
-        self._put({"text": "\n".join(f"assay watch: {one}" for one in self._faults), "counts": "no report", "code": 0})
+        lines = [f"assay watch: {fault}" for fault in self._faults]
+        self._put({"text": "\n".join(lines), "counts": "no report", "code": 0})
 
     def _put(self, result: dict[str, Any]) -> None:
         path = Path(self.settings["result"])
@@ -135,7 +136,7 @@ class Watch:
         os.replace(aside, path)
 
 
-def _failed(error: BaseException | None) -> bool:
+def _is_failure(error: BaseException | None) -> bool:
     return error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt))
 
 

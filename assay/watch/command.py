@@ -62,12 +62,12 @@ def run(
             "width": min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST),
         }
         code = _wait(python_command("assay.watch.child", json.dumps(settings), str(script), *arguments))
-        told: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
-    if told is None:
-        print(f"assay watch: {escaped(str(script))} ended before anything could be said of it", file=sys.stderr)
+        report: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+    if report is None:
+        print(f"assay watch: {escaped(str(script))} ended before a report could be written", file=sys.stderr)
         return code
-    _print(told, out)
-    return code or int(told["code"])
+    _print(report, out)
+    return code or int(report["code"])
 
 
 def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> None:
@@ -105,8 +105,8 @@ def _wait(command: Sequence[str]) -> int:
     return code if code >= 0 else _BY_SIGNAL - code
 
 
-def _print(told: dict[str, Any], out: Path | None) -> None:
-    text = f"{told['text']}\n"
+def _print(report: dict[str, Any], out: Path | None) -> None:
+    text = f"{report['text']}\n"
     if out is None:
         encoding = sys.stderr.encoding or "utf-8"
         sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -115,4 +115,4 @@ def _print(told: dict[str, Any], out: Path | None) -> None:
         durable.replace_file(out, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise WatchError(f"{out} could not be written: {durable.reason(error)}") from error
-    print(f"{out}: {told['counts']}", file=sys.stderr)
+    print(f"{out}: {report['counts']}", file=sys.stderr)

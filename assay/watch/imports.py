@@ -13,7 +13,7 @@ After = Callable[[ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it lets the others find, and is told when the module has run."""
+    """Finds nothing by itself: it lets the other finders search, and calls `after` when the module has run."""
 
     def __init__(self, after: Mapping[str, After]) -> None:
         self._after = dict(after)

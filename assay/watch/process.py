@@ -1,4 +1,4 @@
-"""The script's process: it runs as `python script.py arguments` would run it, and somebody is told before it ends."""
+"""The script's process: it runs as `python script.py arguments` would run it, and `ending` is called before it ends."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def run_script(script: Path, arguments: Sequence[str], ending: Callable[[BaseExc
     sys.modules["__main__"] = module
     sys.argv[:] = [str(script), *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    told = _Once(ending)
-    _before_exit(told)
+    end = _Once(ending)
+    _before_exit(end)
     try:
         loader.exec_module(module)
     except SystemExit as stop:
         _flush()
-        told(stop)
+        end(stop)
         raise
     except BaseException as error:
-        cleaned(error)
+        remove_our_frames(error)
         _flush()
         sys.excepthook(type(error), error, error.__traceback__)
-        told(error)
+        end(error)
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _flush()
             os.kill(os.getpid(), signal.SIGINT)
         return 1
     _flush()
-    told(None)
+    end(None)
     return 0
 
 
@@ -64,16 +64,16 @@ class _Once:
 
     def __call__(self, error: BaseException | None) -> None:
         ending, self._ending = self._ending, None
-        if ending is not None and os.getpid() == self._process:  # a forked worker has nothing to tell
+        if ending is not None and os.getpid() == self._process:  # a forked worker is not watched
             ending(error)
 
 
-def _before_exit(told: _Once) -> None:
-    """os._exit ends a process without a word to anybody."""
+def _before_exit(end: _Once) -> None:
+    """os._exit ends a process without calling anything: here `end` is called first."""
     leave = os._exit
 
     def _exit(status: int) -> Any:
-        told(None)
+        end(None)
         leave(status)
 
     os._exit = _exit
@@ -88,16 +88,16 @@ def _flush() -> None:
                 return
 
 
-def cleaned(error: BaseException) -> None:
+def remove_our_frames(error: BaseException) -> None:
     """Takes our own frames out of the traceback, and out of those of its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = _without_ours(one.__traceback__)
-            waiting += [one.__cause__, one.__context__]
+        raised = waiting.pop()
+        if raised is not None and id(raised) not in seen:
+            seen.add(id(raised))
+            raised.__traceback__ = _without_ours(raised.__traceback__)
+            waiting += [raised.__cause__, raised.__context__]
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:

@@ -75,11 +75,11 @@ def ratio_lines(run: WatchedRun) -> list[str]:
         "ratio new / old, by rollout batch and update of it",
         "  batch update    mean     min     max  clipped  KL k1      KL k3",
     ]
-    for one in ratios[:MOST]:
-        clipped = "      -" if one.clipped is None else f"{one.clipped:7.1%}"
+    for row in ratios[:MOST]:
+        clipped = "      -" if row.clipped is None else f"{row.clipped:7.1%}"
         lines.append(
-            f"  {one.step:5d} {one.update + 1:6d} {one.mean:7.4f} {one.low:7.4f} {one.high:7.4f}  {clipped} "
-            f"{one.k1:9.2e} {one.k3:9.2e}"
+            f"  {row.step:5d} {row.update + 1:6d} {row.mean:7.4f} {row.low:7.4f} {row.high:7.4f}  {clipped} "
+            f"{row.k1:9.2e} {row.k3:9.2e}"
         )
     if len(ratios) > MOST:
         lines.append(f"  and {len(ratios) - MOST} more")
@@ -88,17 +88,17 @@ def ratio_lines(run: WatchedRun) -> list[str]:
 
 def sentence(ratios: Sequence[Ratios]) -> str:
     """What the table says."""
-    first, later = [one for one in ratios if one.update == 0], [one for one in ratios if one.update > 0]
-    off = [one for one in first if not one.is_one]
+    first, later = [row for row in ratios if row.update == 0], [row for row in ratios if row.update > 0]
+    off = [row for row in first if not row.is_one]
     if off:
-        worst = max(off, key=lambda one: max(abs(one.low - 1), abs(one.high - 1)))
+        worst = max(off, key=lambda row: max(abs(row.low - 1), abs(row.high - 1)))
         return (
             f"not 1.0 on the first update of rollout batch {worst.step}, although no weight has changed yet: old and "
             "new are not the same computation"
         )
-    if later and all(one.is_exactly_one for one in later):
+    if later and all(row.is_exactly_one for row in later):
         return (
-            "exactly 1.0 on later updates too, although the weights were updated: old is computed anew in each update"
+            "exactly 1.0 on later updates too, although the weights were updated: old is computed again in each update"
         )
     if first and later:
         return "1.0 on the first update of each rollout batch, drifting later: by design"

@@ -22,15 +22,15 @@ from assay.watch.ratio_table import ratio_lines
 
 
 def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{text, counts, code}: in the form that was asked for; `code` is the exit code of the findings."""
+    """{text, counts, code}: `text` in the chosen format; `code` is the exit code of the findings."""
     evidence = evidence_of(run)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
-    told = Report.of(run.script, evidence, diagnose(evidence, illnesses))
+    result = Report.of(run.script, evidence, diagnose(evidence, illnesses))
     how = settings["how"]
-    text = write([told], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])
+    text = write([result], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])
     if how == "full":
         text = "\n".join([text, "", *ratio_lines(run)])
-    return {"text": text, "counts": told.counts, "code": exit_code([told], settings["fail_on"] or "never")}
+    return {"text": text, "counts": result.counts, "code": exit_code([result], settings["fail_on"] or "never")}
 
 
 def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
@@ -68,7 +68,7 @@ def _sentences(run: WatchedRun) -> list[str]:
         )
     if not run.updates:
         lines.append("no optimizer step was observed")
-    elif not run.batches and any(one.roles is not None for update in run.updates for one in update.backwards):
+    elif not run.batches and any(backward.roles is not None for update in run.updates for backward in update.backwards):
         lines.append(
             f"{len(run.updates)} optimizer steps were observed, but none of them could be read as a step of the "
             "model whose log-probs are in the loss"

@@ -263,7 +263,7 @@ def test_selection_takes_codes_names_and_families():
     assert codes(["slow-step, RAT02", "samp06"]) == ["SAMP06", "PERF03", "RAT02"]
     assert codes(["RAT"], ["RAT01"]) == ["RAT02"]
     assert codes([], ["RAT", "slow_step"]) == ["SAMP06"]
-    with pytest.raises(UnknownCode, match="'RAT1' is no code, name or family of an illness; did you mean RAT01"):
+    with pytest.raises(UnknownCode, match="'RAT1' is not the code, name or family of an illness; did you mean RAT01"):
         select(known, ["RAT1"], [])
     with pytest.raises(UnknownCode, match="did you mean slow_step"):
         select(known, [], ["slow-stap"])

@@ -153,7 +153,7 @@ def test_a_metric_that_is_no_number_is_a_note(run):
     (run / "metrics.jsonl").write_text(first + broken + third)
     (note,) = read_run(run).notes
     assert note.startswith("metrics.jsonl, line 2: ")
-    assert "is no number and is left out (and 1 more values)" in note
+    assert "is not a number and is left out (and 1 more values)" in note
 
 
 def test_only_the_metrics_are_gone_is_not_told_as_no_step_yet(run):
@@ -190,7 +190,7 @@ def test_a_run_with_data_still_names_what_each_check_lacks(run):
 
 def test_a_run_killed_or_under_way_says_so():
     begun = {"kind": "start", "steps": 3}
-    assert sentences_of([begun]) == ["events.jsonl tells of no end: the run is still going on, or was killed"]
+    assert sentences_of([begun]) == ["events.jsonl records no end: the run is still going on, or was killed"]
     assert sentences_of([begun, {"kind": "checkpoint"}, {"kind": "finished"}]) == []
     assert sentences_of([]) == []
 
@@ -212,7 +212,7 @@ def test_what_went_wrong_on_the_way_is_told_with_its_count():
         {"kind": "doctor failed", "reason": ["no text"]},
     ]
     assert sentences_of([*skipped, *others, {"kind": "finished"}]) == [
-        "an update was skipped at step 5, update 2 (2 times; the last is told): the loss is nan",
+        "an update was skipped at step 5, update 2 (2 times; this is the last): the loss is nan",
         "a checkpoint is damaged: update-00000020 is cut off",
         "an update was not examined: step 1 could not be examined: MemoryError",
         "the doctor broke while the run was made",

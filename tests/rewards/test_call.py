@@ -66,7 +66,7 @@ def test_three_parameters_of_any_name_are_prompt_completion_and_answer():
 @pytest.mark.parametrize("function", [lambda completion, gold: 0, lambda completion, answer, gold: 0])
 def test_a_parameter_that_nothing_fills_is_named(function):
     assert read_signature(function, {}).unknown == ("gold",)
-    assert result(function) == {"error": "asks for 'gold', which is no field of this problem"}
+    assert result(function) == {"error": "asks for 'gold', which is not a field of this problem"}
 
 
 def test_known_parameters_and_positional_ones_are_not_unknown():
@@ -93,7 +93,7 @@ def test_a_plural_first_parameter_gets_lists():
 def test_a_batch_that_does_not_return_a_value_a_completion_fails_as_a_whole():
     short = {"error": "returned 1 values for 2 completions"}
     assert result(lambda completions: [1.0], SAMPLE, SAMPLE) == [short, short]
-    number = {"error": "returned a float, not a list of one value a completion"}
+    number = {"error": "returned a float, not a list of one value per completion"}
     assert result(lambda completions: 1.0, SAMPLE, SAMPLE) == [number, number]
     assert result(lambda completions: [1.0, None], SAMPLE, SAMPLE) == [
         {"components": {"": 1.0}},

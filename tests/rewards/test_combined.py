@@ -190,4 +190,4 @@ def test_a_field_that_one_problem_lacks_fails_its_completions_alone(rewards):
     bare = replace(prompt, fields={})
     scores = score_all(reward, [(bare, rollout), other])
     assert [score.reward for score in scores] == [None, 3.0]
-    assert scores[0].error == "score: asks for 'level', which is no field of this problem"
+    assert scores[0].error == "score: asks for 'level', which is not a field of this problem"

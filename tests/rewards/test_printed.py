@@ -65,13 +65,13 @@ def test_the_first_lines_are_reported_as_they_come(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", KEY)
     said = []
     echo = Echo(said.append)
-    echo.hear("a", b"one\ntw")
+    echo.add("a", b"one\ntw")
     assert said == ["the reward prints: one"]
-    echo.hear("b", b"three\n")
-    echo.hear("a", f"o {KEY}\n".encode())
+    echo.add("b", b"three\n")
+    echo.add("a", f"o {KEY}\n".encode())
     assert said[1:] == ["the reward prints: three", "the reward prints: two [value of SOME_API_KEY]"]
     for number in range(10_000):
-        echo.hear("a", b"%d\n" % number)
+        echo.add("a", b"%d\n" % number)
     assert len(said) == ECHOED + 1
     assert said[-1].startswith(f"the reward has printed {ECHOED} lines")
 
@@ -80,7 +80,7 @@ def test_a_line_without_an_end_is_reported_in_pieces():
     said = []
     echo = Echo(said.append)
     for _ in range(100):
-        echo.hear("a", b"x" * 100_000)
+        echo.add("a", b"x" * 100_000)
     assert len(said) == ECHOED + 1
     assert max(map(len, said)) < 3000
 
@@ -93,7 +93,7 @@ def test_no_part_of_a_secret_is_left_where_a_long_line_is_cut(monkeypatch, size,
     echo = Echo(said.append)
     data = b"x" * 10 + b"".join(b"x" * (2_000 - len(KEY)) + KEY.encode() for _ in range(40)) + end
     for start in range(0, len(data), size):
-        echo.hear("a", data[start : start + size])
+        echo.add("a", data[start : start + size])
     assert said
     assert not [line for line in said if "sk-" in line or "cdef" in line]
 

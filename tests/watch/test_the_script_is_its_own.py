@@ -83,7 +83,7 @@ def test_a_script_that_is_killed_is_told_by_the_code_of_a_shell(write):
     script = write("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     watched = run_watched(script)
     assert watched.returncode == 128 + signal.SIGKILL
-    assert "ended before anything could be said" in watched.stderr
+    assert "ended before a report could be written" in watched.stderr
 
 
 def test_steps_stop_it_after_so_many_optimizer_steps():

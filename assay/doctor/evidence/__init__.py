@@ -16,7 +16,7 @@ __all__ = ["Batch", "Curves", "Evidence", "RewardTrial"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """One patient. `notes` are sentences about the evidence itself: a torn line, a damaged file."""
+    """What is known of one input. `notes` are sentences about the evidence itself: a torn line, a damaged file."""
 
     batches: tuple[Batch, ...] = ()
     curves: Curves | None = None

@@ -1,4 +1,4 @@
-"""The curves of a run: one number a step for each metric, the stages' seconds, evaluations, settings.
+"""The curves of a run: one number per step for each metric, the stages' seconds, evaluations, settings.
 
 Metric names are those of assay/record/metrics.py; settings those of assay/record/batch.py, whoever trained.
 """
@@ -81,7 +81,7 @@ class Curves:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is no number: another program's log may hold words."""
+    """NaN for what is not a number: another program's log may hold words."""
     if isinstance(value, float):
         return value
     return float(value) if isinstance(value, int | np.number) else float("nan")

@@ -23,7 +23,7 @@ _ON_THE_WAY = {
 
 
 def sentences_of(events: Sequence[Event]) -> list[str]:
-    """The end first. What was failed or stopped and then resumed is no longer how the run ended."""
+    """The end first. A failure or a stop counts as the end only if the run was not resumed after it."""
     last = next((event for event in reversed(events) if event.get("kind") in (*_BEGINS, *_ENDS)), {})
     kind = last.get("kind")
     found = []
@@ -32,11 +32,11 @@ def sentences_of(events: Sequence[Event]) -> list[str]:
     elif kind == "stopped":
         found.append(f"the run was stopped by {_text(last, 'signal') or 'a signal'} and can be resumed")
     elif kind in _BEGINS:
-        found.append("events.jsonl tells of no end: the run is still going on, or was killed")
+        found.append("events.jsonl records no end: the run is still going on, or was killed")
     for kind, sentence in _ON_THE_WAY.items():
         same = [event for event in events if event.get("kind") == kind]
         if same:
-            often = f" ({len(same)} times; the last is told)" if len(same) > 1 else ""
+            often = f" ({len(same)} times; this is the last)" if len(same) > 1 else ""
             found.append(f"{sentence}{_place(same[-1])}{often}{_reason(same[-1])}")
     changes = [event for event in events if event.get("kind") == "changed"]
     for event in changes[-MOST_CHANGES:]:

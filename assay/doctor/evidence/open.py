@@ -56,13 +56,13 @@ def _open(path: Path) -> Evidence:
     return _open_batch(path) if path.suffix == ".safetensors" else read_file(path)
 
 
-def patients(path: Path) -> list[Path]:
-    """The path itself; of a directory that is no run every script in it, behind the directory if it holds logs too."""
+def input_paths(path: Path) -> list[Path]:
+    """The path itself; or every script in a directory that is not a run, after the directory if it holds logs too."""
     try:
         if not path.is_dir() or any((path / name).exists() for name in _OURS[:-1]):
             return [path]
         scripts = list(scripts_in(path))  # a config.toml beside scripts is that of a project
-        return [path, *scripts] if not scripts or holds_logs(path) or _attached(path) else scripts
+        return [path, *scripts] if not scripts or holds_logs(path) or _has_attached(path) else scripts
     except OSError as error:
         raise BatchError(f"{path} could not be read: {reason_unread(error)}") from error
 
@@ -71,15 +71,16 @@ def _open_directory(path: Path) -> Evidence:
     if any((path / name).exists() for name in _OURS):
         return read_run(path)
     found = read_folder(path)
-    if not _attached(path):
-        return read_run(path) if found is None else found  # a run without its marks, or the sentence on what is missing
-    told = f"what the attached doctor recorded is in {path / ATTACHED}"
+    if not _has_attached(path):
+        # read_run reads a run without its usual files, or raises an error that names what is missing
+        return read_run(path) if found is None else found
+    where = f"what the attached doctor recorded is in {path / ATTACHED}"
     if found is None:
-        raise BatchError(f"{path} is the output directory of a trainer; {told}: give that directory")
-    return replace(found, notes=(*found.notes, f"{told}: ask about that directory too"))
+        raise BatchError(f"{path} is the output directory of a trainer; {where}: give that directory")
+    return replace(found, notes=(*found.notes, f"{where}: ask about that directory too"))
 
 
-def _attached(path: Path) -> bool:
+def _has_attached(path: Path) -> bool:
     return (path / ATTACHED / "run.json").is_file()
 
 
@@ -114,10 +115,10 @@ def _dumped_parts(path: Path) -> list[dict[str, Array]] | None:
 def _batch_of_dump(path: Path, parts: list[dict[str, Array]], notes: list[str]) -> Batch:
     shared = set.intersection(*(set(part) for part in parts)) if parts else set()
     if not {"tokens", "mask"} <= shared:
-        raise BatchError(f"{path} is no whole dump: a part of it holds no targets_BT or mask_BT; {_SUPPORTED}")
+        raise BatchError(f"{path} is not a whole dump: a part of it holds no targets_BT or mask_BT; {_SUPPORTED}")
     width = max(part["tokens"].shape[-1] for part in parts)
     values: dict[str, object]
-    values = {name: np.concatenate([_widened(part, name, width) for part in parts]) for name in shared}
+    values = {name: np.concatenate([_widen(part, name, width) for part in parts]) for name in shared}
     match = re.fullmatch(r"step-(\d+)-update-(\d+)", path.stem)
     if match:
         values |= {"step": int(match[1]), "update": int(match[2]) - 1}
@@ -129,6 +130,6 @@ def _batch_of_dump(path: Path, parts: list[dict[str, Array]], notes: list[str]) 
         raise BatchError(f"{path}: {error}") from error
 
 
-def _widened(part: Mapping[str, Array], name: str, width: int) -> Array:
+def _widen(part: Mapping[str, Array], name: str, width: int) -> Array:
     array = part[name]
     return np.pad(array, ((0, 0), (0, width - array.shape[1])))

@@ -1,4 +1,4 @@
-"""What was learned by calling a reward: what it gave to texts whose order is known without any model."""
+"""The results of calling a reward on texts whose order is known without a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from assay.types import Failure
 from assay.verdict import escaped, shown
 
-PROBLEMS_IN_ALL_FORMS = 4  # the forms beside the plain one are tried on so many problems: each costs a call
+PROBLEMS_IN_ALL_FORMS = 4  # the other forms of an answer are tried on this many problems: each costs a call
 _LONGEST_ERROR = 160
 
 
@@ -28,7 +28,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One text, given as the answer to one of the problems drawn."""
+    """One text, scored as the answer to one of the problems."""
 
     role: Role
     name: str  # the form of an answer, or what is special about the text
@@ -38,7 +38,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeScore:
-    """What a reward made of one probe: a number, or the reason why there is none."""
+    """The score of one probe: a number, or the reason why there is none."""
 
     probe: Probe
     reward: float | None
@@ -66,7 +66,7 @@ class RewardTrial:
     """All calls of one reward on the problems of one task. The checks read nothing else."""
 
     functions: tuple[str, ...]
-    scores: tuple[ProbeScore, ...] = ()  # each probe, asked alone
+    scores: tuple[ProbeScore, ...] = ()  # each probe, scored alone
     repeated: Pairs = ()  # the same call in the same process, later
     new_process: Pairs = ()  # the same calls in the same order in a new process
     reversed_batch: Pairs = ()  # the same as one batch, in reverse order
@@ -80,7 +80,7 @@ class RewardTrial:
     training_deadline: float = 2.0  # and in training
     calls: int = 0
     seconds: float = 0.0
-    stopped: str = ""  # why some probes were not asked; "" = all were
+    stopped: str = ""  # why some probes were not scored; "" = all were
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class RewardTrial:
 
     def of(self, *roles: Role) -> list[ProbeScore]:
         """The probes of these roles that have a reward; of all roles if none is named."""
-        return [one for one in self.scores if one.reward is not None and (not roles or one.probe.role in roles)]
+        return [score for score in self.scores if score.reward is not None and (not roles or score.probe.role in roles)]
 
 
 def is_timeout(error: str) -> bool:

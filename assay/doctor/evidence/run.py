@@ -1,7 +1,7 @@
 """A run directory --> Evidence: its curves, its examined updates, and some of its recorded steps as batches.
 
-A run that was killed, is still going on, or is damaged in places is read as far as it can be; what could not be read
-is said in `notes`. Nothing here imports torch.
+A run that was killed, is still going on, or is damaged in places is read as far as it can be; `notes` name what
+could not be read. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_run(path: Path) -> Evidence:
     rows = {name: _rows(path / name, notes) for name in (*_BY_STEP, EVENTS_FILE)}
     metrics = {row["step"]: row for row in rows[METRICS_FILE]}
     settings_at = (lambda step: settings) if config is None else settings_by_step(config, rows[EVENTS_FILE])
-    batches = (*_examined(path, notes), *_recorded(path, settings_at, metrics, notes))
+    batches = (*_examined_batches(path, notes), *_recorded_batches(path, settings_at, metrics, notes))
     if not batches and not any(rows.values()) and not (path / "run.json").exists():
         raise RunError(f"{path} is not a run directory: it holds no run.json and nothing that can be read; {_GIVE}")
     records_rollouts = not is_attached and (config is None or config.record.rollouts != "none")
@@ -107,9 +107,9 @@ def _config(path: Path, notes: list[str]) -> Config | None:
 def _look_for_gaps(
     path: Path, records_rollouts: bool, rows: Mapping[str, Sequence[Mapping[str, Any]]], notes: list[str]
 ) -> None:
-    """A note for what a run of so many steps leaves behind, and this one does not hold."""
+    """A note for each file or row that a run of this length should have and this one lacks."""
     steps = sorted(row["step"] for row in rows[METRICS_FILE])
-    files = {number[0] for number, _ in _numbered(path / "rollouts", _ROLLOUTS)}
+    files = {number[0] for number, _ in _numbered_files(path / "rollouts", _ROLLOUTS)}
     if not steps:
         if files:
             notes.append(f"{METRICS_FILE} holds no step, although rollouts/ holds {len(files)}; there are no curves")
@@ -131,7 +131,7 @@ def _look_for_gaps(
             f"rollouts/ holds {how_many} steps of {METRICS_FILE}: {len(unrecorded)} are missing, the first is step "
             f"{unrecorded[0]}; restore them from a copy of the run"
         )
-    if was_watched(rows[EVENTS_FILE]) and not _numbered(path / "examined", _EXAMINED):
+    if was_watched(rows[EVENTS_FILE]) and not _numbered_files(path / "examined", _EXAMINED):
         notes.append(
             "examined/ holds no update, although the doctor watched this run: it was deleted, or nothing was examined"
         )
@@ -214,7 +214,7 @@ def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     if strange:
         number, name = strange[0]
         more = f" (and {len(strange) - 1} more values)" if len(strange) > 1 else ""
-        notes.append(f"{file.name}, line {number}: {shown(name)} is no number and is left out{more}")
+        notes.append(f"{file.name}, line {number}: {shown(name)} is not a number and is left out{more}")
     if rest:
         notes.append(f"{file.name} line {len(whole) + 1} was cut off while it was written and is left out")
     return _once_a_step(file.name, found, notes) if file.name in _ONCE_A_STEP else tuple(found)
@@ -246,9 +246,9 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (int, float))
 
 
-def _examined(path: Path, notes: list[str]) -> list[Batch]:
+def _examined_batches(path: Path, notes: list[str]) -> list[Batch]:
     batches = []
-    for _, file in _numbered(path / "examined", _EXAMINED)[-EXAMINED:]:
+    for _, file in _numbered_files(path / "examined", _EXAMINED)[-EXAMINED:]:
         try:
             batches.append(read_batch(file))
         except BatchError as error:
@@ -256,13 +256,13 @@ def _examined(path: Path, notes: list[str]) -> list[Batch]:
     return batches
 
 
-def _recorded(
+def _recorded_batches(
     path: Path,
     settings_at: Callable[[int], Mapping[str, Any]],
     metrics: Mapping[int, Mapping[str, Any]],
     notes: list[str],
 ) -> list[Batch]:
-    files = {number[0]: file for number, file in _numbered(path / "rollouts", _ROLLOUTS)}
+    files = {number[0]: file for number, file in _numbered_files(path / "rollouts", _ROLLOUTS)}
     whole = [step for step in files if step in metrics] or list(files)  # a metrics line comes last: the step is done
     batches, partial = [], 0
     for step in spread(whole, STEPS) if whole else ():
@@ -283,7 +283,7 @@ def _recorded(
     return batches
 
 
-def _numbered(directory: Path, pattern: str) -> list[tuple[tuple[int, ...], Path]]:
+def _numbered_files(directory: Path, pattern: str) -> list[tuple[tuple[int, ...], Path]]:
     """By number, not by name: step-1000000 comes after step-999999."""
     names = ((re.fullmatch(pattern, file.name), file) for file in directory.glob("*"))
     return sorted((tuple(map(int, match.groups())), file) for match, file in names if match)

@@ -6,7 +6,7 @@ Shape legend: B rows, P groups, G rows of the widest group (the rest is NaN).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ STATED = ("baseline", "std", "scale")  # the settings that fix the formula
 
 
 def row_advantages(batch: Batch) -> Array | None:
-    """One advantage a row, NaN for a row without loss tokens; None if they differ between the tokens of a row."""
+    """One advantage per row, NaN for a row without loss tokens; None if they differ between the tokens of a row."""
     (advantages,) = batch.need("advantages")
     if advantages.ndim == 1:
         return advantages
@@ -75,7 +75,7 @@ def centring(batch: Batch) -> Centring:
     """Of groups whose rewards vary, where they are known: an equal group can only be off by rounding."""
     advantages_B = row_advantages(batch)
     if advantages_B is None:
-        raise Missing("one advantage a row")
+        raise Missing("one advantage per row")
     rewards_B = batch.get("rewards")
     groups = [rows[np.isfinite(advantages_B[rows])] for rows in groups_of(batch)]
     groups = [rows for rows in groups if len(rows) > 1]
@@ -83,7 +83,7 @@ def centring(batch: Batch) -> Centring:
         raise Missing("a group of two rows with finite advantages")
     lost = 0.0
     if rewards_B is not None:
-        varying = [rows for rows in groups if np.ptp(_scored(rewards_B[rows])) > 0]
+        varying = [rows for rows in groups if np.ptp(_scored_rewards(rewards_B[rows])) > 0]
         groups = varying or groups
         lost = _lost_digits(rewards_B, groups)
     known_B = advantages_B[np.isfinite(advantages_B)]
@@ -92,7 +92,7 @@ def centring(batch: Batch) -> Centring:
     return Centring(mean_P, np.abs(mean_P) > limit, tuple(groups), float(known_B.mean()), limit)
 
 
-def _scored(rewards: Array) -> Array:
+def _scored_rewards(rewards: Array) -> Array:
     scored = rewards[~np.isnan(rewards)]
     return scored if scored.size else np.zeros(1)
 
@@ -104,7 +104,7 @@ def groups_of(batch: Batch) -> list[Array]:
     _, first_P, number_B = np.unique(ids_B, return_index=True, return_inverse=True)
     rows_P = np.split(np.argsort(number_B, kind="stable"), np.cumsum(np.bincount(number_B))[:-1])
     groups = []
-    for rows in (rows_P[one] for one in np.argsort(first_P).tolist()):
+    for rows in (rows_P[group] for group in np.argsort(first_P).tolist()):
         if isinstance(size, int) and size > 1 and len(rows) > size and len(rows) % size == 0:
             groups += list(rows.reshape(-1, size))
         else:
@@ -145,17 +145,17 @@ def advantages(batch: Batch) -> Array:
 
 
 def nearest_advantages(batch: Batch) -> Match:
-    """Raises Missing without rewards, groups of two, or one advantage a row."""
+    """Raises Missing without rewards, groups of two, or one advantage per row."""
     recorded_B = row_advantages(batch)
     if recorded_B is None:
-        raise Missing("one advantage a row")
+        raise Missing("one advantage per row")
     rewards_B, groups = _rewards(batch)
     known_B = ~np.isnan(recorded_B)
     stated = {name: batch.settings[name] for name in (*STATED, "combine") if name in batch.settings}
     limit = tolerance(batch, recorded_B[known_B]) + _lost_digits(rewards_B, groups)
 
     def among(variants: list[Variant]) -> Match:
-        known = [Variant(one.name, one.values[known_B], one.is_bug, one.options) for one in variants]
+        known = [replace(variant, values=variant.values[known_B]) for variant in variants]
         return nearest(recorded_B[known_B], known, stated, tolerance=limit)
 
     # nearly every batch is what its settings say: then the many other ways need not be computed
@@ -180,7 +180,7 @@ def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
 
 def _lost_digits(rewards_B: Array, groups: list[Array]) -> float:
     """What float32 loses when close rewards far from 0 are subtracted: 1000.001 - 1000 keeps three digits."""
-    rewards_PG, largest = grouped(rewards_B, groups), float(np.abs(_scored(rewards_B)).max())
+    rewards_PG, largest = grouped(rewards_B, groups), float(np.abs(_scored_rewards(rewards_B)).max())
     # three times 0.1 has a mean beside 0.1: by that alone a group does not vary
     varies_P = np.fmax.reduce(rewards_PG, axis=1) - np.fmin.reduce(rewards_PG, axis=1) > FLOAT64 * largest
     if not varies_P.any():
@@ -329,7 +329,7 @@ def _bugs(batch: Batch, rewards_B: Array, groups: list[Array], epsilon: float) -
 def _other_groups(rows: int, groups: list[Array]) -> list[tuple[str, list[Array]]]:
     """Groups as a reshape in the wrong order would cut them; only where all have one size."""
     size = len(groups[0])
-    if len(groups) < 2 or any(len(one) != size for one in groups):
+    if len(groups) < 2 or any(len(group) != size for group in groups):
         return []
     order = np.concatenate(groups)
     return [

@@ -1,4 +1,4 @@
-"""Batch -> the same batch with everything that follows from log-probs, advantages and settings computed anew."""
+"""Batch -> the same batch with everything that follows from log-probs, advantages and settings computed again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from assay.doctor.recompute.terms import gradients, terms
 from assay.doctor.rounding import loss_limit
 from assay.record.batch import Batch
 
-NOT_REPEATABLE = "the loss computed twice from the same numbers is not the same, so that nothing else can be told by it"
+NOT_REPEATABLE = (
+    "the loss computed twice from the same numbers is not the same, so that no other comparison proves anything"
+)
 AGAIN = ("again", "padded", "permuted", "split", "perturbed")
 
 
 def is_repeatable(batch: Batch) -> bool:
-    """Whether the trainer got the same loss twice from the same numbers; if not, no other change tells anything."""
+    """Whether the trainer got the same loss twice from the same numbers; if not, no other change proves anything."""
     loss_once, again = (batch.numbers.get(name) for name in ("loss", "loss_again"))
     if loss_once is None or again is None or not (np.isfinite(loss_once) and np.isfinite(again)):
         return True
@@ -33,8 +35,8 @@ def is_of_these_rows(batch: Batch) -> bool:
 
 def consistent(batch: Batch, **changes: Any) -> Batch:
     """`changes` replace fields, numbers or settings by name; then ratio, clip, KL, losses and gradients follow them."""
-    given = {**batch.arrays, **batch.numbers, **batch.settings, **changes}
-    changed = Batch.of(given, texts=batch.texts)
+    values = {**batch.arrays, **batch.numbers, **batch.settings, **changes}
+    changed = Batch.of(values, texts=batch.texts)
     found = terms(changed)
     weights_BT = weights(changed, aggregation_of(changed))
     gradients_BT = gradients(changed, weights_BT)
@@ -55,4 +57,4 @@ def consistent(batch: Batch, **changes: Any) -> Batch:
         follows["kl"] = kl_BT
         follows["kl_mean"] = float(kl_BT.sum() / max(found.mask_BT.sum(), 1))
         follows["kl_loss"] = float(found.kl_coef * (weights_BT * kl_BT).sum())
-    return replace(Batch.of({**given, **follows}, texts=batch.texts), source=batch.source)
+    return replace(Batch.of({**values, **follows}, texts=batch.texts), source=batch.source)

@@ -113,8 +113,8 @@ def nearest_kl_loss(batch: Batch) -> Match:
     mask_BT, new_BT, old_BT, ref_BT = batch.need("mask", "new_logprobs", "old_logprobs", "ref_logprobs")
     weights_BT = weights(batch, aggregation_of(batch))
     found = []
-    for one in kl_variants(new_BT, ref_BT, old_BT, mask_BT):
-        found.append(_variant(one.name, _sum(one.values, weights_BT, mask_BT), one.is_bug, dict(one.options)))
+    for way in kl_variants(new_BT, ref_BT, old_BT, mask_BT):
+        found.append(_variant(way.name, _sum(way.values, weights_BT, mask_BT), way.is_bug, dict(way.options)))
     difference_BT = np.where(mask_BT, new_BT - ref_BT, 0.0)
     scale = max(_sum(difference_BT**2 / 2, weights_BT, mask_BT), 1e-12)
     dtype = str(batch.settings.get("dtype", "float32"))
@@ -174,7 +174,7 @@ def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
         and batch.settings.get("kl_gradient", way.kl_gradient) == way.kl_gradient
     ]
     in_reward = [] if kl_is_placed(batch) else [replace(settings, kl_placement="reward")]
-    return [*(one for one in open_ways if one != settings and settings.kl_placement == "loss"), *in_reward]
+    return [*(way for way in open_ways if way != settings and settings.kl_placement == "loss"), *in_reward]
 
 
 def kl_is_placed(batch: Batch) -> bool:

@@ -65,9 +65,9 @@ def nearest(
     scale: float | None = None,
 ) -> Match:
     """`floor` is an absolute difference that rounding explains; `scale` what distances are relative to."""
-    distances = [distance(recorded, one.values, floor=floor, scale=scale) for one in variants]
-    stated = any(name in settings for one in variants for name in one.options)
-    agreeing = [index for index, one in enumerate(variants) if stated and one.agrees_with(settings)]
+    distances = [distance(recorded, variant.values, floor=floor, scale=scale) for variant in variants]
+    stated = any(name in settings for variant in variants for name in variant.options)
+    agreeing = [index for index, variant in enumerate(variants) if stated and variant.agrees_with(settings)]
     # of several ways that agree with what little the settings say, the nearest is what was configured
     configured = min(agreeing, key=lambda index: distances[index], default=None)
 

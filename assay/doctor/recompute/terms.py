@@ -75,7 +75,7 @@ def totals(batch: Batch) -> Totals:
 def terms(batch: Batch, settings: LossConfig | None = None) -> Terms:
     settings = loss_settings(batch) if settings is None else settings
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
-    new_BT, old_BT, advantages_BT = (_inside(one, mask_BT) for one in (new_BT, old_BT, batch.token_advantages))
+    new_BT, old_BT, advantages_BT = (_inside(x_BT, mask_BT) for x_BT in (new_BT, old_BT, batch.token_advantages))
     objective = grpo.OBJECTIVES[settings.objective]
     ratio_BT = grpo.importance_ratio(tensor(new_BT), tensor(old_BT), tensor(mask_BT), objective.level)
     policy_BT, clipped_BT = objective.term(ratio_BT, tensor(advantages_BT), tensor(new_BT), settings)
@@ -156,9 +156,9 @@ def nearest_ratio(batch: Batch) -> Match:
     if sampler_BT is not None and np.isfinite(sampler_BT[mask_BT]).all():
         by_sampler_BT = _exp(_inside(new_BT, mask_BT) - _inside(sampler_BT, mask_BT))
         ways.append(Variant("exp(new - sampler)", by_sampler_BT, False, {"objective": ()}))
-    if recorded.ndim == 1:  # one a row
+    if recorded.ndim == 1:  # one per row
         seen_B = mask_BT.any(axis=1) & (np.abs(sums_BT[:, 0]) < FAR)
-        rows = [replace(one, values=one.values[:, 0]) for one in ways if by_row in one.name]
+        rows = [replace(way, values=way.values[:, 0]) for way in ways if by_row in way.name]
         return _nearest_inside(batch, recorded, rows, seen_B)
     return _nearest_inside(batch, recorded, ways, mask_BT & (np.abs(log_BT) < FAR))
 
@@ -206,7 +206,7 @@ def _nearest_inside(batch: Batch, recorded: Array, variants: list[Variant], seen
         raise Missing("a loss token with log-probs that are not far apart")
     limit = tolerance(batch, recorded[seen])
     floor = FLOOR if limit <= FINE else limit
-    kept = [replace(one, values=one.values[seen]) for one in variants]
+    kept = [replace(variant, values=variant.values[seen]) for variant in variants]
     return nearest(recorded[seen], kept, batch.settings, tolerance=limit, floor=floor)
 
 

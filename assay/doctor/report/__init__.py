@@ -46,7 +46,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Report:
-    """What the doctor says of one path. `path` is shown as it was given."""
+    """What the doctor says of one path. `path` is shown as the user wrote it."""
 
     path: str
     diagnosis: Diagnosis
@@ -103,7 +103,7 @@ class Report:
         return f"{checks} check{'s' * (checks != 1)}: " + ", ".join(f"{found[state]} {words[state]}" for state in State)
 
     def place(self, word: Word) -> str:
-        """The file that the word was given on, where there is one; else the path itself."""
+        """The file that the word is about, if there is one; else the path itself."""
         if word.verdict.places:
             return word.verdict.places[0].file
         root = Path(self.path)

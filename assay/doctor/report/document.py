@@ -41,24 +41,25 @@ def _report(report: Report) -> dict[str, Any]:
         "source": report.path,
         "looked_at": report.looked_at,
         "findings": [_finding(report, word) for word in report.diagnosis.findings],
-        "passed": [_told(word) for word in said(State.HEALTHY)],
-        "not_applicable": [_told(word) for word in said(State.NOT_APPLICABLE)],
+        "passed": [_with_message(word) for word in said(State.HEALTHY)],
+        "not_applicable": [_with_message(word) for word in said(State.NOT_APPLICABLE)],
         "not_enough_data": [
-            {**_named(word), "missing": missing_names(word.verdict.message)} for word in said(State.NOT_ENOUGH_DATA)
+            {**_code_and_name(word), "missing": missing_names(word.verdict.message)}
+            for word in said(State.NOT_ENOUGH_DATA)
         ],
-        "crashed": [_told(word) for word in said(State.CRASHED)],
+        "crashed": [_with_message(word) for word in said(State.CRASHED)],
         "notes": list(report.diagnosis.notes),
         **({"unread": report.unread} if report.unread else {}),
         **({"crash": str(report.crash)} if report.crash else {}),
     }
 
 
-def _named(word: Word) -> dict[str, str]:
+def _code_and_name(word: Word) -> dict[str, str]:
     return {"code": word.code, "name": word.illness.name}
 
 
-def _told(word: Word) -> dict[str, Any]:
-    return {**_named(word), "message": word.verdict.message, "evidence": _evidence(word)}
+def _with_message(word: Word) -> dict[str, Any]:
+    return {**_code_and_name(word), "message": word.verdict.message, "evidence": _evidence(word)}
 
 
 def _evidence(word: Word) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ def _evidence(word: Word) -> list[dict[str, Any]]:
 
 def _finding(report: Report, word: Word) -> dict[str, Any]:
     mapping: dict[str, Any] = {
-        **_named(word),
+        **_code_and_name(word),
         "severity": word.severity.value,
         "confidence": word.confidence.value,
         "level": word.level,

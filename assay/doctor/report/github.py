@@ -53,7 +53,7 @@ def _where(report: Report, word: Word) -> dict[str, str]:
 
 def _in_cell(word: Word) -> list[str]:
     places = word.verdict.places[:1]
-    return [f"{cell}, line {one.line}" for one in places if (cell := file_and_cell(one.file)[1])]
+    return [f"{cell}, line {place.line}" for place in places if (cell := file_and_cell(place.file)[1])]
 
 
 def command(name: str, properties: Mapping[str, str], message: str) -> str:

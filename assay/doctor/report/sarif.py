@@ -91,7 +91,7 @@ def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
         "locations": [_location(report, word)],
         # of the illness, the path and the expression: numbers and lines move, the finding is the same
         "partialFingerprints": {"primaryLocationLineHash": f"{_fingerprint(report, word)}:1"},
-        **_related(word),
+        **_related_locations(word),
         **_fixes(word),
         "properties": {
             "confidence": word.confidence.value,
@@ -108,7 +108,7 @@ def _location(report: Report, word: Word) -> dict[str, Any]:
 
 
 def _at(place: Place) -> dict[str, Any]:
-    """A cell of a notebook is no file of its own, and its lines are not those of the file: they stand beside it."""
+    """A cell of a notebook is not a file, and its lines are not lines of the file: cell and line go into a name."""
     file, cell = file_and_cell(place.file)
     artifact = {"artifactLocation": {"uri": relative_uri(file)}}
     if not cell:
@@ -126,7 +126,7 @@ def _region(place: Place) -> dict[str, Any]:
     }
 
 
-def _related(word: Word) -> dict[str, Any]:
+def _related_locations(word: Word) -> dict[str, Any]:
     others = word.verdict.places[1:]
     if not others:
         return {}

@@ -16,11 +16,12 @@ class UnknownCode(ValueError):
 def select(illnesses: Sequence[Illness], chosen: Sequence[str], ignored: Sequence[str]) -> list[Illness]:
     """Those that `chosen` names and `ignored` does not, in the order of the catalogue. If `chosen` names none: all that
     need no reward to be called."""
-    kept = _named(illnesses, chosen) if _split(chosen) else {one.code for one in illnesses if not one.needs_a_call}
-    kept -= _named(illnesses, ignored)
+    without_a_call = {illness.code for illness in illnesses if not illness.needs_a_call}
+    kept = _codes_named(illnesses, chosen) if _split(chosen) else without_a_call
+    kept -= _codes_named(illnesses, ignored)
     if not kept:
         raise UnknownCode("--ignore takes away every check that --select names; nothing is left to look for")
-    return [one for one in illnesses if one.code in kept]
+    return [illness for illness in illnesses if illness.code in kept]
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -34,14 +35,14 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else "'assay explain' lists them all"
 
 
-def _named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]:
+def _codes_named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]:
     codes: set[str] = set()
     for word in _split(words):
-        found = {one.code for one in illnesses if one.code.startswith(word.upper())}
-        found |= {one.code for one in illnesses if one.name == _name(word)}
+        found = {illness.code for illness in illnesses if illness.code.startswith(word.upper())}
+        found |= {illness.code for illness in illnesses if illness.name == _name(word)}
         if not found:
-            known = [*(one.code for one in illnesses), *(one.name for one in illnesses)]
-            raise UnknownCode(f"{word[:40]!r} is no code, name or family of an illness; {nearest(word, known)}")
+            known = [*(illness.code for illness in illnesses), *(illness.name for illness in illnesses)]
+            raise UnknownCode(f"{word[:40]!r} is not the code, name or family of an illness; {nearest(word, known)}")
         codes |= found
     return codes
 

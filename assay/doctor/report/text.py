@@ -58,7 +58,7 @@ def _others(reports: Sequence[Report], width: int) -> list[str]:
 
 
 def concise(reports: Sequence[Report], *, colour: bool) -> str:
-    """One line a note and one a finding, of several inputs the findings first; then the counts."""
+    """One line per note and per finding, then the counts. Of several inputs the findings come first."""
     notes: list[str] = []
     found: list[str] = []
     failed: list[str] = []
@@ -69,12 +69,14 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
-            where = next((f"{escaped(str(one))}:{one.column + 1}" for one in word.verdict.places), place)
+            where = next((f"{escaped(str(position))}:{position.column + 1}" for position in word.verdict.places), place)
             found.append(
-                f"{where}: {_painted(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
+                f"{where}: {_paint(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
                 f"[{word.confidence}]{follows}"
             )
-        failed += [f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed(report)]
+        failed += [
+            f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed_words(report)
+        ]
         failed += [escaped(report.failure)] if report.failure else []
     if len(reports) == 1 and not reports[0].failure:
         return "\n".join([*notes, *found, *failed, f"{escaped(reports[0].path)}: {reports[0].counts}"])
@@ -82,7 +84,7 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """Lines no wider than `width`, but for a word that is: codes and paths are never broken."""
+    """Lines of at most `width` characters, except for a longer word: codes and paths are never broken."""
     return textwrap.wrap(
         escaped(text),
         max(width, 30),
@@ -107,7 +109,7 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
     lines += [""] if notes else []
     for root in report.roots:
         lines += [*_finding(report, root, width, colour, why), ""]
-    only = len(report.diagnosis.words) == 1  # somebody asked for just this
+    only = len(report.diagnosis.words) == 1  # only this check was chosen
     if report.notable and (is_alone or all_passes):
         lines.append(bold("worth knowing", colour))
         for word in report.notable:
@@ -123,7 +125,7 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
     lines += [*rest, ""] if rest else []
     if all_passes:
         for word in report.diagnosis.of(State.HEALTHY):
-            shown = word.code in {one.code for one in report.notable}
+            shown = word.code in {notable.code for notable in report.notable}
             lines += _healthy(word, width, 0 if shown else len(word.verdict.facts))
         for word in report.diagnosis.of(State.NOT_APPLICABLE):
             lines += _line(f"not applicable  {_title(word)}: {word.verdict.message}", width)
@@ -136,14 +138,14 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
 def _crashes(report: Report, width: int, where: str = "") -> list[str]:
     return [
         line
-        for word in _crashed(report)
+        for word in _crashed_words(report)
         for line in _line(f"crashed  {_title(word)}{where}: {word.verdict.message}", width)
     ]
 
 
 def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) -> list[str]:
     seen = f", seen in the {word.seen_in}" if word.seen_in else ""
-    lines = [f"{_painted(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}{seen}]"]
+    lines = [f"{_paint(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}{seen}]"]
     lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
@@ -196,7 +198,7 @@ def _line(sentence: str, width: int) -> list[str]:
     return wrapped(sentence, width, "", _INDENT)
 
 
-def _crashed(report: Report) -> list[Word]:
+def _crashed_words(report: Report) -> list[Word]:
     return report.diagnosis.of(State.CRASHED)
 
 
@@ -204,5 +206,5 @@ def _title(word: Word) -> str:
     return f"{word.code} {word.illness.name}"
 
 
-def _painted(word: Word, text: str, colour: bool) -> str:
+def _paint(word: Word, text: str, colour: bool) -> str:
     return f"\x1b[{_COLOURS[word.severity]}m{text}\x1b[0m" if colour else text

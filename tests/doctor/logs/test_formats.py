@@ -83,14 +83,14 @@ def test_a_last_line_cut_off_and_damaged_lines_are_left_out_and_said(tmp_path):
     assert "log line 6 was cut off" in notes(path)
     path = written(tmp_path, "warning: no GPU\n" + LINES + "[1, 2]\n")
     assert losses(path) == WHOLE
-    assert "log line 1 and 1 more is no JSON object" in notes(path)
+    assert "log line 1 and 1 more is not a JSON object" in notes(path)
 
 
 def test_a_damaged_line_in_the_middle_is_left_out_and_said(tmp_path):
     lines = LINES.splitlines(keepends=True)
     path = written(tmp_path, "".join([*lines[:2], "{nonsense\n", "[1, 2]\n", *lines[2:]]))
     assert losses(path) == WHOLE
-    assert "log line 3 and 1 more is no JSON object" in notes(path)
+    assert "log line 3 and 1 more is not a JSON object" in notes(path)
 
 
 def test_nan_and_infinity_are_gaps_and_said(tmp_path):

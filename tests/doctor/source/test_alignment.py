@@ -244,7 +244,7 @@ SILENT = {
             ('AutoTokenizer.from_pretrained("tiny", padding_side="left", truncation_side="left")', "batches.tokenizer"),
         ),
         "the end kept": (GENERATE, ("tokenize=False) for", "tokenize=False)[-2000:] for")),
-        "fewer questions": (GENERATE, ("for one in questions for _", "for one in questions[:16] for _")),
+        "fewer questions": (GENERATE, ("in questions for _", "in questions[:16] for _")),
         "a loop": (LOOP,),
     },
     "ALGN08": {
@@ -252,7 +252,7 @@ SILENT = {
         "the final message goes on": (GENERATE, ("add_generation_prompt=True", "continue_final_message=True")),
         "a whole conversation": (
             GENERATE,
-            ('"content": one}]', '"content": one}, {"role": "assistant", "content": "So"}]'),
+            ('"content": question}]', '"content": question}, {"role": "assistant", "content": "So"}]'),
             ("add_generation_prompt=True, ", ""),
         ),
         "not known": (GENERATE, ("=True, tokenize=False) for", "=batches.open, tokenize=False) for")),

@@ -15,16 +15,16 @@ LARGEST = 1 << 30  # bytes: a document is read whole
 
 def read_document(path: Path) -> Any:
     if path.stat().st_size > LARGEST:
-        raise LogError(f"{path} is one JSON document of more than 1 GB; give one object a line (JSONL) instead")
+        raise LogError(f"{path} is one JSON document of more than 1 GB; give one object per line (JSONL) instead")
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig", "replace"))
     except RecursionError as error:
         raise LogError(f"{path} is nested too deeply for a log of metrics; {_GIVE}") from error
     except ValueError as error:
-        raise LogError(f"{path} is no whole JSON document ({error}): it was cut off or damaged; {_GIVE}") from error
+        raise LogError(f"{path} is not a whole JSON document ({error}): it was cut off or damaged; {_GIVE}") from error
 
 
-_GIVE = "give an older checkpoint, or the log as one object a line"
+_GIVE = "give an older checkpoint, or the log as one object per line"
 
 
 def gather_document(path: Path, document: Any, gatherer: Gatherer) -> None:
@@ -38,7 +38,9 @@ def gather_document(path: Path, document: Any, gatherer: Gatherer) -> None:
     elif isinstance(document, Mapping) and any(isinstance(value, Mapping | list) for value in document.values()):
         _gather_columns(document, gatherer)
     else:
-        raise LogError(f"{path} holds one value a metric, a summary and no curve; export the history, one row a step")
+        raise LogError(
+            f"{path} holds one value per metric, a summary and no curve; export the history, one row per step"
+        )
     if not gatherer.rows:
         raise LogError(f"{path} holds no row of metrics: the run logged nothing before this was written")
 

@@ -25,7 +25,7 @@ from assay.doctor.evidence.logs.series import Gatherer, LogError
 from assay.doctor.evidence.logs.tfevents import gather_tfevents, is_tfevents
 from assay.doctor.evidence.run import STEPS, spread
 
-HEAD = 1 << 16  # bytes that tell what a file is
+HEAD = 1 << 16  # bytes that show what a file is
 KINDS = "a log of another trainer (trainer_state.json, JSONL, CSV, TensorBoard events) or its rollouts (JSONL, Parquet)"
 _EXPORT = "wandb.Api().run('entity/project/id').history(samples=100000).to_csv('run.csv')"
 _REFUSED = (  # first bytes, what it is, the fix
@@ -85,7 +85,7 @@ def _read_text(path: Path, head: bytes) -> Evidence:
         document = row if row is not None else read_document(path)
         rows = document if isinstance(document, list) else []
         if rows and isinstance(rows[0], dict) and is_rollout(rows[0]):
-            return _evidence_of_rollouts(path, [one for one in rows if isinstance(one, dict)], [])
+            return _evidence_of_rollouts(path, [item for item in rows if isinstance(item, dict)], [])
         gather_document(path, document, gatherer)
         return evidence_of(gatherer, path)
     texts = [line.decode("utf-8", "replace") for line in lines]

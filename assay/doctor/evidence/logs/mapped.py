@@ -26,8 +26,8 @@ Series = Mapping[float, float]
 def curves_of(log: Log, source: str) -> tuple[Curves, list[str]]:
     """Raises LogError where no column is known."""
     if not log.series:
-        raise LogError(f"{source} holds no number by a name; give a log of metrics, one row a step (docs/logs.md)")
-    trainer, columns = recognised(log)
+        raise LogError(f"{source} holds no number by a name; give a log of metrics, one row per step (docs/logs.md)")
+    trainer, columns = recognise(log)
     notes: list[str] = []
     taken: dict[str, Series] = {}
     used: set[str] = set()
@@ -38,23 +38,23 @@ def curves_of(log: Log, source: str) -> tuple[Curves, list[str]]:
     taken |= _components(trainer, log, used)
     _leave_signed_kl(trainer, taken, notes)
     if not taken:
-        known = _listed(sorted(log.series))
+        known = _join_names(sorted(log.series))
         raise LogError(f"{source}: none of its columns is a metric known here ({known}); docs/logs.md lists the names")
     _note_order(used, log, notes)
     _note_not_finite(taken, log, notes)
     rows = _rows(taken, log)
-    settings = {**log.settings, **_implied(trainer, columns), **_reward_scale(trainer, taken, notes)}
+    settings = {**log.settings, **_implied_settings(trainer, columns), **_reward_scale(trainer, taken, notes)}
     evaluations = _evaluations(trainer, log, used, notes)
     unused = [name for name in log.series if name not in used]
     beginning = f"read as a log of {trainer.name}: {len(taken)} metrics of {len(rows)} steps"
     if unused:
-        beginning += f"; {len(unused)} of {len(log.series)} columns are not used or not known: {_listed(unused)}"
+        beginning += f"; {len(unused)} of {len(log.series)} columns are not used or not known: {_join_names(unused)}"
     if not log.steps_are_stated:
         notes.append("no row states its step, so that steps cannot be named")
     return Curves(rows, evaluations=evaluations, settings=settings), [beginning, *log.notes, *notes]
 
 
-def recognised(log: Log) -> tuple[Trainer, dict[str, str]]:
+def recognise(log: Log) -> tuple[Trainer, dict[str, str]]:
     """The trainer that most of the columns are of, and its names -> columns; PLAIN where nobody's sign is seen."""
     best, columns = PLAIN, _columns(PLAIN, log)
     for trainer in TRAINERS:
@@ -163,7 +163,7 @@ def _rows(taken: Mapping[str, Series], log: Log) -> list[dict[str, float | int |
     return list(rows.values())
 
 
-def _implied(trainer: Trainer, columns: Mapping[str, str]) -> dict[str, Any]:
+def _implied_settings(trainer: Trainer, columns: Mapping[str, str]) -> dict[str, Any]:
     found = {} if trainer in (ASSAY, PLAIN) else {"trainer": trainer.name}
     for column, settings in trainer.implied.items():
         if column in columns:
@@ -210,7 +210,7 @@ def _evaluations(trainer: Trainer, log: Log, used: set[str], notes: list[str]) -
     columns = [name for name in log.series if re.fullmatch(rf"(?:data/|metrics/)?{trainer.evaluation}", name)]
     if len(columns) > 1:
         notes.append(
-            f"{len(columns)} held-out sets are logged ({_listed(columns)}); they are not compared with the reward"
+            f"{len(columns)} held-out sets are logged ({_join_names(columns)}); they are not compared with the reward"
         )
     if len(columns) != 1:
         return []
@@ -222,6 +222,6 @@ def _evaluations(trainer: Trainer, log: Log, used: set[str], notes: list[str]) -
     return [{"step": int(step), "pass_at_1": value} for step, value in series.items() if is_finite(value)]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(map(shown, names[:NAMED])) + more

@@ -41,7 +41,7 @@ def is_rollout(row: Row) -> bool:
 
 
 def spread_out(row: Row) -> list[Row]:
-    """A row of lists, one a rollout (a step a line, as open-instruct's traces), as rows."""
+    """Rows of a row of lists with an entry per rollout: open-instruct's traces have one line per step."""
     completions = _value(row, COMPLETION)
     rewards = _value(row, REWARD)
     if not isinstance(completions, list) or not isinstance(rewards, list) or len(rewards) != len(completions):
@@ -74,7 +74,7 @@ def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]
     if rewards_B is None and groups is not None and advantages_B is not None:
         rewards_B = _sum_of_parts(rows, groups, advantages_B, source, notes)
     values |= {"rewards": rewards_B, "advantages": advantages_B, "group_ids": groups}
-    values |= {"finished": _finished(rows), **_ids(rows), **_scale(rewards_B)}
+    values |= {"finished": _finished_flags(rows), **_ids(rows), **_scale(rewards_B)}
     texts = {"completion": [_text(_value(row, COMPLETION)) for row in rows]} if _have_texts(rows, COMPLETION) else {}
     if _have_texts(rows, PROMPT):
         texts["prompt"] = prompts
@@ -95,20 +95,20 @@ def _value(row: Row, names: Sequence[str]) -> Any:
 
 def _have_texts(rows: Iterable[Row], names: Sequence[str]) -> bool:
     values = [_value(row, names) for row in rows]
-    return all(isinstance(one, str) or (isinstance(one, list) and not _are_ids(one)) for one in values)
+    return all(isinstance(value, str) or (isinstance(value, list) and not _are_ids(value)) for value in values)
 
 
 def _text(value: Any) -> str:
-    """Of a text, or of messages: what was said in them."""
+    """A text as it is; of messages their contents."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-        return "\n".join(_text(one.get("content")) if "content" in one else _text(one.get("text")) for one in value)
+    if isinstance(value, list) and value and all(isinstance(message, Mapping) for message in value):
+        return "\n".join(_text(message.get("content" if "content" in message else "text")) for message in value)
     return "" if value is None else json.dumps(value, default=str)
 
 
 def _numbers(rows: Sequence[Row], names: Sequence[str]) -> Array | None:
-    """One number a row, NaN where it is null; None if a row has none. A list of one number is that number."""
+    """One number per row, NaN where it is null; None if a row has no number. A list of one number counts as it."""
     name = next((name for name in names if all(name in row for row in rows)), None)
     if name is None:
         return None
@@ -139,7 +139,7 @@ def _groups(keys: Sequence[str], *, stated: bool) -> Array | None:
     runs = [len(list(run)) for _, run in groupby(keys)]
     is_apart = len(runs) > groups_B.max() + 1  # a prompt's rows do not all stand together
     if len(set(runs)) == 1 and runs[0] > 1:
-        # moved about, prompts would still be equally frequent; if they are, it cannot be told from being drawn twice
+        # shuffled prompts are equally frequent too: then a shuffle looks the same as a prompt that was drawn twice
         return None if is_apart and len(sizes) == 1 else np.repeat(np.arange(len(runs)), runs[0])
     return groups_B if len(sizes) == 1 and max(sizes) > 1 else None
 
@@ -166,19 +166,19 @@ def _sum_of_parts(
 
 
 def _scale(rewards_B: Array | None) -> dict[str, float]:
-    """By convention 1 is the best reward, if some row has it and none has more: then a solved step is no sick one."""
+    """By convention 1 is the best reward, if some row has it and none has more: then a solved step is healthy."""
     known_N = np.empty(0) if rewards_B is None else rewards_B[np.isfinite(rewards_B)]
     if not len(known_N) or known_N.max() != 1.0 or known_N.min() < -1.0:
         return {}
     return {"max_reward": 1.0, "min_reward": -1.0 if known_N.min() < 0.0 else 0.0}
 
 
-def _finished(rows: Sequence[Row]) -> Array | None:
+def _finished_flags(rows: Sequence[Row]) -> Array | None:
     reasons = [_ENDED.get(str(_value(row, FINISH)).lower()) for row in rows]
     if all(reason is not None for reason in reasons):
         return np.array(reasons, dtype=bool)
     cut = [_value(row, TRUNCATED) for row in rows]
-    return ~np.array(cut, dtype=bool) if all(isinstance(one, bool) for one in cut) else None
+    return ~np.array(cut, dtype=bool) if all(isinstance(flag, bool) for flag in cut) else None
 
 
 def _ids(rows: Sequence[Row]) -> dict[str, Any]:
@@ -186,10 +186,10 @@ def _ids(rows: Sequence[Row]) -> dict[str, Any]:
     completions = _lists_of_ids(rows, (*COMPLETION_IDS, *COMPLETION))
     prompts = _lists_of_ids(rows, (*PROMPT_IDS, *PROMPT))
     if completions is not None:
-        found["tokens"], _ = _padded(completions, lambda row, width: row + [0] * (width - len(row)))
+        found["tokens"], _ = _pad(completions, lambda row, width: row + [0] * (width - len(row)))
         found["lengths"] = np.array([len(row) for row in completions])
     if prompts is not None:
-        found["prompt_tokens"], width = _padded(prompts, lambda row, width: [0] * (width - len(row)) + row)
+        found["prompt_tokens"], width = _pad(prompts, lambda row, width: [0] * (width - len(row)) + row)
         lengths_B = np.array([len(row) for row in prompts])
         found["prompt_mask"] = np.arange(width) >= width - lengths_B[:, None]
     return found
@@ -201,9 +201,9 @@ def _lists_of_ids(rows: Sequence[Row], names: Sequence[str]) -> list[list[int]] 
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < 2**31 for one in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**31 for token in value)
 
 
-def _padded(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
+def _pad(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
     width = max(map(len, lists))
     return np.array([pad(row, width) for row in lists], dtype=np.int64), width

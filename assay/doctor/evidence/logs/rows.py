@@ -1,4 +1,4 @@
-"""Rows of metrics from text: one JSON object a line, a CSV table, or lines that a trainer printed."""
+"""Rows of metrics from text: one JSON object per line, a CSV table, or lines that a trainer printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.doctor.evidence.logs.progress import lines_of
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number
 from assay.verdict import shown
 
-_LONG = ({"name", "tag", "metric", "key"}, "value")  # one number a line, under its name
+_LONG = ({"name", "tag", "metric", "key"}, "value")  # one number per line, under its name
 _NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf|NaN|Infinity)"
 _PRINTED = re.compile(rf"'([^'\n]{{1,200}})': '?({_NUMBER})'?(?=[,}}])")  # {'loss': 0.5, 'reward': '0.25'}
 _VERL_LINE = re.compile(r"\bstep:(\d+) - ")
@@ -26,7 +26,7 @@ _SEPARATORS = ",;\t"
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(offset, object) of each line; lines that are none are counted, a last one cut off is said to be."""
+    """(offset, object) of each line. Notes count the lines that are not JSON, and name a last line that was cut off."""
     damaged: list[int] = []
     number, line = 0, b""
     for number, (offset, line) in enumerate(lines_of(path), start=1):
@@ -41,7 +41,7 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any
         notes.append(f"{path.name} line {number} was cut off while it was written and is left out")
     elif damaged:
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        notes.append(f"{path.name} line {damaged[0]}{more} is no JSON object and is left out")
+        notes.append(f"{path.name} line {damaged[0]}{more} is not a JSON object and is left out")
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:
@@ -83,7 +83,7 @@ def gather_csv(path: Path, gatherer: Gatherer) -> None:
             row = {columns[at]: _cell(cell, separator) for at, cell in enumerate(cells) if at in columns}
             gatherer.add_row(row)
     except csv.Error as error:
-        raise LogError(f"{path} is no CSV table: {error}; export it again") from error
+        raise LogError(f"{path} is not a CSV table: {error}; export it again") from error
     if short:
         gatherer.notes.append(f"{path.name}: {short} rows have another number of cells than the header")
     if run:

@@ -39,7 +39,7 @@ class LogError(BatchError):
 class Columns(Mapping[str, Mapping[float, float]]):
     """By name, the number of each step that has one, in the order of the steps; NaN and infinite ones too.
 
-    A column is ordered when it is asked for: of a long log most are not.
+    A column is ordered when it is first read: most columns of a long log are never read.
     """
 
     def __init__(self, gathered: Mapping[str, tuple[array[float], array[float]]]) -> None:
@@ -135,7 +135,7 @@ def flat_numbers(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> It
 
 
 def as_number(value: Any) -> float | None:
-    """None for what is no number. Loggers write numbers as text, and NaN as a word.
+    """None for what is not a number. Loggers write numbers as text, and NaN as a word.
 
     >>> as_number("1e-3"), as_number("NaN"), as_number(True), as_number("on"), as_number(10**400)
     (0.001, nan, None, None, None)
