@@ -34,6 +34,20 @@ def with_ratio_off():
     return {**sick.arrays, **sick.numbers, **sick.settings}
 
 
+def sick(code):
+    batch = catalogue_by_code(code).sick().batches[0]
+    return {**batch.arrays, **batch.numbers, **batch.settings}
+
+
+def test_a_cause_of_an_earlier_batch_does_not_silence_a_later_one(capsys):
+    """Repaired and run again in the same notebook: the second bug is printed, although the first could explain it."""
+    assert "ADV01" in catalogue_by_code("ADV02").explains
+    assay.observe(**sick("ADV02"))
+    assert "ADV01" not in capsys.readouterr().err.replace("follows from it: ADV01", "")
+    assay.observe(**sick("ADV01"))
+    assert "ADV01" in capsys.readouterr().err
+
+
 def test_a_finding_is_told_once(capsys):
     for step in (1, 2):
         diagnosis = assay.observe(**{**with_ratio_off(), "step": step})

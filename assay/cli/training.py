@@ -257,7 +257,8 @@ def reward_check(
         bool, typer.Option("--json", help="Prints all verdicts as JSON.", rich_help_panel=OUTPUT)
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Shows the healthy checks too.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option("--verbose", help="Shows healthy checks, and what checks lacked.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
     """Tests a reward before any training.

@@ -104,8 +104,11 @@ class LiveDoctor:
             self._recorded[code] = max(known, confidence, key=lambda sure: sure.rank)
             if confidence is not Confidence.POSSIBLE:
                 self._reported.add(code)
-        self.rows = [row for row in read_metrics(self.directory).rows if row["step"] < step]
-        self.timings = [row for row in read_timings(self.directory).rows if row["step"] < step]
+        try:
+            self.rows = [row for row in read_metrics(self.directory).rows if row["step"] < step]
+            self.timings = [row for row in read_timings(self.directory).rows if row["step"] < step]
+        except RunError as error:
+            self._say(f"the curves of earlier steps are left out: {error}")
 
     def examined(self, batch: Batch) -> Diagnosis:
         """An update, or the rollouts of a step: it is looked at now."""
@@ -169,6 +172,8 @@ class LiveDoctor:
         causes = root_causes(list(self._words.values()))
         new = self._record(causes, step)
         self._spent += self._clock() - began
+        if self.directory is None:  # batches need not be of one run: a cause explains what is in its own batch
+            causes, new = dict(diagnosis.causes), list(diagnosis.findings)
         for word in new:
             is_sure = word.confidence is not Confidence.POSSIBLE
             if is_sure and word.code not in causes and word.code not in self._reported:

@@ -116,6 +116,7 @@ def test_out_takes_what_stdout_would_have(sick, tmp_path, how):
         (["WELL", "--select", "RAT1"], "'RAT1' is not the code, name or family of an illness; did you mean RAT01?"),
         (["WELL", "--ignore", "ratio_not_on"], "did you mean ratio_not_one?"),
         (["WELL", "--select", "RAT", "--ignore", "RAT"], "nothing is left to look for"),
+        (["WELL", "--select", "REW05"], "REW05 needs a reward to call; try it with: assay reward-check"),
         (["WELL", "--out", "no/such/directory/file"], "no/such/directory/file could not be written: No such file"),
     ],
 )

@@ -14,11 +14,13 @@ class UnknownCode(ValueError):
 
 
 def select(illnesses: Sequence[Illness], chosen: Sequence[str], ignored: Sequence[str]) -> list[Illness]:
-    """Those that `chosen` names and `ignored` does not, in the order of the catalogue. If `chosen` names none: all that
-    need no reward to be called."""
+    """Those that `chosen` names and `ignored` does not, in the order of the catalogue; if `chosen` names none, all.
+    Those that need a reward to be called are left out."""
     without_a_call = {illness.code for illness in illnesses if not illness.needs_a_call}
-    kept = _codes_named(illnesses, chosen) if _split(chosen) else without_a_call
-    kept -= _codes_named(illnesses, ignored)
+    kept = _codes_named(illnesses, chosen) & without_a_call if _split(chosen) else without_a_call
+    if not kept:
+        raise UnknownCode(f"{', '.join(_split(chosen))} needs a reward to call; try it with: assay reward-check")
+    kept = kept - _codes_named(illnesses, ignored)
     if not kept:
         raise UnknownCode("--ignore takes away every check that --select names; nothing is left to look for")
     return [illness for illness in illnesses if illness.code in kept]
