@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from safetensors import SafetensorError
-
 from assay.machine.faults import FAULTS
 from assay.record import RunError
 
@@ -25,7 +23,7 @@ class Guard:
         began = time.perf_counter()
         try:
             return question()
-        except (*FAULTS, RunError, SafetensorError) as error:
+        except (*FAULTS, RunError) as error:
             self._on_fault(error)
             return otherwise
         finally:

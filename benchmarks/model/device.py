@@ -44,7 +44,7 @@ def forget_peak(device: torch.device) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError):  # not every kernel lets it be done; the mark then holds what came before as well
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel's word for: the high-water mark begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's word for: the high-water mark begins again
 
 
 def peak(device: torch.device) -> Memory:

@@ -219,6 +219,17 @@ def test_the_doctor_can_be_sent_away_and_a_wrong_word_is_refused(assay_command, 
     assert (wrong.code, wrong.sentences) == (2, ["assay: --doctor loud is not one of off, warn, strict"])
 
 
+def test_damaged_curves_of_earlier_steps_are_left_out_and_the_doctor_goes_on(directory):
+    (directory / "metrics.jsonl").write_text('{"step": 1}\nnot json\n{"step": 2}\n')
+    doctor, said = doctor_of(directory)
+    doctor.begin(3)
+    doctor.begin(3)
+    assert doctor.rows == []
+    (sentence,) = said
+    assert "the curves of earlier steps are left out" in sentence
+    assert "metrics.jsonl" in sentence
+
+
 def test_a_run_that_the_strict_doctor_stops_is_saved_and_goes_on_with_warn(run_path, monkeypatch, run_root):
     from assay.train.run import run
     from assay.train.watch import DoctorStop

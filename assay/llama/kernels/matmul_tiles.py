@@ -1,7 +1,7 @@
 """How a matmul of few rows is cut into tiles, by its shape alone: the same shape always gives the same bits.
 
 The rule sums up what was measured on an H200 for models of 135M, 0.5B and 1.5B parameters (benchmarks/gpu_matmul.py
-measures it anew); nothing is timed while a run goes on. Where it says None, cuBLAS with small kernels beside it was
+measures it again); nothing is timed while a run goes on. Where it says None, cuBLAS with small kernels beside it was
 faster: fused kernels win by their fewer launches, which no longer count once a matmul is large.
 """
 
@@ -102,7 +102,7 @@ def gated_tile(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> Tile
 
 
 def _is_small(rows: int, inputs: int, outputs: int, matrices: int, dtype: torch.dtype) -> bool:
-    """cuBLAS alone computes float32: there the tensor cores have no part, and so no launch is too dear."""
+    """cuBLAS alone computes float32: there the tensor cores have no part, and so no launch is too expensive."""
     weights = inputs * outputs
     return dtype.itemsize == 2 and weights <= matrices * LARGEST_MATRIX and rows * weights <= MOST_WORK
 

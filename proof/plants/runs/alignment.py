@@ -132,7 +132,7 @@ def _first_candidate(original):  # type: ignore[no-untyped-def]
 
 
 def _old_of_the_row_before(original):  # type: ignore[no-untyped-def]
-    """The rows were gathered anew after old was computed, and old was not."""
+    """The rows were gathered again after old was computed, and old was not."""
 
     def freeze(learner, minibatches):  # type: ignore[no-untyped-def]
         from dataclasses import replace

@@ -141,7 +141,7 @@ def _not_left_out(program: Program) -> Iterator[Verdict]:
         count = mean.argument("other")
         if total is None or count is None or count.op != "sub" or count.setting("other") != 1:
             continue
-        if not is_advantage(program, value):  # the dear question last
+        if not is_advantage(program, value):  # the expensive question last
             continue
         base = plain(value.input)
         if total.op == "sum" and total.input is not None and plain(total.input) is base:

@@ -190,7 +190,7 @@ def _is_constant(value: Value | None, loops: tuple[Loop, ...]) -> bool:
 
 
 def _generator(draw: Value) -> Verdict | None:
-    """A generator that is made and seeded anew for each rollout."""
+    """A generator that is made and seeded again for each rollout."""
     generator = draw.argument("generator")
     if generator is None:
         return None

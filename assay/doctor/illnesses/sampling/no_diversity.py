@@ -137,7 +137,7 @@ def certainty(batch: Batch) -> Confidence:
 
 
 def gathered(batch: Batch, rows: list[int]) -> Batch:
-    """A batch of these rows in this order, its advantages made anew; what the loss made of them is left out."""
+    """A batch of these rows in this order, its advantages computed again; what the loss made of them is left out."""
     arrays = {name: array[rows] for name, array in batch.arrays.items()}
     rewards_GS = arrays["rewards"].reshape(-1, SIZE)
     centred_GS = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)

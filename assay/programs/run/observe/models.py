@@ -40,7 +40,7 @@ class Models:
         return model
 
     def sums(self, module: nn.Module) -> tuple[float, ...]:
-        """Of its weights; computed anew when they were changed."""
+        """Of its weights; computed again when they were changed."""
         parameters = self._some(module)
         if not parameters:
             return ()
