@@ -59,7 +59,7 @@ def _doctor() -> LiveDoctor:
 def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     import numpy as np
 
-    from assay.policy.plain import plain_logprobs
+    from assay.policy.plain import PLAIN_FIELDS, plain_logprobs
 
     needed = ("tokens", "mask", "prompt_tokens", "prompt_mask")
     absent = [name for name in needed if name not in batch.arrays]
@@ -72,21 +72,20 @@ def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     if lengths_B is None:  # up to the last trained token
         lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
     _refuse_whole_rows(batch, lengths_B)
-    plain_BT, raw_BT = np.zeros(tokens_BT.shape), np.zeros(tokens_BT.shape)
+    plain = {name: np.zeros(tokens_BT.shape) for name in PLAIN_FIELDS}
     for row, length in enumerate(lengths_B):
         prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, :length].tolist()
         if tokens:
             _refuse_unknown_ids(row, [*prompt, *tokens], model)
             try:
-                plain_BT[row, :length], raw_BT[row, :length] = plain_logprobs(
-                    model, prompt, tokens, temperature=temperature
-                )
+                answers = plain_logprobs(model, prompt, tokens, temperature=temperature)
             except IndexError as error:
                 raise BatchError(_outside(row, max(*prompt, *tokens))) from error
-    arrays = {**batch.arrays, "plain_raw_logprobs": raw_BT}
-    if not batch.settings.get("support_kept"):  # else the trainer's are over a part of the vocabulary, not known here
-        arrays["plain_logprobs"] = plain_BT
-    return Batch(arrays, batch.numbers, batch.settings, batch.texts, batch.source)
+            for name, values_T in zip(PLAIN_FIELDS, answers, strict=True):
+                plain[name][row, :length] = values_T
+    if batch.settings.get("support_kept"):  # the trainer's are over a part of the vocabulary, not known here
+        plain = {"plain_raw_logprobs": plain["plain_raw_logprobs"]}
+    return Batch({**batch.arrays, **plain}, batch.numbers, batch.settings, batch.texts, batch.source)
 
 
 def _refuse_unknown_ids(row: int, ids: Sequence[int], model: nn.Module) -> None:

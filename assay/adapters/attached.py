@@ -44,7 +44,7 @@ from assay.examine.inputs import NAMES, PassInputs
 from assay.examine.part import Part, join, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.machine import durable
-from assay.policy.plain import plain_logprobs
+from assay.policy.plain import PLAIN_FIELDS, plain_logprobs
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -127,8 +127,8 @@ class Look:
         """Before the optimizer moves the weights."""
         rows, prompts, sampled = self.rows[:MOST_ROWS], self.rollouts.prompts, self.rollouts.sampled
         plain = {row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature) for row in rows}
-        self.logprobs["plain_logprobs"] = {row: own.scaled_T for row, own in plain.items()}
-        self.logprobs["plain_raw_logprobs"] = {row: own.raw_T for row, own in plain.items()}
+        for number, name in enumerate(PLAIN_FIELDS):
+            self.logprobs[name] = {row: own[number] for row, own in plain.items()}
         with reference as frozen:
             if frozen is not None:
                 self.logprobs["plain_ref_logprobs"] = {

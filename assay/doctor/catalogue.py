@@ -53,6 +53,7 @@ class Illness:
     run: RunCheck | None = None
     reward: RewardCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
+    explained_by: frozenset[str] = frozenset()  # of a law: families and codes that are a cause of its finding
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
 
     @property
@@ -63,6 +64,10 @@ class Illness:
         """Whether it has a check of evidence of one of these kinds."""
         return any(getattr(self, kind) is not None for kind in kinds)
 
+    def can_cause(self, other: Illness) -> bool:
+        """Whether a finding of `other` follows from one of this illness."""
+        return other.code in self.explains or not other.explained_by.isdisjoint((self.family, self.code))
+
     @property
     def needs_a_call(self) -> bool:
         """Whether neither a run nor a script can show it: a reward must be called."""
@@ -71,15 +76,17 @@ class Illness:
 
 @cache
 def catalogue() -> tuple[Illness, ...]:
-    """All illnesses by code."""
-    from assay.doctor import illnesses
+    """All illnesses and laws by code."""
+    from assay.doctor import illnesses, laws
 
     modules = [
         importlib.import_module(module.name)
-        for module in pkgutil.walk_packages(illnesses.__path__, f"{illnesses.__name__}.")
+        for package in (illnesses, laws)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         if not module.ispkg
     ]
-    return tuple(sorted((module.ILLNESS for module in modules), key=lambda illness: illness.code))
+    found = [module.ILLNESS for module in modules if hasattr(module, "ILLNESS")]
+    return tuple(sorted(found, key=lambda illness: illness.code))
 
 
 @cache

@@ -129,8 +129,8 @@ def root_causes(words: Sequence[Word]) -> dict[str, str]:
     for word in found:
         for other in found:
             sure = other.confidence.rank >= min(word.confidence.rank, Confidence.LIKELY.rank)
-            if other is not word and word.code in other.illness.explains and sure:
-                mutual = other.code in word.illness.explains
+            if other is not word and other.illness.can_cause(word.illness) and sure:
+                mutual = word.illness.can_cause(other.illness)
                 is_first = mutual and (_rank(word), word.code) <= (_rank(other), other.code)
                 if not is_first and _root(other.code, causes) != word.code:  # in a ring of causes one is the root
                     causes.setdefault(word.code, other.code)

@@ -243,7 +243,7 @@ def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: in
 
     old_BT = near(-random.exponential(1.2, size=(B, T)) - 0.01, 0.0)
     new_BT = near(old_BT, 0.08) if update else old_BT
-    again = {name: near(old_BT, ROUNDING) for name in ("sampler_logprobs", "plain_logprobs", "plain_raw_logprobs")}
+    plain = {name: near(new_BT, ROUNDING) for name in ("plain_logprobs", "plain_raw_logprobs")}
     scored = {f"scored_{how}": near(new_BT, ROUNDING) for how in ("again", "padded", "permuted", "alone")}
     ref_BT = near(old_BT, 0.05)
     return {
@@ -252,7 +252,8 @@ def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: in
         "ref_logprobs": ref_BT,
         "plain_ref_logprobs": near(ref_BT, ROUNDING),
         "entropy": np.where(mask_BT, random.uniform(0.3, 1.5, size=(B, T)), 0.0),
-        **again,
+        "sampler_logprobs": near(old_BT, ROUNDING),
+        **plain,
         **scored,
     }
 

@@ -29,6 +29,12 @@ class Plain(NamedTuple):
 
     scaled_T: Tensor  # at the sampling temperature, among the tokens that could be sampled
     raw_T: Tensor  # at temperature 1, among all tokens
+    entropy_T: Tensor  # of the distributions of scaled_T
+    variance_T: Tensor  # of the log-prob of a draw from them
+
+
+PLAIN_FIELDS = ("plain_logprobs", "plain_raw_logprobs", "plain_entropy", "plain_variance")  # their names in a Batch
+EMPTY = Plain(*(torch.zeros(0) for _ in Plain._fields))
 
 
 def plain_logprobs(
@@ -41,14 +47,12 @@ def plain_logprobs(
 ) -> Plain:
     """Of the completion `tokens`, by one forward pass. Modes and random states are left as they were."""
     if not tokens:
-        return Plain(torch.zeros(0), torch.zeros(0))
+        return EMPTY
     if not prompt_tokens:
         raise ValueError("the prompt holds no token, so nothing predicts the first completion token; give its ids")
     with _eval_mode(model):
         (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
-        raw_T = _logprobs_of(logits_TV, tokens, 1.0)
-        is_raw = support is None and temperature == 1.0
-        return Plain(raw_T if is_raw else _logprobs_of(logits_TV, tokens, temperature, support), raw_T)
+        return _plain(logits_TV, tokens, temperature, support)
 
 
 def policy_plain_logprobs(
@@ -67,14 +71,12 @@ def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temp
         for first in range(0, len(numbers), ROWS):
             part = numbers[first : first + ROWS]
             if length < 2:
-                found |= dict.fromkeys(part, Plain(torch.zeros(0), torch.zeros(0)))
+                found |= dict.fromkeys(part, EMPTY)
                 continue
             with _eval_mode(model):
                 logits_NTV = plain_logits(model, [rows[number] for number in part], length - 1)
                 for number, logits_TV in zip(part, logits_NTV, strict=True):
-                    tokens = rows[number][1:]
-                    scaled_T = _logprobs_of(logits_TV, tokens, temperature)
-                    found[number] = Plain(scaled_T, _logprobs_of(logits_TV, tokens, 1.0))
+                    found[number] = _plain(logits_TV, rows[number][1:], temperature)
     return [found[number] for number in range(len(rows))]
 
 
@@ -104,10 +106,17 @@ def logits_of(output: object) -> Tensor | None:
     return None
 
 
-def _logprobs_of(
+def _plain(logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None) -> Plain:
+    scaled_T, entropy_T, variance_T = _scores(logits_TV, tokens, temperature, support)
+    is_raw = support is None and temperature == 1.0
+    raw_T = scaled_T if is_raw else _scores(logits_TV, tokens, 1.0)[0]
+    return Plain(scaled_T, raw_T, entropy_T, variance_T)
+
+
+def _scores(
     logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None
-) -> Tensor:
-    """log softmax(logits / temperature) at the tokens, over their supports alone if given."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log softmax(logits / temperature) at the tokens, over their supports alone if given; its entropy and variance."""
     parts = []
     for first in range(0, len(tokens), AT_A_TIME):
         places = range(first, min(first + AT_A_TIME, len(tokens)))
@@ -119,8 +128,15 @@ def _logprobs_of(
             scaled_tV = scaled_tV.masked_fill(outside_tV, -torch.inf)  # a token outside of its support: log 0
         chosen_t = torch.tensor([int(tokens[place]) for place in places], device=scaled_tV.device)
         rows_t = torch.arange(len(places), device=scaled_tV.device)
-        parts.append(torch.log_softmax(scaled_tV, dim=1)[rows_t, chosen_t].cpu())
-    return torch.cat(parts)
+        logprobs_tV = torch.log_softmax(scaled_tV, dim=1)
+        finite_tV = logprobs_tV.masked_fill(
+            logprobs_tV == -torch.inf, 0.0
+        )  # their probability is 0, and 0 * inf is NaN
+        entropy_t = -(logprobs_tV.exp() * finite_tV).sum(dim=1)
+        variance_t = (logprobs_tV.exp() * (finite_tV + entropy_t[:, None]).square()).sum(dim=1)
+        parts.append(torch.stack([logprobs_tV[rows_t, chosen_t], entropy_t, variance_t]).cpu())
+    logprobs_T, entropy_T, variance_T = torch.cat(parts, dim=1)
+    return logprobs_T, entropy_T, variance_T
 
 
 @contextlib.contextmanager

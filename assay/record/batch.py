@@ -72,6 +72,8 @@ FIELDS: dict[str, Field] = {
         "Plain log-probs of the model: one row at a time, no padding, eval mode, float32 log-softmax.",
     ),
     "plain_raw_logprobs": Field(("BT",), "float", "The same at temperature 1."),
+    "plain_entropy": Field(("BT",), "float", "Entropy of the distribution that `plain_logprobs` come from, in nats."),
+    "plain_variance": Field(("BT",), "float", "Variance of a draw's log-prob under that distribution."),
     "plain_ref_logprobs": Field(("BT",), "float", "Plain log-probs of the reference."),
     "scored_again": Field(("BT",), "float", "The trainer's own scoring repeated on the same weights and inputs."),
     "scored_padded": Field(("BT",), "float", "The trainer's own scoring with padding added."),

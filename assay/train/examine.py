@@ -32,7 +32,7 @@ from assay.examine.loss_probes import loss_probes, losses, token_gradients
 from assay.examine.part import Part, join, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.grpo import OBJECTIVES, Loss
-from assay.policy.plain import policy_plain_logprobs
+from assay.policy.plain import PLAIN_FIELDS, policy_plain_logprobs
 from assay.policy.policy import Policy
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
@@ -136,9 +136,9 @@ class Examination:
         """Log-probs of the rows in ways that must not matter, [B, T] each."""
         policy, reference = self.learner.policy, self.learner.reference
         with _unmoved_generators():
-            answers = dict(zip(("plain_logprobs", "plain_raw_logprobs"), self._plain(policy), strict=True))
+            answers = dict(zip(PLAIN_FIELDS, self._plain(policy), strict=True))
             if reference is not None:
-                answers["plain_ref_logprobs"], _ = self._plain(reference)
+                answers["plain_ref_logprobs"], *_ = self._plain(reference)
             if self.thorough:
                 answers |= {name: stack(values, self._width) for name, values in self._scored()}
         return answers

@@ -26,7 +26,7 @@ from assay.config import Config
 from assay.examine.inputs import RowInputs
 from assay.examine.part import stack
 from assay.machine.terminal import ProgressLine
-from assay.policy.plain import policy_plain_logprobs
+from assay.policy.plain import PLAIN_FIELDS, policy_plain_logprobs
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
@@ -206,8 +206,7 @@ def _plain(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]
         plain.append(policy_plain_logprobs(policy, row["prompt_tokens"], row["tokens"]))
         tick(number, len(rows))
     width = max(len(row["tokens"]) for row in rows)
-    scaled, raw = (stack(values, width) for values in zip(*plain, strict=True))
-    return {"plain_logprobs": scaled, "plain_raw_logprobs": raw}
+    return {name: stack(values, width) for name, values in zip(PLAIN_FIELDS, zip(*plain, strict=True), strict=True)}
 
 
 def _score_now(policy: Policy, config: Config, samples: Sequence[Sample]) -> dict[str, Any]:

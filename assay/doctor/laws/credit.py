@@ -1,0 +1,183 @@
+"""
+## What it checks
+Advantages are a function of the rewards of the prompt's own group. The doctor computes them again from the rewards in
+every known way, deliberate or mistaken, along every axis, and looks for the one that gives the recorded numbers.
+
+## Why it hurts
+The advantage is the whole message of the reward to the policy. If it mixes prompts, or rows, the policy is paid for what
+other answers did.
+
+## How to fix it
+Recompute the row that is named by hand: its reward, minus the mean of its group, over the group's std.
+
+    # before: view puts the group on dim 1, and the mean is taken over dim 0, which mixes prompts
+    advantages = rewards.view(prompts, group) - rewards.view(prompts, group).mean(0)
+    # after
+    advantages = rewards.view(prompts, group) - rewards.view(prompts, group).mean(1, keepdim=True)
+
+## When it is wrong
+Advantages by a formula that nobody has told the doctor of: a length bonus, a curriculum weight, a learned baseline.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.advantages import (
+    advantages,
+    grouped,
+    groups_of,
+    nearest_advantages,
+    other_kind,
+    row_advantages,
+)
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
+
+
+def check_batch(batch: Batch) -> Verdict:
+    rewards_B, advantages_given = batch.need("rewards", "advantages")
+    if advantages_given.ndim == 2 and not batch.settings.get("process_rewards"):
+        verdict = _within_rows(batch)
+        if verdict is not None:
+            return verdict
+    reason = other_kind(batch)
+    if reason:
+        return not_applicable(reason)
+    match = nearest_advantages(batch)
+    recorded_B = row_advantages(batch)
+    assert recorded_B is not None  # nearest_advantages has raised Missing
+    if match.distance <= max(match.tolerance, NEARLY) and not match.variant.is_bug:
+        return healthy(f"advantages are {match.variant.name}", Fact("largest relative difference", match.distance))
+    if match.distance <= match.tolerance:
+        return _broken(batch, recorded_B, f"advantages are {match.variant.name}", Confidence.PROVEN)
+    mixed = _other_axis(batch, rewards_B, recorded_B, match.tolerance)
+    if mixed:
+        return _broken(batch, recorded_B, mixed, Confidence.PROVEN)
+    order = _disorder(batch, rewards_B, recorded_B)
+    if order:
+        return _broken(batch, recorded_B, order, Confidence.PROVEN)
+    return _broken(batch, recorded_B, "advantages follow from the rewards in no way that is known", Confidence.POSSIBLE)
+
+
+def _within_rows(batch: Batch) -> Verdict | None:
+    """One reward per row gives one advantage per row, unless something discounts it on the way."""
+    if row_advantages(batch) is not None or batch.get("values") is not None or batch.get("returns") is not None:
+        return None
+    if batch.get("token_rewards") is not None:
+        return None
+    (mask_BT,) = batch.need("mask")
+    spread_B = np.array(
+        [
+            np.ptp(row[inside]) if inside.any() else 0.0
+            for row, inside in zip(batch.token_advantages, mask_BT, strict=True)
+        ]
+    )
+    row = int(np.argmax(spread_B))
+    return finding(
+        "advantages differ between the tokens of one row, though every row has one reward",
+        Fact("spread of the advantages within a row", float(spread_B[row]), 0, batch.step, row),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _broken(batch: Batch, recorded_B: Array, what: str, confidence: Confidence) -> Verdict:
+    expected_B = advantages(batch)
+    row = int(np.argmax(np.abs(np.nan_to_num(recorded_B - expected_B))))
+    return finding(
+        what,
+        Fact("advantage", float(recorded_B[row]), None, batch.step, row),
+        Fact("its reward", float(batch.arrays["rewards"][row])),
+        Fact("advantage within its group", float(expected_B[row])),
+        confidence=confidence,
+    )
+
+
+def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float) -> str:
+    """Whether mean or std were taken over dim 0 of rewards.view(prompts, group) or of its transpose."""
+    sizes = {len(rows) for rows in groups_of(batch)}
+    if len(sizes) != 1 or len(rewards_B) % next(iter(sizes)):
+        return ""
+    size = sizes.pop()
+    words = {0: "over the same place in every group (dim 0)", 1: "within each group (dim 1)", None: "over the batch"}
+    for shape in ((len(rewards_B) // size, size), (size, len(rewards_B) // size)):
+        rewards_XY = rewards_B.reshape(shape)
+        for mean_axis in words:
+            for std_axis in (0, 1, None, -1):  # -1: no std
+                for ddof in (0, 1):
+                    if (mean_axis, std_axis) == (1, 1) and shape[1] == size:
+                        continue
+                    values_B = _normalise(
+                        rewards_XY, mean_axis, std_axis, ddof, batch.settings.get("advantage_epsilon")
+                    )
+                    if _is_near(recorded_B, values_B, limit):
+                        divided = "" if std_axis == -1 else f", the std {words[std_axis]}"
+                        return f"the mean of the rewards is taken {words[mean_axis]}{divided} of view{shape}"
+    return ""
+
+
+def _normalise(
+    rewards_XY: Array, mean_axis: int | None, std_axis: int | None, ddof: int, epsilon: float | None
+) -> Array:
+    centred_XY = rewards_XY - rewards_XY.mean(axis=mean_axis, keepdims=True)
+    if std_axis == -1:
+        return np.asarray(centred_XY.ravel())
+    std_XY = rewards_XY.std(axis=std_axis, ddof=ddof, keepdims=True) + (1e-4 if epsilon is None else epsilon)
+    return np.asarray((centred_XY / std_XY).ravel())
+
+
+def _is_near(recorded_B: Array, values_B: Array, limit: float) -> bool:
+    known_B = np.isfinite(recorded_B) & np.isfinite(values_B)
+    scale = float(np.abs(recorded_B[known_B]).max(initial=0.0))
+    return (
+        bool(known_B.any())
+        and scale > 0
+        and float(np.abs(recorded_B - values_B)[known_B].max()) <= max(limit, NEARLY) * scale
+    )
+
+
+def _disorder(batch: Batch, rewards_B: Array, recorded_B: Array) -> str:
+    """In every known formula a better reward of a group has a better advantage: true of whatever nobody listed too."""
+    worst: tuple[float, int] | None = None
+    for rows in groups_of(batch):
+        kept = rows[np.isfinite(recorded_B[rows]) & np.isfinite(rewards_B[rows])]
+        for first in kept.tolist():
+            for second in kept.tolist():
+                gap = recorded_B[first] - recorded_B[second]
+                if rewards_B[first] < rewards_B[second] and gap > NEARLY:
+                    worst = max(worst or (0.0, 0), (float(gap), first))
+    if worst is None:
+        return ""
+    return "within a group, an answer with a lower reward has a higher advantage"
+
+
+def sick() -> Evidence:
+    """The mean over dim 0 of view(prompts, group)."""
+    batch = healthy_batch()
+    rewards_PG = grouped(batch.arrays["rewards"], groups_of(batch))
+    return of_batch(edited(batch, advantages=(rewards_PG - rewards_PG.mean(axis=0)).ravel()))
+
+
+def well() -> Evidence:
+    return of_batch(healthy_batch())
+
+
+ILLNESS = Illness(
+    code="LAW04",
+    name="law_of_credit",
+    severity=Severity.FATAL,
+    summary="advantages do not follow from the rewards of the prompt's group",
+    fix="Compute the advantage of the row that is named by hand, from the rewards of its own group.",
+    explanation=__doc__,
+    symptoms=("advantages are wrong", "advantages do not match rewards"),
+    batch=check_batch,
+    sick=sick,
+    well=well,
+    explains=frozenset({"LAW05"}),
+    explained_by=frozenset({"ADV", "REW", "NUM"}),
+)

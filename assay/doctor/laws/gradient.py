@@ -1,0 +1,151 @@
+"""
+## What it checks
+The derivative of the loss by the log-prob of a token is what the objective says: of the right sign and size for every
+token in the loss, and exactly 0 for every other. The doctor recomputes it from the recorded log-probs, advantages, mask
+and settings, and compares token by token. One common factor is free, because trainers scale their losses.
+
+## Why it hurts
+This derivative is all that the model ever learns from. A loss that looks right in every plot trains something else if
+it reaches only some of the tokens, or some of them too strongly.
+
+## How to fix it
+The finding says which tokens get another gradient than the objective gives them. Look for a detach, a slice, a
+weight or a second mask between the log-probs and the loss that treats just these tokens differently.
+
+    # before: the loss keeps only the last token of each answer
+    loss = (token_loss * mask)[:, -1].mean()
+    # after
+    loss = (token_loss * mask).sum() / mask.sum()
+
+## When it is wrong
+Where the trainer has a term of its own that depends on the log-probs (a regulariser, a bonus), the gradients differ by
+that term. Tokens at the edge of the clip range are left out, because rounding decides there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.config.sections import LossConfig
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.laws.pattern import describe, worst
+from assay.doctor.recompute.loss import AGGREGATIONS, aggregation_of, weights
+from assay.doctor.recompute.terms import gradients, loss_settings, terms
+from assay.doctor.rounding import dtype_of
+from assay.grpo import OBJECTIVES
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+EDGE = 1e-3  # of the ratio: a token this near to a bound may be on either side of it
+OFF = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
+FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest gradient: rounding of the KL's part
+
+
+def check_batch(batch: Batch) -> Verdict:
+    (recorded_BT,) = batch.need("gradients")
+    batch.setting("objective")
+    settings = loss_settings(batch)
+    found = terms(batch, settings)
+    compared_BT = np.isfinite(recorded_BT) & ~_at_an_edge(found.ratio_BT, settings)
+    aggregation = aggregation_of(batch)
+    expected_BT = gradients(batch, weights(batch, aggregation), settings)
+    if not np.isfinite(expected_BT).all():
+        return not_applicable("log-probs or advantages are not finite")
+    if not expected_BT.any() and not recorded_BT.any():
+        return not_applicable("every advantage is 0, so that no token has a gradient")
+    off_BT, scale = _off(batch, recorded_BT, expected_BT, compared_BT)
+    fact = Fact("factor between the gradients and the objective's", scale, 1.0, batch.step)
+    count = int((found.mask_BT & compared_BT).sum())
+    if not off_BT.any():
+        return healthy(f"the gradient of all {count} loss tokens is that of {settings.objective}", fact)
+    for other in AGGREGATIONS:
+        if other != aggregation:
+            otherwise_BT = gradients(batch, weights(batch, other), settings)
+            if not _off(batch, recorded_BT, otherwise_BT, compared_BT)[0].any():
+                return finding(
+                    f"tokens are weighed as by {AGGREGATIONS[other]}, not by {AGGREGATIONS[aggregation]}",
+                    worst("gradient that is off by", np.abs(recorded_BT - scale * expected_BT), batch.step),
+                    severity=Severity.HARMFUL,
+                )
+    return _finding(batch, recorded_BT, scale * expected_BT, off_BT, found.mask_BT & compared_BT)
+
+
+def _finding(batch: Batch, recorded_BT: Array, expected_BT: Array, off_BT: Array, inside_BT: Array) -> Verdict:
+    """What is off, in words: tokens that should have a gradient and have none, the reverse, or another one."""
+    largest = float(np.abs(expected_BT).max(initial=0.0))
+    dead_BT = off_BT & (recorded_BT == 0)
+    stray_BT = off_BT & ~inside_BT & (expected_BT == 0)
+    reversed_BT = off_BT & (recorded_BT * expected_BT < 0)
+    has_one_BT = inside_BT & (np.abs(expected_BT) > FLOOR[dtype_of(batch)] * largest)
+    if np.array_equal(dead_BT, off_BT):
+        what = f"no gradient reaches {describe(batch, dead_BT, has_one_BT)} that should have one"
+    elif np.array_equal(stray_BT, off_BT):
+        what = f"{int(stray_BT.sum())} tokens outside of the mask have a gradient"
+    elif np.array_equal(reversed_BT, off_BT):
+        what = f"the gradient points the wrong way at {describe(batch, reversed_BT, has_one_BT)}"
+    else:
+        what = f"the gradient is not the objective's at {describe(batch, off_BT & inside_BT, inside_BT)}"
+    row, token = np.unravel_index(
+        int(np.argmax(np.where(off_BT, np.abs(recorded_BT - expected_BT), -1.0))), off_BT.shape
+    )
+    serious = bool((dead_BT | reversed_BT).sum() > has_one_BT.sum() / 2)
+    return finding(
+        what,
+        Fact("gradient of a token", float(recorded_BT[row, token]), None, batch.step, int(row), int(token)),
+        Fact("the objective's gradient there", float(expected_BT[row, token])),
+        Fact("tokens that are off", int(off_BT.sum()), 0),
+        confidence=Confidence.PROVEN,
+        severity=Severity.FATAL if serious else Severity.HARMFUL,
+    )
+
+
+def _off(batch: Batch, recorded_BT: Array, expected_BT: Array, compared_BT: Array) -> tuple[Array, float]:
+    """(the tokens whose gradient is not the expected one times a common factor, that factor)."""
+    dtype = dtype_of(batch)
+    largest = float(np.abs(expected_BT).max(initial=0.0))
+    clear_BT = compared_BT & (np.abs(expected_BT) > FLOOR[dtype] * largest) & (recorded_BT != 0)
+    # the middle of the factors: one odd row does not move it, as it would move a mean
+    factors = recorded_BT[clear_BT] / expected_BT[clear_BT]
+    scale = abs(float(np.median(factors))) if len(factors) else 1.0
+    sizes_BT = np.abs(scale * expected_BT)
+    limit_BT = OFF[dtype] * sizes_BT + FLOOR[dtype] * float(sizes_BT.max(initial=0.0))
+    return compared_BT & (np.abs(recorded_BT - scale * expected_BT) > limit_BT), scale
+
+
+def _at_an_edge(ratio_BT: Array, settings: LossConfig) -> Array:
+    bounds = [1 - settings.clip_low, 1 + settings.clip_high, settings.delta, settings.dual_clip]
+    if not OBJECTIVES[settings.objective].clips:
+        return np.zeros(ratio_BT.shape, dtype=bool)
+    return np.any([np.abs(ratio_BT - bound) < EDGE for bound in bounds], axis=0)
+
+
+def sick() -> Evidence:
+    """The gradients of tokens with a negative advantage are gone."""
+    batch = healthy_batch()
+    return of_batch(edited(batch, gradients=np.where(batch.token_advantages < 0, 0.0, batch.arrays["gradients"])))
+
+
+def well() -> Evidence:
+    """All gradients are half as large: the trainer divides its loss by two accumulation steps."""
+    batch = healthy_batch()
+    return of_batch(edited(batch, gradients=0.5 * batch.arrays["gradients"]))
+
+
+ILLNESS = Illness(
+    code="LAW05",
+    name="law_of_the_gradient",
+    severity=Severity.HARMFUL,
+    summary="the gradient of the loss is not that of the objective",
+    fix="Look for what treats just these tokens differently between the log-probs and the loss: a detach, a slice, a "
+    "weight, a second mask.",
+    explanation=__doc__,
+    symptoms=("gradient is wrong", "only some tokens are trained"),
+    batch=check_batch,
+    sick=sick,
+    well=well,
+    explained_by=frozenset(
+        {"LOSS", "RAT", "CLIP", "KL", "MASK", "NUM", "ADV", "ALGN", "LAW02", "LAW03", "LAW04", "LAW06"}
+    ),
+)

@@ -1,0 +1,112 @@
+"""
+## What it checks
+The ids that the loss is computed on are the ids that the sampler returned, at every position of every row; and the
+model was given the prompt that the sampler was given. Rows are compared one by one: a mean would hide one bad row.
+
+## Why it hurts
+A policy gradient is only right for the tokens that were sampled. For others the reward says nothing.
+
+## How to fix it
+Keep the ids of the sampler from the engine to the loss. Do not go through text, do not sort or drop rows on the way.
+
+    # before: the same text may become other tokens
+    ids = tokenizer(tokenizer.batch_decode(sampled)).input_ids
+    # after
+    ids = sampled
+
+## When it is wrong
+Where a trainer adds tokens by design (an EOS after the limit, tool output): mark them in `forced`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.laws.pattern import describe
+from assay.doctor.logprobs import completion_places
+from assay.record.batch import Array
+from assay.verdict import Fact, Severity, Verdict, finding, healthy
+
+
+def check_batch(batch: Batch) -> Verdict:
+    tokens_BT, sampled_BT = batch.need("tokens", "sampled_tokens")
+    inside_BT = completion_places(batch)
+    forced_BT = batch.get("forced")
+    if forced_BT is not None:
+        inside_BT = inside_BT & ~forced_BT
+    off_BT = inside_BT & (tokens_BT != sampled_BT)
+    rows = len(tokens_BT)
+    if off_BT.any():
+        row, token = (int(places[0]) for places in np.nonzero(off_BT))
+        return finding(
+            f"the trained tokens are not the sampled ones at {describe(batch, off_BT, inside_BT)}",
+            Fact("trained id", int(tokens_BT[row, token]), None, batch.step, row, token),
+            Fact("sampled id there", int(sampled_BT[row, token])),
+            Fact("rows with other tokens", int(off_BT.any(axis=1).sum()), 0),
+        )
+    verdict = _other_prompt(batch)
+    return verdict or healthy(
+        f"the trained tokens are the sampled ones in all {rows} rows", Fact("rows compared", rows)
+    )
+
+
+def _other_prompt(batch: Batch) -> Verdict | None:
+    """A finding where the scoring pass was given another prompt than the sampler; None where it is the same or not
+    known."""
+    names = ("input_ids", "prompt_tokens", "prompt_mask", "tokens")
+    if any(batch.get(name) is None for name in names):
+        return None
+    given_BS, prompts_BP, real_BP, tokens_BT = batch.need(*names)
+    visible_BS = batch.get("attention_mask")
+    inside_BT = completion_places(batch)
+    for row in range(len(given_BS)):
+        seen = given_BS[row] if visible_BS is None else given_BS[row][visible_BS[row]]
+        prompt, answer = prompts_BP[row][real_BP[row]], tokens_BT[row][inside_BT[row]]
+        if not _ends(seen, prompt, answer):
+            return finding(
+                "the model was not given the prompt that the sampler was given",
+                Fact("row with another prompt", row, None, batch.step, row),
+                Fact("tokens of the sampler's prompt", len(prompt)),
+            )
+    return None
+
+
+def _ends(seen: Array, prompt: Array, answer: Array) -> bool:
+    """Whether `seen` holds the prompt and then the answer, or its beginning: the last token is often not given."""
+    for end in range(len(answer), max(len(answer) - 2, -1), -1):
+        whole = np.concatenate([prompt, answer[:end]])
+        width = len(whole)
+        if width and any(np.array_equal(seen[at : at + width], whole) for at in range(len(seen) - width + 1)):
+            return True
+    return False
+
+
+def sick() -> Evidence:
+    """One row has the tokens of another."""
+    batch = healthy_batch()
+    tokens_BT = batch.arrays["tokens"].copy()
+    tokens_BT[5, 1] = 77
+    return of_batch(edited(batch, tokens=tokens_BT))
+
+
+def well() -> Evidence:
+    return of_batch(healthy_batch())
+
+
+ILLNESS = Illness(
+    code="LAW02",
+    name="law_of_identity",
+    severity=Severity.FATAL,
+    summary="the tokens that are trained are not those that were sampled",
+    fix="Carry the sampler's own ids to the loss, row by row; never through text, and never in another order.",
+    explanation=__doc__,
+    symptoms=("tokens differ from what was sampled", "wrong tokens in the loss"),
+    batch=check_batch,
+    sick=sick,
+    well=well,
+    explains=frozenset({"LAW01", "LAW03", "LAW05", "LAW06"}),
+    explained_by=frozenset({"ALGN", "MASK"}),
+)

@@ -1,0 +1,134 @@
+"""
+## What it checks
+Sampled tokens are draws from the distribution that is trained. For a draw, log p(token) is on average minus the entropy
+of p. The check adds log p(token) + entropy over all sampled tokens: it is 0 within the noise if the sampler and the
+trainer mean the same distribution. It needs no log-probs of the sampler.
+
+## Why it hurts
+A sampler with older weights, another prompt, another temperature, top-p or a penalty draws from another distribution.
+The policy gradient is then that of another policy, and nothing crashes.
+
+## How to fix it
+Compare what the sampler and the trainer are given: weights, prompt, temperature, top-p, top-k, penalties. Answers that
+are likelier than they should be point to a sharper sampler; rarer ones to old weights or another prompt.
+
+    # before: the engine's own default cuts off the tail that the trainer counts
+    engine.generate(prompts, SamplingParams(temperature=1.0, top_p=0.5))
+    # after
+    engine.generate(prompts, SamplingParams(temperature=1.0, top_p=1.0))
+
+## When it is wrong
+Where sampling is truncated on purpose and the trainer does not renormalise (SAMP02 says so), or where answers come from
+another policy on purpose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.logprobs import completion_places
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
+
+TOKENS = 100  # fewer say nothing
+UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
+BOUND = 5.0  # standard deviations: chance leaves this once in two million checks
+BOUND_WITHOUT_VARIANCE = 8.0  # where the spread is estimated from the tokens themselves, which skew fools
+
+
+def check_batch(batch: Batch) -> Verdict:
+    if batch.number("update") != 0:
+        return not_applicable("the weights have moved since these tokens were sampled")
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is not None and version is not None and (versions_B != version).any():
+        return not_applicable("the tokens were sampled by an earlier version of the weights, as the record says")
+    if batch.get("plain_entropy") is not None:
+        names = ("plain_logprobs", "plain_entropy")
+    elif batch.get("entropy") is not None:
+        names = ("new_logprobs", "entropy")
+    else:
+        raise Missing("plain_entropy", "entropy")
+    logprobs_BT, entropy_BT = batch.need(*names)
+    variance_BT = batch.get("plain_variance")
+    inside_BT = completion_places(batch) & np.isfinite(logprobs_BT) & np.isfinite(entropy_BT) & (entropy_BT > UNSURE)
+    forced_BT = batch.get("forced")
+    if forced_BT is not None:
+        inside_BT &= ~forced_BT
+    count = int(inside_BT.sum())
+    if count < TOKENS:
+        return not_enough_data(f"{TOKENS} sampled tokens with some randomness; {count} are here")
+    surprise = (logprobs_BT + entropy_BT)[inside_BT]
+    variance = variance_BT[inside_BT] if variance_BT is not None else surprise**2
+    deviations = float(surprise.sum() / np.sqrt(max(float(variance.sum()), 1e-12)))
+    bound = BOUND if variance_BT is not None else BOUND_WITHOUT_VARIANCE
+    fact = Fact("standard deviations of log p + entropy from 0", deviations, bound, batch.step)
+    mean = Fact("its mean over sampled tokens, in nats", float(surprise.mean()))
+    if abs(deviations) <= bound:
+        return healthy(f"{count} sampled tokens look like draws from the distribution that is trained", fact, mean)
+    kind = "likelier" if deviations > 0 else "rarer"
+    cause = (
+        "the sampler's distribution is sharper: a lower temperature, top-p, top-k, or greedy decoding"
+        if deviations > 0
+        else "the sampler has other weights, another prompt, a higher temperature or a penalty"
+    )
+    return finding(
+        f"the sampled tokens are {kind} than draws from the distribution that is trained: {cause}",
+        fact,
+        mean,
+        confidence=Confidence.PROVEN if variance_BT is not None else Confidence.LIKELY,
+    )
+
+
+def _drawn_batch(sharper: float) -> Batch:
+    """Tokens drawn from softmax(sharper * logits), scored under softmax(logits)."""
+    random = np.random.default_rng(3)
+    batch = healthy_batch()
+    inside_BT = batch.arrays["mask"]
+    logits_BTV = random.standard_normal((*inside_BT.shape, 8)) * 1.5
+    scored_BTV, drawn_BTV = (_log_softmax(logits_BTV * factor) for factor in (1.0, sharper))
+    chosen_BT = (random.random(inside_BT.shape)[..., None] > np.exp(drawn_BTV).cumsum(axis=2)[..., :-1]).sum(axis=2)
+    logprobs_BT = np.take_along_axis(scored_BTV, chosen_BT[..., None], axis=2)[..., 0]
+    entropy_BT = -(np.exp(scored_BTV) * scored_BTV).sum(axis=2)
+    variance_BT = (np.exp(scored_BTV) * scored_BTV**2).sum(axis=2) - entropy_BT**2
+    inside = {"plain_logprobs": logprobs_BT, "plain_entropy": entropy_BT, "plain_variance": variance_BT}
+    return edited(batch, **{name: np.where(inside_BT, values_BT, 0.0) for name, values_BT in inside.items()})
+
+
+def _log_softmax(logits_BTV: np.ndarray) -> np.ndarray:
+    shifted_BTV = logits_BTV - logits_BTV.max(axis=2, keepdims=True)
+    return np.asarray(shifted_BTV - np.log(np.exp(shifted_BTV).sum(axis=2, keepdims=True)))
+
+
+def sick() -> Evidence:
+    return of_batch(_drawn_batch(sharper=3.0))
+
+
+def well() -> Evidence:
+    return of_batch(_drawn_batch(sharper=1.0))
+
+
+ILLNESS = Illness(
+    code="LAW01",
+    name="law_of_sampling",
+    severity=Severity.HARMFUL,
+    summary="sampled tokens are not draws from the distribution that is trained",
+    fix="Give sampler and trainer the same weights, prompt, temperature, top-p, top-k and penalties.",
+    explanation=__doc__,
+    symptoms=("sampler and trainer disagree", "samples do not come from the policy"),
+    batch=check_batch,
+    sick=sick,
+    well=well,
+    explained_by=frozenset({"SAMP", "SYNC", "ALGN", "RAT01", "RAT05", "MODE", "NUM", "LAW02", "LAW03"}),
+)

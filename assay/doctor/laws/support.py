@@ -1,0 +1,107 @@
+"""
+## What it checks
+The loss covers the sampled tokens of every row: all of them, the EOS included, rows at the token limit included, and
+nothing else. The check compares the mask with the lengths, row by row. What may be left out: tokens that the policy did
+not sample (tool output), rows without a reward, and rows that the limit cut off where a setting says so.
+
+## Why it hurts
+A token that is left out is never trained: a policy whose EOS is left out never learns to stop. A token that the policy
+did not sample is trained on noise.
+
+## How to fix it
+Build the mask from the sampled lengths, and nothing else.
+
+    # before: the last column is cut off, and with it the last token of the longest answers
+    mask = (ids != pad)[:, :-1]
+    # after
+    mask = torch.arange(width) < lengths[:, None]
+
+## When it is wrong
+A trainer that leaves out rows on purpose (a filter of answers, a curriculum) without a setting that says so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.laws.pattern import describe
+from assay.doctor.logprobs import completion_places
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+
+
+def check_batch(batch: Batch) -> Verdict:
+    mask_BT, lengths_B = batch.need("mask", "lengths")
+    expected_BT = completion_places(batch)
+    forced_BT = batch.get("forced")
+    if forced_BT is not None:
+        expected_BT = expected_BT & ~forced_BT
+    left_out_B = _left_out(batch)
+    missing_BT = expected_BT & ~mask_BT & ~left_out_B[:, None]
+    extra_BT = mask_BT & ~expected_BT
+    rows = len(lengths_B)
+    if not missing_BT.any() and not extra_BT.any():
+        note = f" ({int(left_out_B.sum())} rows are left out by setting)" if left_out_B.any() else ""
+        return healthy(f"the loss covers the sampled tokens of all {rows} rows{note}", Fact("rows compared", rows))
+    if missing_BT.any():
+        row, token = (int(places[0]) for places in np.nonzero(missing_BT))
+        return finding(
+            f"the mask leaves out {describe(batch, missing_BT, expected_BT)}",
+            Fact("sampled tokens that are not in the loss", int(missing_BT.sum()), 0, batch.step, row, token),
+            confidence=_confidence(missing_BT, expected_BT),
+        )
+    row, token = (int(places[0]) for places in np.nonzero(extra_BT))
+    return finding(
+        f"{int(extra_BT.sum())} tokens are in the loss that were not sampled",
+        Fact("loss tokens that were not sampled", int(extra_BT.sum()), 0, batch.step, row, token),
+    )
+
+
+def _left_out(batch: Batch) -> np.ndarray:
+    """Rows that may be left out whole: cut off where a setting says so, or without a reward."""
+    mask_BT, rewards_B, finished_B = batch.need("mask")[0], batch.get("rewards"), batch.get("finished")
+    empty_B = ~mask_BT.any(axis=1)
+    allowed_B = np.zeros(len(mask_BT), dtype=bool)
+    if rewards_B is not None:
+        allowed_B |= ~np.isfinite(rewards_B)
+    if finished_B is not None and batch.settings.get("mask_truncated"):
+        allowed_B |= ~finished_B
+    return empty_B & allowed_B
+
+
+def _confidence(missing_BT: np.ndarray, expected_BT: np.ndarray) -> Confidence:
+    """Whole rows may be left out by a filter that no setting names; a part of a row never is."""
+    partly_B = missing_BT.any(axis=1) & (expected_BT & ~missing_BT).any(axis=1)
+    return Confidence.PROVEN if partly_B.any() else Confidence.LIKELY
+
+
+def sick() -> Evidence:
+    """Every second row is masked."""
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"].copy()
+    mask_BT[1::2] = False
+    return of_batch(edited(batch, mask=mask_BT))
+
+
+def well() -> Evidence:
+    """Rows that the limit cut off are masked, and a setting says so."""
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"] & batch.arrays["finished"][:, None]
+    return of_batch(edited(batch, mask=mask_BT, mask_truncated=True))
+
+
+ILLNESS = Illness(
+    code="LAW06",
+    name="law_of_the_support",
+    severity=Severity.HARMFUL,
+    summary="the loss does not cover exactly the sampled tokens",
+    fix="Build the mask from the lengths of the sampled answers: their tokens, EOS included, and no others.",
+    explanation=__doc__,
+    symptoms=("some tokens are not trained", "loss mask is wrong"),
+    batch=check_batch,
+    sick=sick,
+    well=well,
+    explained_by=frozenset({"MASK", "ALGN", "LAW02"}),
+)
