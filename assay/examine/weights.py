@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -24,29 +25,43 @@ class Weights:
         self.is_sample = by_gradient and sum(tensor.numel() for tensor in tensors) > most
         self._each = OF_EACH if self.is_sample else most if by_gradient else max(1, most // max(len(tensors), 1))
         self._places = [_largest(gradient) if self.is_sample else None for gradient in gradients]
-        self._before = [numbers.clone() for numbers in self._compared()]
+        self._before = [numbers.clone() for numbers in self._compared(tensors)]
+        self._gradients = [
+            None
+            if gradient is None or gradient.is_sparse
+            else gradient.detach().flatten()[self._chosen(places)].clone()
+            for gradient, places in zip(gradients, self._places, strict=True)
+        ]
 
     @torch.no_grad()
     def after(self) -> dict[str, float | int]:
         """Fields of a Batch."""
-        changed, moved = [], 0.0
-        for now, before in zip(self._compared(), self._before, strict=True):
+        changed, moved, slope, steepness = [], 0.0, 0.0, 0.0
+        for now, before, gradient in zip(self._compared(self.tensors), self._before, self._gradients, strict=True):
+            step = (now.float() - before.float()).double()
             changed.append(int((now != before).sum()))
-            moved += float((now.float() - before.float()).double().square().sum())
+            moved += float(step.square().sum())
+            if gradient is not None:
+                slope += float(step @ gradient.double())
+                steepness += float(gradient.double().square().sum())
         numbers: dict[str, float | int] = {
             "tensors": len(changed),
             "tensors_changed": sum(count > 0 for count in changed),
             "tensors_without_gradient": self.without_gradient,
         }
+        if moved > 0 and steepness > 0 and math.isfinite(steepness):
+            numbers["descent"] = -slope / (moved * steepness) ** 0.5
         if not self.is_sample:
             compared = sum(before.numel() for before in self._before)
             numbers |= {"update_norm": moved**0.5, "numbers_changed_share": sum(changed) / max(compared, 1)}
         return numbers
 
-    def _compared(self) -> list[Tensor]:
-        flat = [tensor.detach().flatten() for tensor in self.tensors]
-        pairs = zip(flat, self._places, strict=True)
-        return [numbers[: self._each] if places is None else numbers[places] for numbers, places in pairs]
+    def _compared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(tensors, self._places, strict=True)
+        return [tensor.detach().flatten()[self._chosen(places)] for tensor, places in pairs]
+
+    def _chosen(self, places: Tensor | None) -> Tensor | slice:
+        return slice(self._each) if places is None else places
 
 
 def _has_numbers(gradient: Tensor | None) -> bool:

@@ -74,6 +74,7 @@ FIELDS: dict[str, Field] = {
     "plain_raw_logprobs": Field(("BT",), "float", "The same at temperature 1."),
     "plain_entropy": Field(("BT",), "float", "Entropy of the distribution that `plain_logprobs` come from, in nats."),
     "plain_variance": Field(("BT",), "float", "Variance of a draw's log-prob under that distribution."),
+    "plain_logprobs_after": Field(("BT",), "float", "`plain_logprobs` of the same tokens, right after the update."),
     "plain_ref_logprobs": Field(("BT",), "float", "Plain log-probs of the reference."),
     "scored_again": Field(("BT",), "float", "The trainer's own scoring repeated on the same weights and inputs."),
     "scored_padded": Field(("BT",), "float", "The trainer's own scoring with padding added."),
@@ -104,6 +105,7 @@ NUMBERS: dict[str, str] = {
     "loss_permuted": "The loss with the rows in another order.",
     "loss_split": "The loss summed over two micro-batches.",
     "loss_perturbed": "The loss with the values under the mask replaced.",
+    "descent": "Cosine between the step of the weights and minus their gradient: above 0, the step goes downhill.",
     "dropout_modules": "Dropout modules that were active in the scoring pass.",
 }
 

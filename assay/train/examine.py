@@ -121,6 +121,9 @@ class Examination:
 
     def _assemble(self, update: Update) -> Batch:
         probes, gradients = self._ask_the_loss()
+        if "plain_logprobs" in self._answers:  # the weights have moved since
+            with _unmoved_generators():
+                self._answers["plain_logprobs_after"], *_ = self._plain(self.learner.policy)
         rows = self.rows
         return Batch.of(
             {**self._settings(update), **self._arrays(gradients), **self._numbers(update, probes)},

@@ -8,6 +8,7 @@ token by token; if it is broken and no illness explains it, the law itself is th
     credit.py     LAW04  advantages follow from the rewards of the prompt's group
     support.py    LAW06  the loss covers the sampled tokens, all of them and no others
     gradient.py   LAW05  the gradient of every token is the objective's
+    step.py       LAW07  the step of the optimizer follows the gradient
     sampling.py   LAW01  sampled tokens are draws from the distribution that is trained
     pattern.py    which rows and tokens break a law, in words
 """

@@ -1,0 +1,103 @@
+"""
+## What it checks
+The optimizer's step follows the gradient: weights that have one move, and they move downhill. Two questions are asked.
+Of the weights: does the step point against the gradient? Of the model: do the log-probs of the trained tokens move the
+way the loss asks for? The second also sees what happens to a gradient on its way to the weights.
+
+## Why it hurts
+An optimizer that climbs unlearns what is rewarded, and a hook that turns gradients around does the same, with a loss
+that is right in every digit.
+
+## How to fix it
+Look for `maximize=True`, for a minus too many, for hooks on parameters, and for code that touches `.grad` between
+`backward()` and `step()`.
+
+    # before: the loss already has its minus
+    optimizer = torch.optim.AdamW(parameters, lr=1e-6, maximize=True)
+    # after
+    optimizer = torch.optim.AdamW(parameters, lr=1e-6)
+
+## When it is wrong
+Momentum can carry a step against the gradient of a single batch. Only the first step of a run, which has none, proves
+something; later ones must go clearly uphill.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.recompute.loss import is_known_whole
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+UPHILL = -0.3  # cosine with the downhill direction: momentum leaves +0.2 to +0.5 in sound runs
+UPHILL_TOKENS = 0.3  # of the sum of |pull * change|: chance leaves less over a whole batch
+
+
+def check_batch(batch: Batch) -> Verdict:
+    norm = batch.numbers.get("gradient_norm")
+    if norm is not None and norm == 0:
+        return not_applicable("the gradient is 0")
+    is_first = batch.step == 1 and batch.number("update") == 0
+    descent, pull = batch.numbers.get("descent"), _pull(batch)
+    if descent is None and pull is None:
+        raise Missing("descent", "plain_logprobs_after")
+    facts = []
+    if descent is not None:
+        facts.append(Fact("cosine of the step with the downhill direction", float(descent), 0.0, batch.step))
+    if pull is not None:
+        facts.append(Fact("change of the loss by the step, of its largest possible", pull, 0.0, batch.step))
+    uphill = (descent is not None and descent < (0 if is_first else UPHILL)) or (
+        pull is not None and pull > UPHILL_TOKENS
+    )
+    if not uphill:
+        return healthy("the step goes downhill", *facts)
+    where = "the weights" if descent is not None and descent < 0 else "the log-probs of the trained tokens"
+    return finding(
+        f"the step of {where} goes uphill: it makes the loss larger",
+        *facts,
+        confidence=Confidence.PROVEN if is_first else Confidence.LIKELY,
+    )
+
+
+def _pull(batch: Batch) -> float | None:
+    """sum(gradient * change) over sum(|gradient * change|) of the log-probs; below 0 the loss became smaller. None where
+    the rows are not the whole update: the step follows the other rows too."""
+    names = ("gradients", "plain_logprobs", "plain_logprobs_after")
+    if any(batch.get(name) is None for name in names) or not is_known_whole(batch):
+        return None
+    gradients_BT, before_BT, after_BT = batch.need(*names)
+    changes_BT = np.nan_to_num(gradients_BT * (after_BT - before_BT))
+    size = float(np.abs(changes_BT).sum())
+    return float(changes_BT.sum()) / size if size > 0 else None
+
+
+def _stepped(direction: float) -> Evidence:
+    batch = healthy_batch()
+    after_BT = batch.arrays["plain_logprobs"] - direction * 0.01 * np.sign(batch.arrays["gradients"])
+    return of_batch(edited(batch, step=1, descent=0.5 * direction, plain_logprobs_after=after_BT))
+
+
+def sick() -> Evidence:
+    return _stepped(-1.0)
+
+
+def well() -> Evidence:
+    return _stepped(1.0)
+
+
+ILLNESS = Illness(
+    code="LAW07",
+    name="law_of_the_step",
+    severity=Severity.FATAL,
+    summary="the optimizer's step does not follow the gradient",
+    fix="Take maximize=True, a second minus, or the hook that changes gradients out of the optimizer's way.",
+    explanation=__doc__,
+    symptoms=("reward goes down steadily", "maximize=True", "optimizer goes the wrong way"),
+    batch=check_batch,
+    sick=sick,
+    well=well,
+    explained_by=frozenset({"OPT", "NUM"}),
+)
