@@ -4,8 +4,8 @@ Advantages are a function of the rewards of the prompt's own group. The doctor c
 every known way, deliberate or mistaken, along every axis, and looks for the one that gives the recorded numbers.
 
 ## Why it hurts
-The advantage is the whole message of the reward to the policy. If it mixes prompts, or rows, the policy is paid for what
-other answers did.
+The advantage is the whole message of the reward to the policy. If it mixes prompts or rows, the policy is paid for
+what other answers did.
 
 ## How to fix it
 Recompute the row that is named by hand: its reward, minus the mean of its group, over the group's std.

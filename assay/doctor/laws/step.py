@@ -63,8 +63,9 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def _pull(batch: Batch) -> float | None:
-    """sum(gradient * change) over sum(|gradient * change|) of the log-probs; below 0 the loss became smaller. None where
-    the rows are not the whole update: the step follows the other rows too."""
+    """sum(gradient * change) over sum(|gradient * change|) of the log-probs; below 0 the loss became smaller.
+
+    None where the rows are not the whole update: the step follows the other rows too."""
     names = ("gradients", "plain_logprobs", "plain_logprobs_after")
     if any(batch.get(name) is None for name in names) or not is_known_whole(batch):
         return None

@@ -67,11 +67,15 @@ FORMS = {
     "only the last token is trained": last_token_only,
     "long rows count ten times": long_rows_count_tenfold,
     "no gradient at all": lambda batch, g_BT: 0 * g_BT,
-    "the gradient of one row is doubled": lambda batch, g_BT: g_BT * np.where(np.arange(len(g_BT)) == 2, 2.0, 1.0)[:, None],
+    "the gradient of one row is doubled": lambda batch, g_BT: (
+        g_BT * np.where(np.arange(len(g_BT)) == 2, 2.0, 1.0)[:, None]
+    ),
     "every third column is lost": lambda batch, g_BT: g_BT * (np.arange(g_BT.shape[1]) % 3 != 0),
     "the loss is maximised": lambda batch, g_BT: -g_BT,
     "advantages are squared": lambda batch, g_BT: g_BT * np.abs(batch.token_advantages),
-    "the gradient is spread over the row": lambda batch, g_BT: np.where(batch.arrays["mask"], g_BT.mean(1, keepdims=True), 0),
+    "the gradient is spread over the row": lambda batch, g_BT: np.where(
+        batch.arrays["mask"], g_BT.mean(1, keepdims=True), 0
+    ),
 }
 
 
