@@ -137,6 +137,13 @@ def finding(
     return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit, examples=examples)
 
 
+def likely(
+    message: str, *, places: tuple[Place, ...], why: tuple[str, ...] = (), fix: str = "", edit: Edit | None = None
+) -> Verdict:
+    """A finding in the text of a script: a pattern that has one usual cause, since no text proves what a run does."""
+    return finding(message, confidence=Confidence.LIKELY, places=places, why=why, fix=fix, edit=edit)
+
+
 def healthy(message: str, *facts: Fact, places: tuple[Place, ...] = ()) -> Verdict:
     return Verdict(State.HEALTHY, message, facts, places=places)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import Gap, gap_between, row_spans
+from assay.doctor.logprobs import gap_between, row_spans
 from assay.record.batch import Array
-from assay.verdict import Missing
+from assay.verdict import Fact, Missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,21 @@ def rows_given(batch: Batch) -> list[Row]:
     if not rows:
         raise Missing("a row with completion tokens")
     return rows
+
+
+def rows_as_sampled(batch: Batch) -> list[Row]:
+    """Rows trained on the ids that were sampled, and on no more: only these are as long as `lengths` says."""
+    rows = rows_given(batch)
+    tokens_BT, sampled_BT, lengths_B, mask_BT = (
+        batch.get(name) for name in ("tokens", "sampled_tokens", "lengths", "mask")
+    )
+    if tokens_BT is None or sampled_BT is None or lengths_B is None:
+        return rows
+    behind_BT = np.arange(tokens_BT.shape[1]) >= lengths_B[:, None]
+    same_B = ((tokens_BT == sampled_BT) | behind_BT).all(axis=1)
+    if mask_BT is not None:
+        same_B &= ~(mask_BT & behind_BT).any(axis=1)
+    return [row for row in rows if same_B[row.number]]
 
 
 def _behind_prompt(tokens_T: Array, prompt: Array, mask_T: Array) -> list[Array]:
@@ -129,35 +144,49 @@ def is_padding(batch: Batch, ids: Array) -> bool:
     return bool((ids == stated).all()) if stated is not None else len(set(ids.tolist())) == 1
 
 
-def moved_by_company(batch: Batch) -> tuple[str, Gap] | None:
-    """How the log-probs change with padding, order and batch-mates: (which way, gap). None if that was not tried, or
-    if the same scoring repeated gives other numbers anyway."""
+@dataclass(frozen=True)
+class Move:
+    """How far log-probs are from each other where one set of them was computed in another way."""
+
+    how: str
+    mean: float
+    is_rounding: bool
+    fact: Fact
+
+    def __str__(self) -> str:
+        return f"log-probs change by {self.mean:.2g} on average {self.how}"
+
+
+def _move(batch: Batch, how: str, name: str, other: str) -> Move:
+    gap = gap_between(batch, name, other)
+    fact = Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token)
+    return Move(how, gap.mean, gap.is_rounding(batch.settings.get("dtype")), fact)
+
+
+def moved_by_batch_mates(batch: Batch) -> Move | None:
+    """The largest change with padding, order and batch-mates. None if that was not tried, or if the same scoring
+    repeated gives other numbers anyway."""
     if batch.get("scored_again") is None:
         return None
-    dtype = batch.settings.get("dtype")
-    if batch.get("new_logprobs") is not None and not gap_between(batch, "new_logprobs", "scored_again").is_rounding(
-        dtype
-    ):
+    if batch.get("new_logprobs") is not None and not _move(batch, "", "new_logprobs", "scored_again").is_rounding:
         return None
     ways = {
         "scored_padded": "with padding added",
         "scored_alone": "one row at a time",
         "scored_permuted": "in another order",
     }
-    gaps = [
-        (how, gap_between(batch, name, "scored_again")) for name, how in ways.items() if batch.get(name) is not None
-    ]
-    return max(gaps, key=lambda way: way[1].mean) if gaps else None
+    moves = [_move(batch, how, name, "scored_again") for name, how in ways.items() if batch.get(name) is not None]
+    return max(moves, key=lambda move: move.mean, default=None)
 
 
-def moved_at_all(batch: Batch) -> tuple[str, Gap] | None:
+def moved_at_all(batch: Batch) -> Move | None:
     """The same, and how far the log-probs of the first update are from the plain ones."""
-    moved = moved_by_company(batch)
+    moved = moved_by_batch_mates(batch)
     has_both = all(batch.get(name) is not None for name in ("new_logprobs", "plain_logprobs"))
     if not has_both or batch.numbers.get("update") != 0:
         return moved
-    plain = ("against the plain log-probs", gap_between(batch, "new_logprobs", "plain_logprobs"))
-    return max((moved, plain), key=lambda way: way[1].mean) if moved else plain
+    plain = _move(batch, "against the plain log-probs", "new_logprobs", "plain_logprobs")
+    return moved if moved is not None and moved.mean >= plain.mean else plain
 
 
 def mask_faults(batch: Batch) -> dict[int, str]:

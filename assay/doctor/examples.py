@@ -47,10 +47,37 @@ def edited(batch: Batch, **changes: Any) -> Batch:
     return replace(Batch.of(values, texts=batch.texts), source=batch.source)
 
 
+def without_groups(batch: Batch) -> dict[str, Any]:
+    """The changes that turn a batch into one of PPO: no groups, no setting of them, nothing that the loss computed."""
+    stated = [name for name in ("baseline", "std", "scale", "combine") if name in batch.settings]
+    return of_the_loss(batch) | dict.fromkeys(("group_ids", *stated))
+
+
 def of_the_loss(batch: Batch) -> dict[str, Any]:
     """Names of all that the loss computed from a batch, each with None: `edited` with them takes all of it away."""
     computed = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
     return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(computed))
+
+
+def noisy(batch: Batch, name: str, rows: slice) -> Array:
+    """Log-probs of a batch that something else than rounding has moved in these rows."""
+    noise_BT = np.random.default_rng(5).normal(0.0, 0.3, size=(B, T)) * batch.arrays["mask"]
+    moved_BT: Array = batch.arrays[name].copy()
+    moved_BT[rows] += noise_BT[rows]
+    return moved_BT
+
+
+def positions_of(attention_BS: Array) -> Array:
+    """Positions that count the attended tokens from 0."""
+    positions_BS: Array = np.maximum(attention_BS.cumsum(axis=1) - 1, 0)
+    return positions_BS
+
+
+def scored_behind(batch: Batch, prompts_BP: Array, prompt_mask_BP: Array) -> dict[str, Array]:
+    """What the model is given if the completions of a batch stand behind these prompts."""
+    attention_BS = np.concatenate([prompt_mask_BP, batch.arrays["attention_mask"][:, P:]], axis=1)
+    ids_BS = np.concatenate([prompts_BP, batch.arrays["tokens"]], axis=1)
+    return {"input_ids": ids_BS, "attention_mask": attention_BS, "position_ids": positions_of(attention_BS)}
 
 
 def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:
@@ -229,7 +256,7 @@ def _sampled_fields(random: np.random.Generator) -> dict[str, Any]:
         "sampler_versions": np.full(B, 7),
         "input_ids": np.concatenate([prompts_BP, tokens_BT], axis=1),
         "attention_mask": attention_BS,
-        "position_ids": np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
+        "position_ids": positions_of(attention_BS),
         "rewards": rewards_B,
         "group_ids": np.repeat(np.arange(GROUPS), SIZE),
     }

@@ -5,6 +5,9 @@ Shape legend: B completions, T completion tokens.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
 import numpy as np
 
 from assay.doctor.evidence import Batch
@@ -13,6 +16,8 @@ from assay.record.batch import Array
 from assay.verdict import Missing
 
 Completion = tuple[int, ...]
+Key = TypeVar("Key", bound=Hashable)
+Kept = TypeVar("Kept")
 _WORDS = ("old_logprobs", "sampler_logprobs")
 _CERTAIN = -1e-6  # a log-prob above this is a probability of 1
 
@@ -45,6 +50,18 @@ def log_chances(batch: Batch) -> Array:
     sums_WB = np.array([np.where(inside_BT, word_BT, 0.0).sum(axis=1) for word_BT in doubtful or known])
     chances_B: Array = np.minimum(np.fmax.reduce(sums_WB, axis=0), 0.0)
     return chances_B
+
+
+def values_by_key(keys: Iterable[Key], values: Iterable[Kept]) -> dict[Key, list[Kept]]:
+    """The values that stand beside equal keys, together.
+
+    >>> values_by_key("abca", range(4))
+    {'a': [0, 3], 'b': [1], 'c': [2]}
+    """
+    found: dict[Key, list[Kept]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def groups_of(batch: Batch) -> list[list[int]]:

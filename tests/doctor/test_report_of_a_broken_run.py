@@ -247,7 +247,7 @@ def test_a_loss_that_nothing_fits_is_told_in_whole_sentences():
     message = loss_formula.check_batch(strange).message
     assert message.endswith("; no known variant fits")
     assert ": and" not in message
-    assert ": it is " in loss_formula.check_batch(loss_formula.sick().batches[0]).message
+    assert ": it is " in loss_formula.check_batch(loss_formula.ILLNESS.sick().batches[0]).message
 
 
 def test_truncation_is_not_said_to_be_the_only_cause():

@@ -15,7 +15,7 @@ from assay.doctor.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
 from assay.grpo import BASELINES, REWARD_LIMIT, SCALES, STDS, group_advantages
 from assay.record.batch import Batch
-from assay.verdict import Missing
+from assay.verdict import Fact, Missing
 
 EPSILON = 1e-4  # where the settings name none
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)  # those in use; which one is never worth a finding
@@ -69,6 +69,14 @@ class Centring:
     @property
     def batch_is_centred(self) -> bool:
         return abs(self.batch_mean) <= self.limit
+
+    @property
+    def worst(self) -> Fact:
+        """The mean that is furthest from 0."""
+        at = int(np.argmax(np.abs(self.mean_P)))
+        return Fact(
+            "largest mean advantage of a group", float(self.mean_P[at]), self.limit, row=int(self.rows_P[at][0])
+        )
 
 
 def centring(batch: Batch) -> Centring:

@@ -8,8 +8,8 @@ import numpy as np
 
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited
-from assay.doctor.illnesses.advantages.returns_from_whitened import _with_a_critic
-from assay.doctor.illnesses.advantages.reward_position import _laid_on_tokens
+from assay.doctor.illnesses.advantages.returns_from_whitened import with_a_critic
+from assay.doctor.illnesses.advantages.reward_position import laid_on_tokens
 from proof.plants.plant import Plant
 
 
@@ -89,7 +89,7 @@ def _whitened_returns(original):  # type: ignore[no-untyped-def]
 
 
 def _plant(batch: Batch) -> Batch:
-    return _with_a_critic(batch, whitened_first=True) if "mask" in batch.arrays else batch
+    return with_a_critic(batch, whitened_first=True) if "mask" in batch.arrays else batch
 
 
 def _the_first_answer_counts(original):  # type: ignore[no-untyped-def]
@@ -117,7 +117,7 @@ def _in_order_of_completion(original):  # type: ignore[no-untyped-def]
 def _plant_adv12(batch: Batch) -> Batch:
     if "mask" not in batch.arrays or "rewards" not in batch.arrays:
         return batch
-    return _laid_on_tokens(batch, at_the_end=False)
+    return laid_on_tokens(batch, at_the_end=False)
 
 
 PLANTS: dict[str, Plant] = {

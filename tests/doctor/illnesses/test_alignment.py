@@ -236,7 +236,7 @@ def test_padding_that_moves_log_probs_is_blamed_on_one_of_the_two(changes, named
 
 
 def test_a_wrong_mask_leaves_unknown_positions_in_peace():
-    (batch,) = attention_mask.sick().batches
+    (batch,) = attention_mask.ILLNESS.sick().batches
     diagnosis = diagnose(Evidence((edited(batch, position_ids=None),)), MINE)
     assert [word.code for word in diagnosis.findings] == ["ALGN05"]
 

@@ -264,7 +264,7 @@ def test_rewards_moved_by_a_row_are_told_from_noise():
 
 
 def test_a_move_inside_of_groups_is_named():
-    (healthy,) = reward_misaligned.well().batches
+    (healthy,) = reward_misaligned.ILLNESS.well().batches
     rewards_GS = healthy.arrays["rewards"].reshape(-1, 4)
     verdict = reward_misaligned.check_batch(edited(healthy, rewards=np.roll(rewards_GS, 1, axis=1).ravel()))
     assert verdict.confidence is Confidence.LIKELY

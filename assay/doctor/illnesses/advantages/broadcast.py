@@ -31,7 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.example_script import changed
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -39,7 +39,7 @@ from assay.programs.run.origins import CHOSEN, above
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy, likely
 
 BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 ARITHMETIC = frozenset("add sub mul div pow minimum maximum min max where mse_loss".split())
@@ -56,17 +56,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             seen.add(id(value))
             left, right = shapes.of(value.input), shapes.of(value.argument("other"))
-            if not left or not right or left.count("B") > 1 or right.count("B") > 1:  # told where it began
+            if not left or not right or left.count("B") > 1 or right.count("B") > 1:  # reported where it began
                 continue
-            told = enlarged(left, right)
-            if told and any(_is_measured(side) for side in value.inputs):
+            fault = enlarged(left, right)
+            if fault and any(_is_measured(side) for side in value.inputs):
                 continue  # the script asks how many dimensions it has
-            if not told:
+            if not fault:
                 yield healthy("the shapes fit", places=(value.place,))
                 continue
-            yield finding(
-                f"`{value.place.text}` puts {_shown(left)} against {_shown(right)}: {told}",
-                confidence=Confidence.LIKELY,
+            yield likely(
+                f"`{value.place.text}` puts {_shown(left)} against {_shown(right)}: {fault}",
                 places=(value.place,),
                 why=tuple(_why(value, name, shapes) for name in ("input", "other")),
             )
@@ -120,6 +119,8 @@ def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
     return [*shapes, seen.shape], max(grown[0] & grown[1] & rows, default=0)
 
 
+WELL = changed("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
+
 ILLNESS = Illness(
     code="ADV08",
     name="broadcast",
@@ -132,17 +133,8 @@ ILLNESS = Illness(
         "broadcasting error without exception",
         "advantage shape mismatch",
     ),
-    run=check_run,
     source=check_source,
-    scripts=Scripts(
-        changed("advantages = advantages.view(-1, 1)\n", "advantages = advantages.view(-1, 1).unsqueeze(-1)\n").replace(
-            "rewards = rewards_of(ids[:, start:])",
-            "rewards = torch.tensor([rewards_of(one) for one in ids[:, start:]])",
-        ),
-        GRPO.replace(
-            "rewards = rewards_of(ids[:, start:])",
-            "rewards = torch.tensor([rewards_of(one) for one in ids[:, start:]])",
-        ),
-    ),
+    scripts=Scripts(WELL.replace("advantages.view(-1, 1)\n", "advantages.view(-1, 1).unsqueeze(-1)\n"), WELL),
+    run=check_run,
     explains=frozenset({"ADV05", "LOSS03", "MASK04"}),
 )

@@ -26,6 +26,7 @@ possible. Advantages of a critic, of process rewards and of parts of groups are 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,9 +54,9 @@ from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
 from assay.programs.facts.advantages.groups import expansions
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy, likely, not_applicable
 
-PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards but for rounding
+PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards except for rounding
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -63,9 +64,7 @@ def check_batch(batch: Batch) -> Verdict:
     if reason := other_kind(batch):
         return not_applicable(reason)
     found = centring(batch)
-    worst = int(np.argmax(np.abs(found.mean_P)))
-    mean = float(found.mean_P[worst])
-    fact = Fact("largest mean advantage of a group", mean, found.limit, batch.step, int(found.rows_P[worst][0]))
+    fact = replace(found.worst, step=batch.step)
     if not found.is_off_P.any():
         return healthy(f"a baseline is subtracted in each of {len(found.mean_P)} groups", fact)
     if found.batch_is_centred:
@@ -79,18 +78,38 @@ def check_batch(batch: Batch) -> Verdict:
     if rewards_B is not None and _is_multiple(advantages_B, rewards_B, found):
         return finding(
             f"no baseline is subtracted: in {len(found.mean_P)} groups the advantages are multiples of the raw "
-            f"rewards, with a mean of up to {mean:.2g} where it must be 0",
+            f"rewards, with a mean of up to {fact.value:.2g} where it must be 0",
             fact,
             confidence=(Confidence.PROVEN if _is_raw(batch) else Confidence.LIKELY) if stated else Confidence.POSSIBLE,
         )
     varied = [advantages_B[rows] for rows in found.rows_P if np.ptp(advantages_B[rows]) > found.limit]
-    if len(varied) > 1 and all((one >= 0).all() or (one <= 0).all() for one in varied):
+    if len(varied) > 1 and all((values >= 0).all() or (values <= 0).all() for values in varied):
         return finding(
             f"no baseline is subtracted: in all of {len(varied)} groups the advantages differ and have one sign",
             fact,
             confidence=Confidence.LIKELY if stated else Confidence.POSSIBLE,
         )
     return not_applicable("the advantages have a baseline of another kind: see formula")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not weighs_policy(program, scaling.value) or level_of(scaling.numerator):
+            continue
+        _, level = uncentred(scaling.numerator)
+        later = any(
+            user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
+            for user in scaling.value.users
+        )
+        if level is None and not later and not has_baseline(program, scaling.numerator):
+            yield likely(
+                f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
+                places=(scaling.value.place,),
+                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the std of {scaling.base.shown}",),
+            )
+        elif level is not None:
+            yield healthy("the mean is subtracted before the division", places=(scaling.value.place,))
+    yield from _raw(program)
 
 
 def _is_raw(batch: Batch) -> bool:
@@ -114,36 +133,14 @@ def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool
     return True
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    for scaling in scalings(program):
-        if not weighs_policy(program, scaling.value) or level_of(scaling.numerator):
-            continue
-        _, level = uncentred(scaling.numerator)
-        later = any(
-            user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
-            for user in scaling.value.users
-        )
-        if level is None and not later and not has_baseline(program, scaling.numerator):
-            yield finding(
-                f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
-                confidence=Confidence.LIKELY,
-                places=(scaling.value.place,),
-                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the std of {scaling.base.shown}",),
-            )
-        elif level is not None:
-            yield healthy("the mean is subtracted before the division", places=(scaling.value.place,))
-    yield from _raw(program)
-
-
 def _raw(program: Program) -> Iterator[Verdict]:
     """Rewards that weigh the gradient as they are, although each prompt has a group of answers to compare."""
     group = next(iter(expansions(program)), None)
     for factor in raw_rewards(program, list(policy_weights(program))):
         if group is not None:
-            yield finding(
+            yield likely(
                 f"{factor.shown} weighs the policy's gradient as it is: no baseline is subtracted, although each "
                 f"prompt is answered several times",
-                confidence=Confidence.LIKELY,
                 places=(factor.place, group.place),
                 why=(f"line {group.place.line}: {group.place.text} makes several rows of each prompt",),
             )
@@ -151,14 +148,9 @@ def _raw(program: Program) -> Iterator[Verdict]:
 
 def sick() -> Evidence:
     batch = healthy_batch()
-    rewards_BG = batch.arrays["rewards"].reshape(4, 4)
-    return of_batch(
-        consistent(batch, advantages=(rewards_BG / (rewards_BG.std(axis=1, ddof=1)[:, None] + 1e-4)).ravel())
-    )
-
-
-def well() -> Evidence:
-    return of_batch(healthy_batch())
+    rewards_PG = batch.arrays["rewards"].reshape(4, 4)
+    std_P1 = rewards_PG.std(axis=1, ddof=1)[:, None]
+    return of_batch(consistent(batch, advantages=(rewards_PG / (std_P1 + 1e-4)).ravel()))
 
 
 ILLNESS = Illness(
@@ -174,7 +166,7 @@ ILLNESS = Illness(
         "rewards used without subtracting the mean",
     ),
     sick=sick,
-    well=well,
+    well=lambda: of_batch(healthy_batch()),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),

@@ -37,7 +37,7 @@ from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import follow, main_input, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy, likely
 
 VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())
 IN_PLACE = ("zero_", "fill_", "masked_fill_", "mul_", "copy_", "logical_and_", "logical_or_", "clamp_")
@@ -50,10 +50,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         expanded = _expanded(value)
         if expanded is not None:
-            yield finding(
+            yield likely(
                 f"{value.place.text} writes into a tensor that expand() made: its columns or rows are one and the same "
                 "memory, and all of them change",
-                confidence=Confidence.LIKELY,
                 places=(value.place, expanded.place),
             )
             continue
@@ -62,9 +61,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         reader = next((user for user in mask.users if _reads(user, value, mask)), None)
         if reader is not None:
-            yield finding(
+            yield likely(
                 f"{value.place.text} changes a mask in place, and {reader.place.text} reads the same tensor after it",
-                confidence=Confidence.LIKELY,
                 places=(value.place, reader.place),
                 why=program.kinds.why(mask),
             )
@@ -221,10 +219,7 @@ SICK = GENERATE.replace(
     "    mask = loss_mask[:, -completions.shape[1]:].float()\n"
     "    rewards = torch",
 )
-
-
 WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
-
 
 ILLNESS = Illness(
     code="ALGN06",
@@ -237,8 +232,8 @@ ILLNESS = Illness(
         "mask changes after an in-place operation",
         "mask becomes empty by itself",
     ),
-    run=check_run,
     source=check_source,
     scripts=Scripts(SICK, WELL),
+    run=check_run,
     explains=frozenset({"ALGN05", "RAT01", "RAT07", "KL05", "SAMP06"}),
 )

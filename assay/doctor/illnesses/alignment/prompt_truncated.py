@@ -38,7 +38,7 @@ from assay.programs.facts.sampling.scoring import lists_of, made_of
 from assay.programs.facts.sampling.tokens import is_encoding, is_tokenizer
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
 
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
@@ -80,6 +80,25 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    sides = _sides(program)
+    seen: set[int] = set()
+    for prompts in prompts_of(program):
+        for value in made_of(prompts):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if is_encoding(value) and value.setting("truncation", False) in (True, "longest_first", "only_first"):
+                yield from _of_encoding(value, sides)
+            cut = _cut(program, value)
+            if cut is not None:
+                yield likely(
+                    f"{value.place.text} keeps the beginning of a prompt: the words after which the policy is to speak "
+                    "are cut off",
+                    places=(value.place,),
+                )
+
+
 def _all_of_one_length(batch: Batch, rows: dict[tuple[int, ...], int], length: int) -> Verdict:
     endings = len({prompt[-1] for prompt in rows})
     if len(rows) < LEAST_ALL:
@@ -106,64 +125,14 @@ def _common_ending(prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
     return first[len(first) - length :]
 
 
-def _example(limit: int) -> Evidence:
-    """Four questions of 3 to 6 tokens and a prefix of two, cut to `limit` tokens."""
-    batch = healthy_batch()
-    random = np.random.default_rng(3)
-    prompts = [[*random.integers(10, 50, size=3 + number), 4, 5][:limit] for number in range(GROUPS)]
-    width = max(map(len, prompts))
-    prompts_GP = np.array([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
-    prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
-    # what the model was given holds other prompts: not part of this example
-    return of_batch(
-        edited(
-            batch,
-            prompt_tokens=prompts_BP,
-            prompt_mask=prompts_BP != PAD,
-            input_ids=None,
-            attention_mask=None,
-            position_ids=None,
-        )
-    )
-
-
-def sick() -> Evidence:
-    return _example(limit=7)
-
-
-def well() -> Evidence:
-    return _example(limit=8)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    sides = _sides(program)
-    seen: set[int] = set()
-    for prompts in prompts_of(program):
-        for value in made_of(prompts):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if is_encoding(value) and value.setting("truncation", False) in (True, "longest_first", "only_first"):
-                yield from _of_encoding(value, sides)
-            cut = _cut(program, value)
-            if cut is not None:
-                yield finding(
-                    f"{value.place.text} keeps the beginning of a prompt: the words after which the policy is to speak "
-                    "are cut off",
-                    confidence=Confidence.LIKELY,
-                    places=(value.place,),
-                )
-
-
 def _of_encoding(value: Value, sides: set[object]) -> Iterator[Verdict]:
     side = value.setting("truncation_side", None)
     if side == "left" or (side is None and "left" in sides):
         yield healthy("prompts that are too long lose their beginning", places=(value.place,))
     elif side == "right" or "right" in sides:
-        yield finding(
+        yield likely(
             "a prompt that is too long loses its end, with the words after which the policy is to speak: the "
             "truncation side is right",
-            confidence=Confidence.LIKELY,
             places=(value.place,),
         )
     elif "max_length" in value.arguments and not sides and is_tokenizer(value.argument("callee") or value.input):
@@ -238,6 +207,27 @@ def _is_fixed(value: Value) -> bool:
     return isinstance(value.constant, int) or (value.op == "len" and value.input is not None)
 
 
+def _example(limit: int) -> Evidence:
+    """Four questions of 3 to 6 tokens and a prefix of two, cut to `limit` tokens."""
+    batch = healthy_batch()
+    random = np.random.default_rng(3)
+    prompts = [[*random.integers(10, 50, size=3 + number), 4, 5][:limit] for number in range(GROUPS)]
+    width = max(map(len, prompts))
+    prompts_GP = np.array([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
+    prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
+    # what the model was given holds other prompts: not part of this example
+    return of_batch(
+        edited(
+            batch,
+            prompt_tokens=prompts_BP,
+            prompt_mask=prompts_BP != PAD,
+            input_ids=None,
+            attention_mask=None,
+            position_ids=None,
+        )
+    )
+
+
 ILLNESS = Illness(
     code="ALGN07",
     name="prompt_truncated",
@@ -250,8 +240,8 @@ ILLNESS = Illness(
         "prompt too long and cut off",
         "max_prompt_length cuts the question",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _example(limit=7),
+    well=lambda: _example(limit=8),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace('truncation_side="left"', 'truncation_side="right"'), GENERATE),

@@ -39,7 +39,7 @@ from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, likely
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -64,6 +64,31 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    drawn = {id(one) for one in draws(program)}
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        if not scoring.is_trained:
+            continue
+        behind = list(made_of(scoring.tokens))
+        texts = [one for one in behind if is_text(one)]
+        text = next((one for one in texts if _is_of_drawn(one, drawn)), None)
+        if text is not None and text.place not in seen:
+            seen.add(text.place)
+            yield likely(
+                f"the tokens in the loss ({scoring.tokens.shown}) are made of text that was decoded from drawn tokens "
+                f"({text.place.text}): encoding may give other ids than were drawn",
+                places=(text.place, scoring.value.place),
+                why=program.kinds.why(scoring.value),
+            )
+        elif text is None and any(id(one) in drawn for one in behind):
+            yield healthy("the tokens in the loss are those that were drawn", places=(scoring.value.place,))
+
+
+def _is_of_drawn(text: Value, drawn: set[int]) -> bool:
+    return any(id(one) in drawn for one in made_of(text))
+
+
 def _other_id_at(column: int) -> Evidence:
     """The sampler returned another id in that column of every row."""
     batch = healthy_batch()
@@ -81,32 +106,6 @@ def well() -> Evidence:
     """The same, behind the end of the row: padding may have any id."""
     batch = healthy_batch()
     return _other_id_at(int(batch.arrays["lengths"][0]))
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    drawn = {id(one) for one in draws(program)}
-    seen: set[Place] = set()
-    for scoring in scorings(program):
-        if not scoring.is_trained:
-            continue
-        behind = list(made_of(scoring.tokens))
-        texts = [one for one in behind if is_text(one)]
-        text = next((one for one in texts if _is_of_drawn(one, drawn)), None)
-        if text is not None and text.place not in seen:
-            seen.add(text.place)
-            yield finding(
-                f"the tokens in the loss ({scoring.tokens.shown}) are made of text that was decoded from drawn tokens "
-                f"({text.place.text}): encoding may give other ids than were drawn",
-                confidence=Confidence.LIKELY,
-                places=(text.place, scoring.value.place),
-                why=program.kinds.why(scoring.value),
-            )
-        elif text is None and any(id(one) in drawn for one in behind):
-            yield healthy("the tokens in the loss are those that were drawn", places=(scoring.value.place,))
-
-
-def _is_of_drawn(text: Value, drawn: set[int]) -> bool:
-    return any(id(one) in drawn for one in made_of(text))
 
 
 SICK = GENERATE.replace(

@@ -31,8 +31,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
+from assay.doctor.recompute.consistent import consistent
 from assay.programs.run.roles import MOST, Piece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
@@ -218,18 +219,10 @@ def _is_reordered(piece: Piece) -> bool:
 
 
 def _example(shift: int) -> Evidence:
-    """The old log-probs of all rows, shifted by so many rows."""
+    """The old log-probs of all rows, shifted by that many rows."""
     batch = healthy_batch()
     old_BT = np.roll(batch.arrays["old_logprobs"], shift, axis=0)
-    return of_batch(edited(batch, old_logprobs=old_BT, **_loss({**batch.arrays, "old_logprobs": old_BT})))
-
-
-def sick() -> Evidence:
-    return _example(shift=1)
-
-
-def well() -> Evidence:
-    return _example(shift=0)
+    return of_batch(consistent(batch, old_logprobs=old_BT))
 
 
 ILLNESS = Illness(
@@ -245,10 +238,10 @@ ILLNESS = Illness(
         "advantages belong to another row",
         "gather across GPUs reorders samples",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
+    sick=lambda: _example(shift=1),
+    well=lambda: _example(shift=0),
     batch=check_batch,
+    run=check_run,
     explains=frozenset(
         {
             "ADV01", "ADV03", "ADV05", "ADV10", "CLIP01", "KL05", "LOSS06", "MET05", "MET06", "MET07", "NUM02", "RAT01",

@@ -39,7 +39,7 @@ from assay.programs.read.collections import table_of_values
 from assay.programs.read.things import Table
 from assay.programs.walk import descendants, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
 LEAST = 8  # tokens that differ: fewer are no pattern
@@ -74,38 +74,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
-    """Whether each sampler log-prob can be that of a likelier token than the sampled one, at the same place."""
-    excess_N = sampler_N - witness_N
-    fits_N = (excess_N > 0) & (np.exp(sampler_N) + np.exp(witness_N) <= 1.01)  # two tokens share a probability of 1
-    if fits_N.mean() < NEARLY_ALL or np.median(excess_N) < LARGE:
-        return False
-    spread = float(np.var(witness_N))
-    slope = float(np.mean((sampler_N - sampler_N.mean()) * (witness_N - witness_N.mean()))) / max(spread, 1e-12)
-    return slope < MOVES_TOGETHER
-
-
-def _example(*, likeliest: bool) -> Evidence:
-    """Every other token of a row is not the likeliest one at its place."""
-    batch = healthy_batch()
-    mask_BT, old_BT = batch.need("mask", "old_logprobs")
-    random = np.random.default_rng(4)
-    is_other_BT = mask_BT & (old_BT < np.log(0.4)) & (random.random(mask_BT.shape) < 0.5)
-    likeliest_BT = np.log(random.uniform(0.42, 0.55, size=mask_BT.shape))
-    sampler_BT = batch.arrays["sampler_logprobs"]
-    if likeliest:
-        sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
-
-
-def sick() -> Evidence:
-    return _example(likeliest=True)
-
-
-def well() -> Evidence:
-    return _example(likeliest=False)
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     yield from _first_entries(program)
     yield from _any_entries(program)
@@ -120,11 +88,21 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if value.op == "topk" and value.setting("k") != 1:
             continue
         if _is_in_ratio(program, value):
-            yield finding(
+            yield likely(
                 f"{value.place.text} is the log-prob of the likeliest token, and a ratio takes it for the drawn one",
-                confidence=Confidence.LIKELY,
                 places=(value.place, drawn[0].place),
             )
+
+
+def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
+    """Whether each sampler log-prob can be that of a likelier token than the sampled one, at the same place."""
+    excess_N = sampler_N - witness_N
+    fits_N = (excess_N > 0) & (np.exp(sampler_N) + np.exp(witness_N) <= 1.01)  # two tokens share a probability of 1
+    if fits_N.mean() < NEARLY_ALL or np.median(excess_N) < LARGE:
+        return False
+    spread = float(np.var(witness_N))
+    slope = float(np.mean((sampler_N - sampler_N.mean()) * (witness_N - witness_N.mean()))) / max(spread, 1e-12)
+    return slope < MOVES_TOGETHER
 
 
 def _is_of_distribution(value: Value | None) -> bool:
@@ -172,9 +150,8 @@ def _first_entries(program: Program) -> Iterator[Verdict]:
         asked = [one.setting("logprobs") for one in program.of("call") if one.name.endswith("SamplingParams")]
         if not any(isinstance(number, int) and number > 0 for number in asked):
             continue  # asked for none beside it, the engine reports the drawn token alone
-        yield finding(
+        yield likely(
             f"{value.place.text} takes the first of a dictionary of log-probs, which need not be the drawn token's",
-            confidence=Confidence.LIKELY,
             places=(value.place,),
         )
     for value in program.of("index"):
@@ -192,9 +169,8 @@ def _any_entries(program: Program) -> Iterator[Verdict]:
         if holder is None or not _holds_candidates(program, holder) or not _is_in_ratio(program, value):
             continue
         which = "first" if value.op == "element" else "greatest"
-        yield finding(
+        yield likely(
             f"{value.place.text} takes the {which} of a dictionary of log-probs, which need not be the drawn token's",
-            confidence=Confidence.LIKELY,
             places=(value.place, holder.place),
         )
 
@@ -221,6 +197,19 @@ def _is_logprobs(value: Value | None, depth: int = 6) -> bool:
 
 def _is_logprobs_of_engine(value: Value) -> bool:
     return _is_logprobs(value.input) and value.input is not None and value.input.op in ("element", "index")
+
+
+def _example(*, likeliest: bool) -> Evidence:
+    """Every other token of a row is not the likeliest one at its place."""
+    batch = healthy_batch()
+    mask_BT, old_BT = batch.need("mask", "old_logprobs")
+    random = np.random.default_rng(4)
+    is_other_BT = mask_BT & (old_BT < np.log(0.4)) & (random.random(mask_BT.shape) < 0.5)
+    likeliest_BT = np.log(random.uniform(0.42, 0.55, size=mask_BT.shape))
+    sampler_BT = batch.arrays["sampler_logprobs"]
+    if likeliest:
+        sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
+    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
 
 
 SCRIPT_SICK = """
@@ -253,8 +242,8 @@ ILLNESS = Illness(
         "log-prob of the argmax instead of the sampled token",
         "vLLM returns log-probs of the top token",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _example(likeliest=True),
+    well=lambda: _example(likeliest=False),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SCRIPT_SICK, SCRIPT_WELL),

@@ -52,6 +52,7 @@ from assay.verdict import (
     Verdict,
     finding,
     healthy,
+    likely,
     not_applicable,
     not_enough_data,
 )
@@ -65,6 +66,9 @@ LARGE = 0.05  # mean difference in place that is worth a word
 NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
 ALIKE = 0.5  # correlation in place below which the numbers are of something else
 LOWER = 1.0  # nats a token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
+ELEMENTWISE = frozenset(
+    "neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split()
+)
 
 
 class Fit(NamedTuple):
@@ -105,6 +109,32 @@ def check_batch(batch: Batch) -> Verdict:
             "see engine_mismatch"
         )
     return healthy("log-probs stand at their own tokens", *facts)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    spans = Spans(program)
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        logits, tokens = spans.of(scoring.logits), spans.of(scoring.tokens)
+        start = spans.located(tokens, logits.root)
+        if start is None or scoring.value.place in seen:
+            continue
+        longer = constant(plus(plus(tokens.end, tokens.start, -1), plus(logits.end, logits.start, -1), -1))
+        distance = constant(plus(start, logits.start, -1))
+        if distance is None or longer is None:
+            continue
+        seen.add(scoring.value.place)
+        if distance == 1:
+            yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
+            continue
+        where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
+        yield likely(
+            f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
+            f"{'seen' if distance < 1 else 'not yet come to'} the token",
+            places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
+            why=program.kinds.why(scoring.value),
+        )
+    yield from _of_masks(program, spans)
 
 
 def _pairs(batch: Batch) -> list[tuple[str, str]]:
@@ -171,60 +201,6 @@ def _told(truth: str) -> str:
     return "the model's" if truth == "plain_logprobs" else "the sampler's"
 
 
-def _moved(lag: int) -> Evidence:
-    """What the model and the sampler say of token t + lag is what the trainer holds at t."""
-    batch = healthy_batch()
-    mask_BT = batch.arrays["mask"]
-    edge_BT = -np.random.default_rng(4).exponential(1.2, size=mask_BT.shape)
-    inside_BT = np.roll(mask_BT, lag, axis=1) & mask_BT & (np.arange(mask_BT.shape[1]) >= lag)
-    names = ("plain_logprobs", "plain_raw_logprobs", "sampler_logprobs")
-    moved = {
-        name: np.where(mask_BT, np.where(inside_BT, np.roll(batch.arrays[name], lag, axis=1), edge_BT), 0.0)
-        for name in names
-    }
-    return of_batch(edited(batch, **moved))
-
-
-def sick() -> Evidence:
-    return _moved(1)
-
-
-def well() -> Evidence:
-    return _moved(0)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    spans = Spans(program)
-    seen: set[Place] = set()
-    for scoring in scorings(program):
-        logits, tokens = spans.of(scoring.logits), spans.of(scoring.tokens)
-        start = spans.located(tokens, logits.root)
-        if start is None or scoring.value.place in seen:
-            continue
-        longer = constant(plus(plus(tokens.end, tokens.start, -1), plus(logits.end, logits.start, -1), -1))
-        distance = constant(plus(start, logits.start, -1))
-        if distance is None or longer is None:
-            continue
-        seen.add(scoring.value.place)
-        if distance == 1:
-            yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
-            continue
-        where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
-        yield finding(
-            f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
-            f"{'seen' if distance < 1 else 'not yet come to'} the token",
-            confidence=Confidence.LIKELY,
-            places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
-            why=program.kinds.why(scoring.value),
-        )
-    yield from _of_masks(program, spans)
-
-
-ELEMENTWISE = frozenset(
-    "neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split()
-)
-
-
 def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
     """Masks that are laid out like the tokens and multiply log-probs of other tokens than they mean."""
     by_id = {id(one.value): one for one in scorings(program)}
@@ -244,10 +220,9 @@ def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
             if not off or longer != 0:
                 continue
             seen.add(product.place)
-            yield finding(
+            yield likely(
                 f"{mask.shown} is laid out like the tokens, and {product.place.text} lays its entries on log-probs of "
                 f"tokens {abs(off)} {'later' if off > 0 else 'earlier'}",
-                confidence=Confidence.LIKELY,
                 places=(_cut_of(mask), product.place, scoring.value.place),
                 why=program.kinds.why(scoring.value),
             )
@@ -272,6 +247,20 @@ def _elements_of(value: Value) -> Iterator[Value]:
     return walk(value, elements)
 
 
+def _moved(lag: int) -> Evidence:
+    """What the model and the sampler say of token t + lag is what the trainer holds at t."""
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"]
+    edge_BT = -np.random.default_rng(4).exponential(1.2, size=mask_BT.shape)
+    inside_BT = np.roll(mask_BT, lag, axis=1) & mask_BT & (np.arange(mask_BT.shape[1]) >= lag)
+    names = ("plain_logprobs", "plain_raw_logprobs", "sampler_logprobs")
+    moved = {
+        name: np.where(mask_BT, np.where(inside_BT, np.roll(batch.arrays[name], lag, axis=1), edge_BT), 0.0)
+        for name in names
+    }
+    return of_batch(edited(batch, **moved))
+
+
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")
 
 ILLNESS = Illness(
@@ -286,8 +275,8 @@ ILLNESS = Illness(
         "off by one in log-probs",
         "model learns garbage, log-probs very low",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _moved(1),
+    well=lambda: _moved(0),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, LOOP),

@@ -28,11 +28,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.context import Row, rows_given
+from assay.doctor.context import Row, rows_as_sampled
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
-from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens, rows_as_sampled
+from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch, scored_behind
+from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network
 from assay.programs.facts.positions import Span, Spans, cat_parts, constant, given_ids, plus
@@ -40,12 +40,14 @@ from assay.programs.facts.sampling.prompts import fault_of_lonely, is_prompted
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
+
+FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
+FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
 
 
 def check_batch(batch: Batch) -> Verdict:
-    given, as_sampled = rows_given(batch), rows_as_sampled(batch)
-    rows = [row for row in given if row.number in as_sampled]
+    rows = rows_as_sampled(batch)
     if not rows:
         return not_applicable("no row was trained as it was sampled: see retokenise and post_eos_in_loss")
     lost = [row for row in rows if row.places is None]
@@ -71,6 +73,32 @@ def check_batch(batch: Batch) -> Verdict:
             confidence=Confidence.PROVEN if twice else Confidence.LIKELY,
         )
     return healthy(f"all {len(rows)} rows were scored as prompt + completion", Fact("rows compared", len(rows)))
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    spans = Spans(program)
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        for call in program.origins.forwards(scoring.logits):
+            ids = given_ids(call)
+            if ids is None or call.place in seen or _is_encoder(call):
+                continue
+            is_drawn = program.kinds.is_a(ids, Kind.SAMPLED)
+            lonely = "" if is_drawn else fault_of_lonely(program, call, ids)
+            if not is_drawn and not lonely:
+                continue
+            seen.add(call.place)
+            tokens, fed = spans.of(scoring.tokens), spans.of(ids)
+            fault = lonely or _without_prompt(program, spans, tokens, fed) or _other_rows(fed)
+            fault = fault or fault_of_lonely(program, call, ids)
+            if not fault:
+                yield healthy("the scored sequence begins with its prompt", places=(call.place,))
+                continue
+            yield likely(
+                f"{call.place.text} scores {ids.shown}, {fault}",
+                places=(call.place, ids.place),
+                why=program.kinds.why(scoring.value),
+            )
 
 
 def _cause(row: Row, rows: list[Row]) -> str:
@@ -104,63 +132,6 @@ def _holds(ids: np.ndarray, part: np.ndarray) -> bool:
     return bool((windows == part).all(axis=1).any())
 
 
-def _prompts_moved_by(groups: int) -> Evidence:
-    """Each group's completions stand behind the prompt of another group; mask and positions fit what is there."""
-    batch = healthy_batch()
-    prompts_BP, prompt_mask_BP = (
-        np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
-    )
-    inside_BT = np.arange(batch.arrays["tokens"].shape[1]) < batch.arrays["lengths"][:, None]
-    attention_BS = np.concatenate([prompt_mask_BP, inside_BT], axis=1)
-    return of_batch(
-        edited(
-            batch,
-            input_ids=np.concatenate([prompts_BP, batch.arrays["tokens"]], axis=1),
-            attention_mask=attention_BS,
-            position_ids=np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
-        )
-    )
-
-
-def sick() -> Evidence:
-    return _prompts_moved_by(1)
-
-
-def well() -> Evidence:
-    return _prompts_moved_by(0)
-
-
-FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
-FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    spans = Spans(program)
-    seen: set[Place] = set()
-    for scoring in scorings(program):
-        for call in program.origins.forwards(scoring.logits):
-            ids = given_ids(call)
-            if ids is None or call.place in seen or _is_encoder(call):
-                continue
-            is_drawn = program.kinds.is_a(ids, Kind.SAMPLED)
-            lonely = "" if is_drawn else fault_of_lonely(program, call, ids)
-            if not is_drawn and not lonely:
-                continue
-            seen.add(call.place)
-            tokens, fed = spans.of(scoring.tokens), spans.of(ids)
-            fault = lonely or _without_prompt(program, spans, tokens, fed) or _other_rows(fed)
-            fault = fault or fault_of_lonely(program, call, ids)
-            if not fault:
-                yield healthy("the scored sequence begins with its prompt", places=(call.place,))
-                continue
-            yield finding(
-                f"{call.place.text} scores {ids.shown}, {fault}",
-                confidence=Confidence.LIKELY,
-                places=(call.place, ids.place),
-                why=program.kinds.why(scoring.value),
-            )
-
-
 def _is_encoder(call: Value) -> bool:
     model = network(call.arguments.get("model") or call.arguments["callee"])
     return "Seq2Seq" in model.name or "T5" in model.name or "past_key_values" in " ".join(call.arguments)
@@ -185,11 +156,19 @@ def _without_prompt(program: Program, spans: Spans, tokens: Span, fed: Span) -> 
 def _other_rows(fed: Span) -> str:
     parts = cat_parts(fed.root)
     first = parts[0] if parts is not None and len(parts) > 1 else None
-    if first is not None and first.op == "roll" and first.setting("dim", first.setting("dims", None)) == 0:
-        return "in which each completion stands behind the prompt of another row"
-    if first is not None and first.op == "flip" and first.setting("dims", first.setting("dim", None)) == 0:
+    is_moved = first is not None and first.op in ("roll", "flip")
+    if first is not None and is_moved and first.setting("dims", first.setting("dim", None)) == 0:
         return "in which each completion stands behind the prompt of another row"
     return ""
+
+
+def _prompts_moved_by(groups: int) -> Evidence:
+    """Each group's completions stand behind the prompt of another group; mask and positions fit what is there."""
+    batch = healthy_batch()
+    prompts_BP, mask_BP = (
+        np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
+    )
+    return of_batch(edited(batch, **scored_behind(batch, prompts_BP, mask_BP)))
 
 
 SICK = LOOP.replace("    logits = model(ids)[:, prompts.shape[1] - 1:-1] / T", "    logits = model(completions) / T")
@@ -210,8 +189,8 @@ ILLNESS = Illness(
         "completions scored with the wrong prompt",
         "log-probs very low for own samples",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _prompts_moved_by(1),
+    well=lambda: _prompts_moved_by(0),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, LOOP),

@@ -29,7 +29,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -126,14 +126,6 @@ def _counts_are_unknown(batch: Batch) -> bool:
     return several and aggregation_of(batch) == "rollout_token_mean"
 
 
-def sick() -> Evidence:
-    return of_batch(_scaled(0.5))
-
-
-def well() -> Evidence:
-    return of_batch(_scaled(1.0))
-
-
 def _scaled(factor: float) -> Batch:
     """The loss of an update of two micro-batches, and all that is computed again by the same code."""
     batch = healthy_batch(microbatches=2)
@@ -157,7 +149,7 @@ ILLNESS = Illness(
         "normalisation by length is wrong",
         "dr grpo or dapo loss is not what I expect",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_batch(_scaled(0.5)),
+    well=lambda: of_batch(_scaled(1.0)),
     batch=check_batch,
 )

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
@@ -42,7 +42,7 @@ from assay.programs.run.ratio import slope
 from assay.programs.run.token_weights import token_weights
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
 NEARLY_ALL = 0.99  # of these tokens
@@ -90,10 +90,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield healthy("the objective has the right sign in the loss", places=(term.core.place,))
             elif sign is not None:
                 way = "descends" if right < 0 else "climbs"
-                yield finding(
+                yield likely(
                     f"`{term.core.place.text}` has a {'plus' if sign > 0 else 'minus'} in a loss that the optimizer "
                     f"{way}: what is rewarded is made rarer",
-                    confidence=Confidence.LIKELY,
                     places=(term.core.place, loss.place),
                     why=program.kinds.why(term.core),
                 )
@@ -144,14 +143,6 @@ def _is_judged(program: Program, term: Term) -> bool:
     return program.kinds.is_a(term.core, *kinds) and any(is_centred_factor(program, factor) for factor in term.factors)
 
 
-def sick() -> Evidence:
-    return of_batch(_turned(-1.0))
-
-
-def well() -> Evidence:
-    return of_batch(_turned(1.0))
-
-
 def _turned(sign: float) -> Batch:
     batch = healthy_batch(update=1)
     arrays = {
@@ -175,11 +166,11 @@ ILLNESS = Illness(
         "policy gets worse every step",
         "reward falls to 0",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
+    sick=lambda: of_batch(_turned(-1.0)),
+    well=lambda: of_batch(_turned(1.0)),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),
+    run=check_run,
     explains=frozenset({"LOSS06", "RAT04", "KL01", "CLIP02", "MET01", "MET02", "MET06"}),
 )

@@ -49,7 +49,7 @@ from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.run.gradients import OptimizerStep
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Place, Severity, Verdict, finding, healthy, likely
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm
 Complaint = tuple[str, tuple[Place, ...]]
@@ -65,7 +65,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         for what, places in found:
             if places[0] not in told:
                 told.add(places[0])
-                yield finding(what, confidence=Confidence.LIKELY, places=places)
+                yield likely(what, places=places)
         if not found and optimizer.steps and optimizer.backwards:
             yield healthy(
                 f"{optimizer.value.shown}: gradients are made, used and cleared in order",
@@ -274,10 +274,7 @@ def _late_clip(step: OptimizerStep) -> Place | None:
 
 
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
-
-
 SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
-
 
 ILLNESS = Illness(
     code="LOSS04",
@@ -293,8 +290,8 @@ ILLNESS = Illness(
         "max_grad_norm does not work",
         "gradients add up over steps",
     ),
-    run=check_run,
     source=check_source,
     scripts=Scripts(sick=SICK, well=GRPO),
+    run=check_run,
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
 )

@@ -32,8 +32,8 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_no_luck
-from assay.doctor.illnesses.masks.empty_mask import is_no_choice
+from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_beyond_luck
+from assay.doctor.illnesses.masks.empty_mask import cannot_be_meant
 from assay.doctor.illnesses.metrics.signal_lost import weights_of
 from assay.doctor.recompute.advantages import has_whole_groups, other_kind
 from assay.doctor.trend import STEPS, is_solved, reward_range
@@ -46,6 +46,7 @@ NOTHING = 1e-2  # mean importance weight: the loss is then less than a hundredth
 UNCHANGED = 1e-3  # share of the numbers that the update changed
 NO_GRADIENT = 1e-12
 CURVE_NEAR = 1e-3  # advantages have size 1
+Cause = Callable[[Batch, Fact], Verdict | None]
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -75,7 +76,31 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy("the loss is near 0 as it must be: on-policy the ratio is 1 and centred advantages cancel", *facts)
 
 
-Cause = Callable[[Batch, Fact], Verdict | None]
+def check_curves(curves: Curves) -> Verdict:
+    loss_N, norm_N = curves.need("loss", "gradient_norm")
+    if len(curves) < STEPS:
+        raise Missing(f"loss of {STEPS} steps")
+    loss, norm = float(np.nanmedian(np.abs(loss_N))), float(np.nanmedian(norm_N))
+    facts = [Fact("median |loss|", loss, CURVE_NEAR), Fact("median gradient norm", norm)]
+    if loss > CURVE_NEAR:
+        return healthy("the loss is not near 0", *facts)
+    if norm > NO_GRADIENT:
+        return healthy(
+            "the loss is near 0 because advantages cancel; the gradient does not, and learning goes on", *facts
+        )
+    if is_solved(curves):
+        return healthy("loss and gradient are 0: the task is solved", *facts)
+    (flat_N, reward_N) = curves.need("zero_variance_share", "reward_mean")
+    flat, reward = float(np.nanmedian(flat_N)), float(np.nanmedian(reward_N))
+    facts += [Fact("groups whose rewards are all equal", flat), Fact("median reward", reward)]
+    if flat >= ALL and reward <= reward_range(curves)[0]:
+        return not_applicable(f"every reward is {reward:g}, the worst: nothing to compare, too hard so far")
+    cause = "the rewards of every group are all equal" if flat >= ALL else "although rewards differ within groups"
+    return finding(
+        f"loss and gradient are 0 in most steps, with a reward of {reward:.2g}: {cause}",
+        *facts,
+        confidence=Confidence.POSSIBLE,
+    )
 
 
 def _hidden_nan(batch: Batch, loss: Fact) -> Verdict | None:
@@ -101,7 +126,7 @@ def _nothing_in_mask(batch: Batch, loss: Fact) -> Verdict | None:
     (mask_BT,) = batch.need("mask")
     if mask_BT.any():
         return None
-    sure = is_no_choice(batch)
+    sure = cannot_be_meant(batch)
     return finding(
         f"the loss is {loss.value:.2g} because none of {mask_BT.size} positions is in the mask",
         loss,
@@ -159,7 +184,7 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
         return finding(
             f"the loss is 0 because rewards differ between groups ({low:g} to {high:g}) and never within one",
             *facts,
-            confidence=Confidence.LIKELY if answers_differ(batch) and is_no_luck(batch) else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if answers_differ(batch) and is_beyond_luck(batch) else Confidence.POSSIBLE,
             fix="See whether the answers of a group differ at all (seed, temperature) and whether rewards see them.",
         )
     sure = has_whole_groups(batch) and "baseline" in batch.settings
@@ -257,45 +282,6 @@ def _pull(batch: Batch) -> list[Fact]:
     return facts
 
 
-def check_curves(curves: Curves) -> Verdict:
-    loss_N, norm_N = curves.need("loss", "gradient_norm")
-    if len(curves) < STEPS:
-        raise Missing(f"loss of {STEPS} steps")
-    loss, norm = float(np.nanmedian(np.abs(loss_N))), float(np.nanmedian(norm_N))
-    facts = [Fact("median |loss|", loss, CURVE_NEAR), Fact("median gradient norm", norm)]
-    if loss > CURVE_NEAR:
-        return healthy("the loss is not near 0", *facts)
-    if norm > NO_GRADIENT:
-        return healthy(
-            "the loss is near 0 because advantages cancel; the gradient does not, and learning goes on", *facts
-        )
-    if is_solved(curves):
-        return healthy("loss and gradient are 0: the task is solved", *facts)
-    (flat_N, reward_N) = curves.need("zero_variance_share", "reward_mean")
-    flat, reward = float(np.nanmedian(flat_N)), float(np.nanmedian(reward_N))
-    facts += [Fact("groups whose rewards are all equal", flat), Fact("median reward", reward)]
-    if flat >= ALL and reward <= reward_range(curves)[0]:
-        return not_applicable(f"every reward is {reward:g}, the worst: nothing to compare, too hard so far")
-    cause = "the rewards of every group are all equal" if flat >= ALL else "although rewards differ within groups"
-    return finding(
-        f"loss and gradient are 0 in most steps, with a reward of {reward:.2g}: {cause}",
-        *facts,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
-def sick() -> Evidence:
-    """The log-probs are detached: the loss is what it should be, its gradient is nothing."""
-    curves = healthy_curves(
-        loss=1e-5, gradient_norm=0.0, gradient_norm_max=0.0, updates_applied=0, updates_without_signal=2
-    )
-    return Evidence((_detached(0.0),), curves)
-
-
-def well() -> Evidence:
-    return Evidence((_detached(1.0),), healthy_curves(loss=1e-5))
-
-
 def _detached(left: float) -> Batch:
     """Advantages that cancel over the tokens; `left` of the gradient is left."""
     batch = healthy_batch(kl_coef=0.0, ref_logprobs=None, plain_ref_logprobs=None, kl=None, kl_loss=None, kl_mean=None)
@@ -323,6 +309,14 @@ def _detached(left: float) -> Batch:
     )
 
 
+def sick() -> Evidence:
+    """The log-probs are detached: the loss is what it should be, its gradient is nothing."""
+    curves = healthy_curves(
+        loss=1e-5, gradient_norm=0.0, gradient_norm_max=0.0, updates_applied=0, updates_without_signal=2
+    )
+    return Evidence((_detached(0.0),), curves)
+
+
 ILLNESS = Illness(
     code="LOSS05",
     name="zero_loss",
@@ -340,7 +334,7 @@ ILLNESS = Illness(
         "loss near zero but reward changes",
     ),
     sick=sick,
-    well=well,
+    well=lambda: Evidence((_detached(1.0),), healthy_curves(loss=1e-5)),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"MET05", "RAT02", "OPT02", "OPT01"}),

@@ -37,7 +37,7 @@ from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")
 
@@ -60,6 +60,33 @@ def check_batch(batch: Batch) -> Verdict:
     return _finite_inside(batch, float(loss))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Padding whose logit is -inf: its log-prob is -inf, -inf - -inf is NaN, and NaN times 0 stays NaN."""
+    read = fillings(program)
+    for masked, _ in read.losses:
+        if not masked.masks:
+            continue
+        lines: set[int] = set()
+        safe = any(mask.at.op in ("masked_fill", "where") for mask in masked.masks) or masked.selects
+        for ban in bans(program, masked.loss):
+            tokens = None if safe else is_under_mask(program, read.endings, ban)
+            if tokens is None or ban.value.place.line in lines:
+                continue
+            lines.add(ban.value.place.line)
+            yield likely(
+                f"`{ban.value.place.text}` gives a token probability 0 that stands under the mask: its log-probs are "
+                "-inf, their difference is NaN, and a mask that multiplies keeps it",
+                places=(ban.value.place, ban.chosen.place),
+                why=(
+                    f"line {ban.value.place.line}: the logit of `{ban.token.place.text}` is set to -inf",
+                    f"line {tokens.place.line}: rows are filled with that token after their end",
+                    f"line {masked.masks[0].at.place.line}: the mask is multiplied, not selected by",
+                ),
+            )
+        if not lines:
+            yield healthy("no log-prob under the mask is infinite by construction", places=(masked.loss.place,))
+
+
 def _finite_inside(batch: Batch, loss: float) -> Verdict:
     (mask_BT,) = batch.need("mask")
     outside: list[Fact] = []
@@ -76,7 +103,7 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
             outside.append(Fact(f"{name} outside of the mask", value, None, batch.step, int(row), int(token)))
     if np.isfinite(loss):
         if not outside:
-            raise Missing("loss_perturbed")  # nothing extreme stands under the mask: this batch is no test
+            raise Missing("loss_perturbed")  # nothing extreme stands under the mask: this batch does not test it
         return healthy("what is not finite under the mask does not reach the loss", *outside)
     if not outside:
         return not_applicable("the loss is not finite, and nothing under the mask is to blame")
@@ -91,42 +118,6 @@ def _example(perturbed: float | None) -> Evidence:
     return of_batch(edited(batch, loss_perturbed=batch.number("loss") if perturbed is None else perturbed))
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Padding whose logit is -inf: its log-prob is -inf, -inf - -inf is NaN, and NaN times 0 stays NaN."""
-    read = fillings(program)
-    for masked, _ in read.losses:
-        if not masked.masks:
-            continue
-        told: set[int] = set()
-        safe = any(mask.at.op in ("masked_fill", "where") for mask in masked.masks) or masked.selects
-        for ban in bans(program, masked.loss):
-            tokens = None if safe else is_under_mask(program, read.endings, ban)
-            if tokens is None or ban.value.place.line in told:
-                continue
-            told.add(ban.value.place.line)
-            yield finding(
-                f"`{ban.value.place.text}` gives a token probability 0 that stands under the mask: its log-probs are "
-                "-inf, their difference is NaN, and a mask that multiplies keeps it",
-                confidence=Confidence.LIKELY,
-                places=(ban.value.place, ban.chosen.place),
-                why=(
-                    f"line {ban.value.place.line}: the logit of `{ban.token.place.text}` is set to -inf",
-                    f"line {tokens.place.line}: rows are filled with that token after their end",
-                    f"line {masked.masks[0].at.place.line}: the mask is multiplied, not selected by",
-                ),
-            )
-        if not told:
-            yield healthy("no log-prob under the mask is infinite by construction", places=(masked.loss.place,))
-
-
-def sick() -> Evidence:
-    return _example(float("nan"))
-
-
-def well() -> Evidence:
-    return _example(None)
-
-
 ILLNESS = Illness(
     code="MASK08",
     name="exp_before_mask",
@@ -139,8 +130,8 @@ ILLNESS = Illness(
         "inf times 0 under the mask",
         "loss becomes nan in some batches",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _example(float("nan")),
+    well=lambda: _example(None),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

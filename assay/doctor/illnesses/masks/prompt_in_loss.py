@@ -35,10 +35,10 @@ from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
 from assay.programs.facts.masks.masks import definition, fillings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely
 
 LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance
-LEAST_PROMPTS = 4  # different ones: so many short ones are not
+LEAST_PROMPTS = 4  # different ones: that many short ones are not
 NEARLY_ALL = 0.9  # of the rows; a policy that repeats its prompt seldom does so every time
 
 
@@ -60,6 +60,23 @@ def check_batch(batch: Batch) -> Verdict:
         Fact("rows", rows),
         confidence=Confidence.PROVEN if is_certain else Confidence.LIKELY,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: do the tokens of the prompt count?"""
+    for _, masks in fillings(program).losses:
+        ways = [way for ways in masks for way in ways if not way.assumed]
+        if not ways:
+            continue
+        made = definition(masks[0][0].mask.value)
+        if not all(way.offset and way.prompt[3].all() for way in ways):
+            yield healthy("the mask begins with the completion", places=(made.place,))
+            continue
+        yield likely(
+            f"the mask `{made.place.text}` is 1 on the tokens of the prompt, which the policy did not choose",
+            places=(made.place,),
+            why=masks[0][0].why("prompt completion", "both"),
+        )
 
 
 def _no_prompt_trained(batch: Batch, mask_BT: Array, prompt_BT: Array) -> Verdict:
@@ -147,35 +164,6 @@ def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:
     return np.array([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Each mask of a loss is computed on four rows of tokens: do the tokens of the prompt count?"""
-    for _, masks in fillings(program).losses:
-        ways = [one for filled in masks for one in filled if not one.assumed]
-        if not ways:
-            continue
-        made = definition(masks[0][0].mask.value)
-        if not all(one.offset and one.prompt[3].all() for one in ways):
-            yield healthy("the mask begins with the completion", places=(made.place,))
-            continue
-        yield finding(
-            f"the mask `{made.place.text}` is 1 on the tokens of the prompt, which the policy did not choose",
-            confidence=Confidence.LIKELY,
-            places=(made.place,),
-            why=(
-                f"line {made.place.line}: of a row `prompt completion` the mask keeps both",
-                f"line {masks[0][0].mask.at.place.line}: the loss of each token is multiplied by it",
-            ),
-        )
-
-
-def sick() -> Evidence:
-    return _example(prompt_trained=True)
-
-
-def well() -> Evidence:
-    return _example(prompt_trained=False)
-
-
 ILLNESS = Illness(
     code="MASK03",
     name="prompt_in_loss",
@@ -184,8 +172,8 @@ ILLNESS = Illness(
     fix="Begin the loss mask at the first sampled token; shift it together with the log-probs.",
     explanation=__doc__,
     symptoms=("prompt tokens are in the loss", "model learns to repeat the prompt", "loss includes the question",),
-    sick=sick,
-    well=well,
+    sick=lambda: _example(prompt_trained=True),
+    well=lambda: _example(prompt_trained=False),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(WHOLE.replace("torch.zeros_like(prompts)", "torch.ones_like(prompts)"), WHOLE),

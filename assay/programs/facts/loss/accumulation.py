@@ -11,6 +11,7 @@ from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Table
 from assay.programs.walk import ancestors, peel
+from assay.verdict import Place
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
 _REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")
@@ -58,6 +59,16 @@ def parts(program: Program) -> Iterator[Part]:
             if part is not None:
                 reported.add(id(backward))
                 yield part
+
+
+def shares(program: Program) -> Iterator[tuple[Part, Share]]:
+    """Parts whose loss shows how it is averaged; once for each place of a backward."""
+    seen: set[Place] = set()
+    for part in parts(program):
+        share = share_of(program, part.backward.arguments["input"])
+        if share is not None and part.backward.place not in seen:
+            seen.add(part.backward.place)
+            yield part, share
 
 
 def _is_policy(program: Program, loss: Value) -> bool:

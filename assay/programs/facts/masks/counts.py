@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_mean, scalings
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.masks import Applied, Filled, Masked, fillings
 from assay.programs.graph import Loop, Value
@@ -179,6 +180,13 @@ def is_on_tokens(program: Program, value: Value, depth: int = 10) -> bool:
     if value.op in ("phi", "index", "clone", "detach", "cast", "add", "sub", "mul", "div", "flip", "transpose"):
         return any(is_on_tokens(program, one, depth - 1) for one in _numbers(value))
     return False
+
+
+def token_scalings(program: Program) -> Iterator[tuple[Scaling, Value]]:
+    """Whitenings of advantages with one number per token, and the reduction that gives each its spread."""
+    for scaling in scalings(program):
+        if is_advantage(program, scaling.value) and is_on_tokens(program, scaling.base):
+            yield scaling, is_mean(scaling.spread) or scaling.spread
 
 
 def _numbers(value: Value) -> list[Value]:

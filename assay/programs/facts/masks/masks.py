@@ -81,6 +81,13 @@ class Filled:
     def empty_rows(self) -> bool:
         return bool((self.numbers == 0).all(axis=1).any())
 
+    def why(self, row: str, kept: str) -> tuple[str, ...]:
+        """How the mask treats an example row, and where it meets the loss."""
+        return (
+            f"line {definition(self.mask.value).place.line}: of a row `{row}` the mask keeps {kept}",
+            f"line {self.mask.at.place.line}: the loss of each token is multiplied by it",
+        )
+
 
 def losses(program: Program) -> Iterator[Masked]:
     for loss, terms in program.losses:
