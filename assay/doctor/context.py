@@ -86,7 +86,7 @@ def _behind_prompt(tokens_T: Array, prompt: Array, mask_T: Array) -> list[Array]
         return []
     first, last = int(np.argmax(mask_T)), len(tokens_T) - int(np.argmax(mask_T[::-1]))
     for rest in (prompt, prompt[1:]):  # log-probs have no place for the first token
-        begin = _last_place(tokens_T[:first], rest)
+        begin = last_place(tokens_T[:first], rest)
         if begin is not None:
             return [tokens_T[begin + len(rest) : last], tokens_T[first:last]]
     return []
@@ -98,7 +98,7 @@ def _places(given_S: Array, prompt: Array, completion: Array, attended_S: Array 
         return np.flatnonzero(attended_S)[: len(whole)]
     in_one_piece = None
     for wanted in (whole, whole[:-1]):  # the last token predicts nothing, so some trainers do not feed it
-        first = _last_place(given_S, wanted)
+        first = last_place(given_S, wanted)
         if first is not None:
             in_one_piece = np.arange(first, first + len(wanted))
             break
@@ -115,7 +115,7 @@ def _is_attended(places: Array, attended_S: Array | None) -> bool:
 
 def _places_apart(given_S: Array, prompt: Array, completion: Array, attended_S: Array | None) -> Array | None:
     """Of a prompt padded on the right, and the completion after the padding."""
-    head, tail = _last_place(given_S, prompt), _last_place(given_S, completion)
+    head, tail = last_place(given_S, prompt), last_place(given_S, completion)
     if head is None or tail is None or tail < head + len(prompt):
         return None
     between_S = given_S[head + len(prompt) : tail]
@@ -127,7 +127,7 @@ def _places_apart(given_S: Array, prompt: Array, completion: Array, attended_S: 
     return np.concatenate([np.arange(head, head + len(prompt)), np.arange(tail, tail + len(completion))])
 
 
-def _last_place(given_S: Array, wanted: Array) -> int | None:
+def last_place(given_S: Array, wanted: Array) -> int | None:
     """Where `wanted` stands in the row for the last time; padding stands before it."""
     if not len(wanted) or len(wanted) > len(given_S):
         return None

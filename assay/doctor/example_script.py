@@ -39,15 +39,28 @@ for step in range(100):
 """
 
 
-# what one turn of its inner loop does
-UPDATE = GRPO[GRPO.index("        new = score(") :]
-
-
 def changed(old: str, new: str) -> str:
     """The script with one text replaced."""
     assert GRPO.count(old) == 1, old
     return GRPO.replace(old, new)
 
+
+# the same with an update in parts: their losses are divided by the tokens of the whole batch
+IN_PARTS = changed(
+    GRPO[GRPO.index("        new = score(") :],
+    """        optimizer.zero_grad()
+        tokens = mask.sum()
+        parts = torch.arange(len(ids)).chunk(4)
+        for rows in parts:
+            new = score(policy, ids[rows], start)
+            ratio = torch.exp(new - old[rows])
+            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
+            loss = (-gain * mask[rows]).sum() / tokens
+            loss.backward()
+        optimizer.step()
+""",
+)
 
 # the same with log-probs of the whole sequence, where the mask leaves the prompt out
 WHOLE = (

@@ -1,7 +1,7 @@
 """
 ## What it checks
 The shapes of what is multiplied, added or subtracted between rewards and the loss, as far as the text proves them: one
-number a row is [B], log-probs of tokens are [B, T], sums over tokens are [B] or [B, 1].
+number per row is [B], log-probs of tokens are [B, T], sums over tokens are [B] or [B, 1].
 
 ## Why it hurts
 PyTorch stretches shapes that do not match. [B] times [B, 1] is [B, B]: every row is weighed by the advantage of every
@@ -20,8 +20,8 @@ where B happens to be T, and then weighs tokens by the advantages of rows.
     token_loss = -ratio * advantages[:, None]
 
 ## When it is wrong
-Where the text leaves a shape open nothing is said. A table of all rows against all rows that is meant (a contrastive
-loss) is not part of a policy's loss.
+Where the text leaves a shape open, nothing is reported. A table of all rows against all rows that is meant (a
+contrastive loss) is not part of a policy's loss.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ from assay.verdict import (
     Confidence,
     Edit,
     Fact,
-    Missing,
     Severity,
     Verdict,
     finding,
@@ -89,7 +88,7 @@ def check_batch(batch: Batch) -> Verdict:
     assert advantages_B is not None
     groups = groups_of(batch)
     if not np.isfinite(advantages_B).any():
-        raise Missing("a finite advantage")
+        return not_enough_data("a finite advantage")
     if all(len(rows) == 1 for rows in groups):
         return _groups_of_one(batch, advantages_B)
     if verdict := _equal_rewards(batch, advantages_B, groups) or _beyond_the_bound(batch, advantages_B, groups):
@@ -172,7 +171,7 @@ def _groups_of_one(batch: Batch, advantages_B: Array) -> Verdict:
         return not_applicable("groups of one row, whose advantages come from another baseline")
     return finding(
         f"all of {len(advantages_B)} groups have one completion: there is nobody to compare it with",
-        Fact("completions a group", 1, 2, batch.step),
+        Fact("completions per group", 1, 2, batch.step),
         # a part of a batch may hold one row of each group
         confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
         severity=Severity.FATAL if stated else Severity.HARMFUL,

@@ -43,13 +43,7 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages.advantages import (
-    level_of,
-    policy_weights,
-    scalings,
-    uncentred,
-    weighs_policy,
-)
+from assay.programs.facts.advantages.advantages import level_of, policy_weights, scalings, uncentred, weighs_policy
 from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
 from assay.programs.facts.advantages.groups import expansions
 from assay.programs.program import Program

@@ -31,7 +31,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
+from assay.doctor.example_script import changed
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
@@ -126,12 +126,13 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=white_BT, process_rewards=True))
 
 
-_WHITEN = (
+SICK = changed(
+    "advantages = advantages.view(-1, 1)\n",
+    "advantages = advantages.view(-1, 1) * mask\n"
     "    mean = (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
     "    spread = ((advantages - mean).square() * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
-    "    advantages = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n"
+    "    advantages = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n",
 )
-_ALL = _WHITEN.replace("1, keepdim=True", "")
 
 ILLNESS = Illness(
     code="ADV06",
@@ -148,9 +149,6 @@ ILLNESS = Illness(
     well=well,
     batch=check_batch,
     source=check_source,
-    scripts=Scripts(
-        GRPO.replace("advantages = advantages.view(-1, 1)\n", f"advantages = advantages.view(-1, 1) * mask\n{_WHITEN}"),
-        GRPO.replace("advantages = advantages.view(-1, 1)\n", f"advantages = advantages.view(-1, 1) * mask\n{_ALL}"),
-    ),
+    scripts=Scripts(SICK, SICK.replace("(1, keepdim=True)", "()")),
     explains=frozenset({"ADV01", "ADV03", "ADV05", "ADV12", "MET07"}),
 )

@@ -76,7 +76,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if total.input is None or other is None:
             continue
         for advantages, value in ((total.input, other), (other, total.input)):
-            if not _is_value(program, value) or not _is_target(program, total):
+            if not _is_value(program, value) or not _is_target(total):
                 continue
             source = next((part for part in _same_numbers(advantages) if part in whitened), None)
             if source is None:
@@ -115,7 +115,7 @@ def _against_raw(batch: Batch, gained_N: Array, raw_N: Array, facts: tuple[Fact,
     left = float(np.abs(gained_N - (slope * raw_N + offset)).max())
     if left > NEAR * max(float(gained_N.std()), 1e-12) * 10 or not slope > 0:
         return not_applicable(
-            "returns - values is no multiple of the raw advantages: the critic has a lambda of its own"
+            "returns - values is not a multiple of the raw advantages: the critic has a lambda of its own"
         )
     return finding(
         f"returns - values is the raw advantage times {slope:.3g} plus {offset:.2g}, of mean {gained_N.mean():.2g} and "
@@ -148,7 +148,7 @@ def _is_value(program: Program, value: Value) -> bool:
     return named and inner.op in ("parameter", "attribute", "index", "element", "phi", "stack", "cat")
 
 
-def _is_target(program: Program, total: Value) -> bool:
+def _is_target(total: Value) -> bool:
     """Whether the sum is what a critic learns: it is compared with something and squared, or called a return."""
     for number, value in enumerate(descendants(total)):
         if any("return" in name.lower() for name in value.names):

@@ -48,7 +48,7 @@ from assay.verdict import (
 )
 
 NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
-VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be told from it
+VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be distinguished from it
 ROWS = 2  # one row may be a special case
 NOWHERE = "is nowhere"
 

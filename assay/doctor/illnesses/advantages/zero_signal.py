@@ -11,7 +11,7 @@ groups in four like that, the rest carries the whole gradient, from a quarter of
 learned at all, and momentum or a KL term may still move the weights.
 
 ## How to fix it
-Find out which kind it is. Hopeless: easier prompts, partial credit, more rollouts a prompt, a better starting model;
+Find out which kind it is. Hopeless: easier prompts, partial credit, more rollouts per prompt, a better starting model;
 and try the reward on a known right answer. Solved: harder prompts. Equal rewards within every group but not between
 them: the reward looks at the prompt instead of the answer.
 
@@ -86,7 +86,7 @@ def check_batch(batch: Batch) -> Verdict:
             *facts,
             confidence=Confidence.POSSIBLE,
             fix="Try the reward on a known right answer (assay reward-check); then easier prompts, partial credit, "
-            "more rollouts a prompt.",
+            "more rollouts per prompt.",
         )
     if counts.share < 1.0 or counts.values < 2:
         return finding(summary, *facts, confidence=Confidence.POSSIBLE)

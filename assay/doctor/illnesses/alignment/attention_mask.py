@@ -38,17 +38,7 @@ from assay.doctor.examples import edited, healthy_batch, noisy, of_batch, positi
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program
-from assay.verdict import (
-    Confidence,
-    Fact,
-    Missing,
-    Severity,
-    Verdict,
-    finding,
-    healthy,
-    likely,
-    not_applicable,
-)
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:

@@ -5,7 +5,7 @@ of the scoring pass, and whether log-probs changed when the row was scored with 
 the plain log-probs of the model.
 
 ## Why it hurts
-A model with learned positions gives other log-probs to a row that was padded on the left: 34 nats a sequence were seen
+A model with learned positions gives other log-probs to a row padded on the left: 34 nats per sequence were seen
 with GPT-2. Rotary positions survive an offset, but not a gap between prompt and completion or a restart in the middle.
 The log-probs then depend on the other rows of the batch, and so do ratio and gradient.
 

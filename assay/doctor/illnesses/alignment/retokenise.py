@@ -37,7 +37,6 @@ from assay.doctor.logprobs import row_lengths
 from assay.programs.facts.sampling.draws import draws
 from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.facts.sampling.tokens import is_text
-from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, likely
 
@@ -46,10 +45,8 @@ def check_batch(batch: Batch) -> Verdict:
     tokens_BT, sampled_BT = batch.need("tokens", "sampled_tokens")
     lengths_B = row_lengths(batch)
     inside_BT = np.arange(tokens_BT.shape[1]) < lengths_B[:, None]
-    forced_BT = batch.get("forced")
-    other_BT = inside_BT & (tokens_BT != sampled_BT)
-    if forced_BT is not None:
-        other_BT = other_BT & ~forced_BT
+    forced_BT = batch.arrays.get("forced", np.zeros(tokens_BT.shape, dtype=bool))
+    other_BT = inside_BT & (tokens_BT != sampled_BT) & ~forced_BT
     rows = int(other_BT.any(axis=1).sum())
     compared = int(inside_BT.sum())
     if not rows:
@@ -65,14 +62,14 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    drawn = {id(one) for one in draws(program)}
+    drawn = set(draws(program))
     seen: set[Place] = set()
     for scoring in scorings(program):
         if not scoring.is_trained:
             continue
         behind = list(made_of(scoring.tokens))
-        texts = [one for one in behind if is_text(one)]
-        text = next((one for one in texts if _is_of_drawn(one, drawn)), None)
+        texts = [value for value in behind if is_text(value)]
+        text = next((text for text in texts if not drawn.isdisjoint(made_of(text))), None)
         if text is not None and text.place not in seen:
             seen.add(text.place)
             yield likely(
@@ -81,31 +78,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(text.place, scoring.value.place),
                 why=program.kinds.why(scoring.value),
             )
-        elif text is None and any(id(one) in drawn for one in behind):
+        elif text is None and not drawn.isdisjoint(behind):
             yield healthy("the tokens in the loss are those that were drawn", places=(scoring.value.place,))
 
 
-def _is_of_drawn(text: Value, drawn: set[int]) -> bool:
-    return any(id(one) in drawn for one in made_of(text))
-
-
-def _other_id_at(column: int) -> Evidence:
-    """The sampler returned another id in that column of every row."""
+def _other_id(*, behind_end: bool) -> Evidence:
+    """The sampler returned another id at one token, or behind the end of the row: padding may have any id."""
     batch = healthy_batch()
     sampled_BT = batch.arrays["sampled_tokens"].copy()
-    sampled_BT[0, column] += 1
+    sampled_BT[0, batch.arrays["lengths"][0] if behind_end else 1] += 1
     return of_batch(edited(batch, sampled_tokens=sampled_BT))
-
-
-def sick() -> Evidence:
-    """One token of one row."""
-    return _other_id_at(1)
-
-
-def well() -> Evidence:
-    """The same, behind the end of the row: padding may have any id."""
-    batch = healthy_batch()
-    return _other_id_at(int(batch.arrays["lengths"][0]))
 
 
 SICK = GENERATE.replace(
@@ -127,8 +109,8 @@ ILLNESS = Illness(
         "retokenization changes the ids",
         "token ids differ between rollout and training",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _other_id(behind_end=False),
+    well=lambda: _other_id(behind_end=True),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, GENERATE),

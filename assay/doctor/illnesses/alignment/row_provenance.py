@@ -34,6 +34,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
+from assay.doctor.rounding import dtype_of
 from assay.programs.run.roles import MOST, Piece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
@@ -111,7 +112,7 @@ def _pairs(batch: Batch) -> Iterator[tuple[str, str]]:
 
 def _rows_that_fit_elsewhere(batch: Batch, suspect: str, witness: str) -> Verdict | None:
     mask_BT, suspect_BT, witness_BT = batch.need("mask", suspect, witness)
-    fits = FITS.get(batch.settings.get("dtype", "float32"), FITS["float32"])
+    fits = FITS[dtype_of(batch)]
     own_B = _distances(suspect_BT, witness_BT, mask_BT)
     misfits = np.flatnonzero(own_B > FAR * fits)[:MOST_COMPARED]
     places: dict[int, int] = {}  # row -> the row whose numbers it holds
@@ -147,7 +148,7 @@ def _distances(one_BT: Array, other_BT: Array, mask_BT: Array) -> Array:
 
 
 def _expected_advantages(batch: Batch) -> Array | None:
-    """One a row, by the configured formula; None where that cannot be computed."""
+    """One per row, by the configured formula; None where that cannot be computed."""
     recorded = batch.get("advantages")
     if recorded is None or recorded.ndim != 1 or batch.settings.get("combine", "sum") != "sum":
         return None
@@ -178,36 +179,27 @@ def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
     advantages_B, groups_B = batch.need("advantages", "group_ids")
     limit = ADVANTAGE * float(np.abs(expected_B).max(initial=0.0))
     wrong_B = np.abs(advantages_B - expected_B) > limit
-    # few different numbers fit many orders: the wrong rows must be enough to tell one order from chance
+    # few different numbers fit many orders: the wrong rows must be enough to tell an order apart from chance
     if wrong_B.sum() < max(LEAST_ROWS, len(wrong_B) // 8) or len(np.unique(np.round(expected_B, 6))) < 3:
         return None
+    row = int(np.flatnonzero(wrong_B)[0])
+    what = f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards"
+    facts = (
+        Fact("advantage", float(advantages_B[row]), None, batch.step, row),
+        Fact("advantage by its reward", float(expected_B[row])),
+    )
     for name, order in _orders(groups_B):
         if (np.abs(advantages_B - expected_B[order]) <= limit).all():
-            row = int(np.flatnonzero(wrong_B)[0])
-            return finding(
-                f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards; {name} they all do",
-                Fact("advantage", float(advantages_B[row]), None, batch.step, row),
-                Fact("advantage by its reward", float(expected_B[row])),
-            )
-    return _in_some_order(batch, advantages_B, expected_B, wrong_B, limit)
-
-
-def _in_some_order(
-    batch: Batch, advantages_B: Array, expected_B: Array, wrong_B: Array, limit: float
-) -> Verdict | None:
-    """All numbers are right and stand at other rows; no rule says at which."""
+            return finding(f"{what}; {name} they all do", *facts)
+    # all numbers may be right and stand at other rows, by no rule
     apart = len(np.unique(np.round(np.abs(expected_B), 3)))
     same = bool((np.abs(np.sort(advantages_B) - np.sort(expected_B)) <= limit).all())
     flipped = bool((np.abs(advantages_B + expected_B) <= limit).all())  # of symmetric rewards: see formula
-    moved = int(wrong_B.sum())
     if not same or flipped or apart < LEAST_NUMBERS:
         return None
-    row = int(np.flatnonzero(wrong_B)[0])
     return finding(
-        f"the advantages of {moved} rows do not follow from their rewards, but all of them are those of "
-        "some other row: they were put in another order than the rows",
-        Fact("advantage", float(advantages_B[row]), None, batch.step, row),
-        Fact("advantage by its reward", float(expected_B[row])),
+        f"{what}, but all of them are those of some other row: they were put in another order than the rows",
+        *facts,
         Fact("different numbers among them", apart, LEAST_NUMBERS),
         confidence=Confidence.LIKELY,
     )
@@ -215,7 +207,7 @@ def _in_some_order(
 
 def _is_reordered(piece: Piece) -> bool:
     """Whether rows were moved once more behind the pass."""
-    return any(map(takes_rows, walk(piece.new, main_input, until=lambda one: one.op == "forward")))
+    return any(map(takes_rows, walk(piece.new, main_input, until=lambda value: value.op == "forward")))
 
 
 def _example(shift: int) -> Evidence:

@@ -31,18 +31,19 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
+from assay.doctor.rounding import dtype_of
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.collections import table_of_values
 from assay.programs.read.things import Table
-from assay.programs.walk import descendants, walk
+from assay.programs.walk import descendants, main_input, peel, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
-LEAST = 8  # tokens that differ: fewer are no pattern
+LEAST = 8  # tokens that differ: fewer are not a pattern
 NEARLY_ALL = 0.98  # of them must be too high
 LARGE = 0.1  # nats: the median excess; that of truncated sampling is mostly smaller
 MOVES_TOGETHER = 0.5  # slope of sampler over trainer: 1 if shifted, near 0 if it belongs to another token
@@ -53,7 +54,7 @@ def check_batch(batch: Batch) -> Verdict:
     witness = "plain_logprobs" if has_plain else "old_logprobs"
     inside_BT = both_finite(batch, "sampler_logprobs", witness)
     sampler_BT, witness_BT = batch.need("sampler_logprobs", witness)
-    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    limit = LIMIT[dtype_of(batch)]
     off_BT = inside_BT & (np.abs(np.where(inside_BT, sampler_BT - witness_BT, 0.0)) > limit)
     sampler_N, witness_N = sampler_BT[off_BT], witness_BT[off_BT]
     count, total = int(off_BT.sum()), int(inside_BT.sum())
@@ -77,7 +78,7 @@ def check_batch(batch: Batch) -> Verdict:
 def check_source(program: Program) -> Iterator[Verdict]:
     yield from _first_entries(program)
     yield from _any_entries(program)
-    drawn = [one for one in draws(program) if not is_greedy(one)]
+    drawn = [draw for draw in draws(program) if not is_greedy(draw)]
     if not drawn:
         return
     for value in program.of("max", "amax", "topk"):
@@ -106,25 +107,20 @@ def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
 
 
 def _is_of_distribution(value: Value | None) -> bool:
-    return (
-        value is not None
-        and value.op == "attribute"
-        and value.name == "logits"
-        and (value.input is not None and value.input.op == "categorical")
-    )
+    holder = value.input if value is not None and value.op == "attribute" and value.name == "logits" else None
+    return holder is not None and holder.op == "categorical"
 
 
 def _is_in_ratio(program: Program, value: Value) -> bool:
     """Whether its values, not its indices, are subtracted from log-probs of tokens."""
-    for one in descendants(value):
-        if one.op != "sub":
+    for difference in descendants(value):
+        if difference.op != "sub" or not any(user.op in ("exp", "mul", "clamp") for user in difference.users):
             continue
-        other = one.argument("other")
-        sides = [program.kinds.of(one.input), program.kinds.of(other)]
-        scored = [side for side in sides if side is not None and side.kind is Kind.LOGPROBS]
-        raw = [side for side in sides if side is not None and side.kind in SCORES]
-        one_side = len(scored) == 1 or any(side is not None and _holds(side, value) for side in (one.input, other))
-        if scored and one_side and not raw and any(user.op in ("exp", "mul", "clamp") for user in one.users):
+        sides = [side for side in (difference.input, difference.argument("other")) if side is not None]
+        kinds = [known.kind for side in sides if (known := program.kinds.of(side)) is not None]
+        scored = kinds.count(Kind.LOGPROBS)
+        is_one_side = scored == 1 or any(_holds(side, value) for side in sides)
+        if scored and is_one_side and not any(kind in SCORES for kind in kinds):
             return True
     return False
 
@@ -132,9 +128,10 @@ def _is_in_ratio(program: Program, value: Value) -> bool:
 def _holds(side: Value, part: Value) -> bool:
     """Whether the numbers of one value stand in the other: through lists, tensors and slices, not through a network."""
 
-    def inside(one: Value) -> list[Value]:
-        picks = one.op in ("index", "attribute", "leave")
-        return [given for name, given in one.arguments.items() if one.op in PASSES or (picks and name == "input")]
+    def inside(holder: Value) -> list[Value]:
+        if holder.op in PASSES:
+            return holder.inputs
+        return list(main_input(holder)) if holder.op in ("index", "attribute", "leave") else []
 
     return part in walk(side, inside)
 
@@ -147,15 +144,15 @@ def _first_entries(program: Program) -> Iterator[Verdict]:
             continue
         if not _is_logprobs(holder.input) or any(loop.source is holder for loop in value.context.loops):
             continue
-        asked = [one.setting("logprobs") for one in program.of("call") if one.name.endswith("SamplingParams")]
-        if not any(isinstance(number, int) and number > 0 for number in asked):
+        requested = [call.setting("logprobs") for call in program.of("call") if call.name.endswith("SamplingParams")]
+        if not any(isinstance(number, int) and number > 0 for number in requested):
             continue  # asked for none beside it, the engine reports the drawn token alone
         yield likely(
             f"{value.place.text} takes the first of a dictionary of log-probs, which need not be the drawn token's",
             places=(value.place,),
         )
     for value in program.of("index"):
-        if _is_logprobs_of_engine(value):
+        if _is_logprobs(value.input) and value.input is not None and value.input.op in ("element", "index"):
             yield healthy("a log-prob is looked up by its token", places=(value.place,))
 
 
@@ -181,22 +178,13 @@ def _holds_candidates(program: Program, holder: Value) -> bool:
     if not isinstance(table, Table) or table.entries or not table.rest:
         return False
     several = len(table.rest) > 1 or len(table.rest[0].context.loops) > len(holder.context.loops)
-    return several and any(program.kinds.is_a(one, Kind.LOG_SOFTMAX, Kind.LOGPROBS) for one in table.rest)
+    return several and any(program.kinds.is_a(entry, Kind.LOG_SOFTMAX, Kind.LOGPROBS) for entry in table.rest)
 
 
-def _is_logprobs(value: Value | None, depth: int = 6) -> bool:
+def _is_logprobs(value: Value | None) -> bool:
     """An element of the `logprobs` of an engine's output."""
-    while value is not None and depth:
-        if value.op == "attribute":
-            return value.name in ("logprobs", "token_logprobs")
-        if value.op not in ("element", "index", "phi"):
-            return False
-        value, depth = value.input or value.arguments.get("0"), depth - 1
-    return False
-
-
-def _is_logprobs_of_engine(value: Value) -> bool:
-    return _is_logprobs(value.input) and value.input is not None and value.input.op in ("element", "index")
+    holder = peel(value, ("element", "index", "phi"), by=("input", "0"))
+    return holder is not None and holder.op == "attribute" and holder.name in ("logprobs", "token_logprobs")
 
 
 def _example(*, likeliest: bool) -> Evidence:

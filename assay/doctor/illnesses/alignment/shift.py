@@ -1,7 +1,7 @@
 """
 ## What it checks
-Output t - 1 of a causal model predicts token t. The check compares the recorded log-probs with those of the model asked
-plainly (else with the sampler's), in place and moved by one or two tokens. They must fit best in place. Numbers that
+Output t - 1 of a causal model predicts token t. The check compares the recorded log-probs with the plain ones of the
+model (else with the sampler's), in place and moved by one or two tokens. They must fit best in place. Numbers that
 fit nowhere, and are far too low, are what logits give that were never shifted.
 
 ## Why it hurts
@@ -61,11 +61,13 @@ NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the 
 LAGS = (0, 1, -1, 2, -2)
 SHORTEST = 4  # tokens of a row: a shorter one is mostly edge
 FEWEST = 16  # pairs of tokens to compare at each lag
-TELLING = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
+UNCERTAIN = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
 LARGE = 0.05  # mean difference in place that is worth a word
 NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
 ALIKE = 0.5  # correlation in place below which the numbers are of something else
-LOWER = 1.0  # nats a token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
+LOWER = (
+    1.0  # nats per token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
+)
 ELEMENTWISE = frozenset(
     "neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split()
 )
@@ -85,14 +87,14 @@ def check_batch(batch: Batch) -> Verdict:
             continue
         compared = True
         best = min(fits, key=lambda fit: fit.mean)
-        facts.append(Fact(f"mean |{NAMES[side]} - {_told(truth)}| in place", fits[0].mean, step=batch.step))
+        facts.append(Fact(f"mean |{NAMES[side]} - {_owner(truth)}| in place", fits[0].mean, step=batch.step))
         if best.lag and best.mean < min(NEARER * fits[0].mean, MEAN_LOW_PRECISION) and fits[0].mean > LARGE:
             where = f"{abs(best.lag)} token{'s' if abs(best.lag) > 1 else ''} {'later' if best.lag > 0 else 'earlier'}"
             return finding(
-                f"{NAMES[side]} log-probs are shifted: that of token t is {_told(truth)} of the token {where} (mean "
+                f"{NAMES[side]} log-probs are shifted: that of token t is {_owner(truth)} of the token {where} (mean "
                 f"difference {best.mean:.2g} there, {fits[0].mean:.2g} in place)",
                 facts[-1],
-                Fact(f"mean |{NAMES[side]} - {_told(truth)}| moved by {best.lag:+d}", best.mean),
+                Fact(f"mean |{NAMES[side]} - {_owner(truth)}| moved by {best.lag:+d}", best.mean),
                 confidence=Confidence.PROVEN if truth == "plain_logprobs" else Confidence.LIKELY,
             )
         still = side != "new_logprobs" or batch.numbers.get("update") == 0  # later updates move far away
@@ -100,7 +102,7 @@ def check_batch(batch: Batch) -> Verdict:
         if unrelated is not None:
             return unrelated
     if not compared:
-        return not_enough_data(f"{FEWEST} log-probs below -{TELLING} in rows of {SHORTEST} tokens or more")
+        return not_enough_data(f"{FEWEST} log-probs below -{UNCERTAIN} in rows of {SHORTEST} tokens or more")
     foreign = not_the_models_own(batch)
     if foreign is not None:
         side, gap = foreign
@@ -163,7 +165,7 @@ def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
         here, there = (slice(0, -lag), slice(lag, None)) if lag > 0 else (slice(-lag, None), slice(0, lag or None))
         pairs_BT = inside_BT[:, here] & inside_BT[:, there]
         ours_BT, theirs_BT = side_BT[:, here], truth_BT[:, there]
-        pairs_BT = pairs_BT & ((ours_BT < -TELLING) | (theirs_BT < -TELLING))
+        pairs_BT = pairs_BT & ((ours_BT < -UNCERTAIN) | (theirs_BT < -UNCERTAIN))
         distance_N = np.abs(ours_BT - theirs_BT)[pairs_BT]
         distance_N = distance_N[np.isfinite(distance_N)]
         if len(distance_N) < FEWEST:
@@ -197,13 +199,13 @@ def _inside(batch: Batch) -> Array:
     return np.logical_and(inside_BT, long_enough_B1)
 
 
-def _told(truth: str) -> str:
+def _owner(truth: str) -> str:
     return "the model's" if truth == "plain_logprobs" else "the sampler's"
 
 
 def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
     """Masks that are laid out like the tokens and multiply log-probs of other tokens than they mean."""
-    by_id = {id(one.value): one for one in scorings(program)}
+    by_value = {scoring.value: scoring for scoring in scorings(program)}
     seen: set[Place] = set()
     for product in program.of("mul"):
         sides = product.inputs[:2]
@@ -211,9 +213,8 @@ def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
             place = spans.of(mask)
             if place.root.op not in BUILT or product.place in seen:
                 continue
-            scoring = next((by_id[id(one)] for one in _elements_of(weighed) if id(one) in by_id), None)
-            tokens = spans.of(scoring.tokens) if scoring is not None else None
-            if scoring is None or tokens is None or tokens.root is not place.root:
+            scoring = next((by_value[part] for part in _elements_of(weighed) if part in by_value), None)
+            if scoring is None or (tokens := spans.of(scoring.tokens)).root is not place.root:
                 continue
             off = constant(plus(tokens.start, place.start, -1))
             longer = constant(plus(plus(tokens.end, place.end, -1), plus(tokens.start, place.start, -1), -1))
@@ -230,7 +231,7 @@ def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
 
 def _cut_of(mask: Value) -> Place:
     """Where the positions of a mask were chosen."""
-    layers = walk(mask, main_input, until=lambda one: one.op not in ("index", "cast"))
+    layers = walk(mask, main_input, until=lambda layer: layer.op not in ("index", "cast"))
     cuts = (cut for cut in layers if cut.op == "index" and any(key.op == "slice" and key.arguments for key in cut.keys))
     return next(cuts, mask).place
 
@@ -238,11 +239,11 @@ def _cut_of(mask: Value) -> Place:
 def _elements_of(value: Value) -> Iterator[Value]:
     """The values whose element at one position makes the element there."""
 
-    def elements(one: Value) -> list[Value]:
-        keys = one.keys
-        is_of_rows = one.op == "index" and len(keys) == 1 and keys[0].op != "slice"
-        followed = one.arguments if one.op in ELEMENTWISE else ("input",) if is_of_rows else ()
-        return [part for name, part in one.arguments.items() if name in followed]
+    def elements(whole: Value) -> list[Value]:
+        if whole.op in ELEMENTWISE:
+            return whole.inputs
+        is_of_rows = whole.op == "index" and len(whole.keys) == 1 and whole.keys[0].op != "slice"
+        return list(main_input(whole)) if is_of_rows else []
 
     return walk(value, elements)
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.context import Row, rows_as_sampled
+from assay.doctor.context import Row, last_place, rows_as_sampled
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch, scored_behind
@@ -40,6 +40,7 @@ from assay.programs.facts.sampling.prompts import fault_of_lonely, is_prompted
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
 
 FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
@@ -121,15 +122,12 @@ def _cause(row: Row, rows: list[Row]) -> str:
     return "neither the prompt nor the completion is there"
 
 
-def _seen(row: Row) -> np.ndarray:
+def _seen(row: Row) -> Array:
     return row.given_S if row.attended_S is None else row.given_S[row.attended_S]
 
 
-def _holds(ids: np.ndarray, part: np.ndarray) -> bool:
-    if not len(part) or len(part) > len(ids):
-        return False
-    windows = np.lib.stride_tricks.sliding_window_view(ids, len(part))
-    return bool((windows == part).all(axis=1).any())
+def _holds(ids: Array, part: Array) -> bool:
+    return last_place(ids, part) is not None
 
 
 def _is_encoder(call: Value) -> bool:

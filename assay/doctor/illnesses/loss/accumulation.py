@@ -28,17 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import UPDATE, changed
-from assay.programs.facts.loss.accumulation import (
-    Part,
-    Share,
-    is_count,
-    is_mean,
-    is_of_whole,
-    is_own,
-    is_rows,
-    shares,
-)
+from assay.doctor.example_script import IN_PARTS
+from assay.programs.facts.loss.accumulation import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, shares
 from assay.programs.graph import UNKNOWN
 from assay.programs.program import Program
 from assay.programs.run.token_weights import Split, TokenWeights, token_weights
@@ -120,20 +111,11 @@ def _factor_of_parts(weights: TokenWeights) -> str | None:
     )
 
 
-WELL = changed(
-    UPDATE,
-    """        optimizer.zero_grad()
-        parts = torch.arange(len(ids)).chunk(4)
-        for rows in parts:
-            new = score(policy, ids[rows], start)
-            ratio = torch.exp(new - old[rows])
-            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
-            lengths = mask[rows].sum(dim=1).clamp(min=1)
-            loss = ((-gain * mask[rows]).sum(dim=1) / lengths).mean()
-            (loss / len(parts)).backward()
-        optimizer.step()
-""",
+WELL = IN_PARTS.replace(
+    "loss = (-gain * mask[rows]).sum() / tokens\n            loss.backward()",
+    "lengths = mask[rows].sum(dim=1).clamp(min=1)\n"
+    "            loss = ((-gain * mask[rows]).sum(dim=1) / lengths).mean()\n"
+    "            (loss / len(parts)).backward()",
 )
 SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
 

@@ -115,7 +115,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 
 def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
-    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
+    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0."""
     found = terms(batch)
     meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
     recorded_BT = batch.get("token_loss")

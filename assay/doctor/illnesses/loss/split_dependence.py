@@ -35,7 +35,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import UPDATE, changed
+from assay.doctor.example_script import IN_PARTS
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.loss.accumulation import judge_splits
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
@@ -158,22 +158,6 @@ def _example(*, own_counts: bool) -> Evidence:
     return of_batch(edited(batch, gradients_split=gradients_BT * factors_B1))
 
 
-WELL_SCRIPT = changed(
-    UPDATE,
-    """        optimizer.zero_grad()
-        tokens = mask.sum()
-        for rows in torch.arange(len(ids)).chunk(4):
-            new = score(policy, ids[rows], start)
-            ratio = torch.exp(new - old[rows])
-            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
-            loss = (-gain * mask[rows]).sum() / tokens
-            loss.backward()
-        optimizer.step()
-""",
-)
-SICK_SCRIPT = WELL_SCRIPT.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4")
-
 ILLNESS = Illness(
     code="LOSS03",
     name="split_dependence",
@@ -190,7 +174,7 @@ ILLNESS = Illness(
     well=lambda: _example(own_counts=False),
     batch=check_batch,
     source=check_source,
-    scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
+    scripts=Scripts(IN_PARTS.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4"), IN_PARTS),
     run=check_run,
     explains=frozenset({"LOSS06", "MET06"}),
 )

@@ -25,8 +25,6 @@ on-policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from assay.doctor.catalogue import Illness
@@ -46,7 +44,6 @@ NOTHING = 1e-2  # mean importance weight: the loss is then less than a hundredth
 UNCHANGED = 1e-3  # share of the numbers that the update changed
 NO_GRADIENT = 1e-12
 CURVE_NEAR = 1e-3  # advantages have size 1
-Cause = Callable[[Batch, Fact], Verdict | None]
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -54,8 +51,7 @@ def check_batch(batch: Batch) -> Verdict:
     if not np.isfinite(loss):
         return not_applicable(f"the loss is {loss}, not 0: not_finite (NUM03) speaks of that")
     mask_BT, _ = batch.need("mask", "advantages")
-    advantages_BT = batch.token_advantages
-    in_loss = advantages_BT[mask_BT]
+    in_loss = batch.token_advantages[mask_BT]
     known = in_loss[np.isfinite(in_loss)]
     size = float(np.abs(known).mean()) if len(known) else 0.0
     limit = max(NEAREST, NEAR * size)
@@ -63,8 +59,7 @@ def check_batch(batch: Batch) -> Verdict:
     if not abs(loss) <= limit:
         return healthy("the loss is not near 0", fact)
     for cause in (_hidden_nan, _nothing_in_mask, _no_advantage, _all_clipped, _no_weight, _no_gradient, _no_change):
-        verdict = cause(batch, fact)
-        if verdict is not None:
+        if (verdict := cause(batch, fact)) is not None:
             return verdict
     facts = [fact, Fact("mean |advantage| of the loss tokens", size), *_pull(batch)]
     if len(facts) > 2:
@@ -168,19 +163,19 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
     if reason := other_kind(batch):
         raise Missing(f"advantages of groups: {reason}")
     # a row that is left out of the loss may have an advantage, and one like its group's mean has none
-    trained_B = mask_BT.any(axis=1)
+    trained_B = np.asarray(mask_BT.any(axis=1))
+    scored = [(groups_B == group) & np.isfinite(rewards_B) for group in np.unique(groups_B)]
+    groups = [(rewards_B[rows], trained_B[rows]) for rows in scored if rows.any()]
     spreads = [
-        np.abs(rewards_B[rows & trained_B] - rewards_B[rows].mean()).max()
-        if np.ptp(rewards_B[rows]) > CURVE_NEAR * np.abs(rewards_B[rows]).max()
-        else 0.0
-        for group in np.unique(groups_B)
-        if ((rows := (groups_B == group) & np.isfinite(rewards_B)) & trained_B).any()
+        np.abs(rewards[trained] - rewards.mean()).max() if np.ptp(rewards) > CURVE_NEAR * np.abs(rewards).max() else 0.0
+        for rewards, trained in groups
+        if trained.any()
     ]
-    scored = [rewards_B[(groups_B == group) & np.isfinite(rewards_B)] for group in np.unique(groups_B)]
-    is_flat = all(np.ptp(one) == 0 for one in scored if len(one))
-    if not spreads or (max(spreads) == 0 and not is_flat):
+    is_flat = all(np.ptp(rewards) == 0 for rewards, _ in groups)
+    largest = float(max(spreads, default=0.0))
+    if not spreads or (largest == 0 and not is_flat):
         raise Missing("rewards of rows in the loss that differ from their group's mean")
-    if max(spreads) == 0:
+    if largest == 0:
         return finding(
             f"the loss is 0 because rewards differ between groups ({low:g} to {high:g}) and never within one",
             *facts,
@@ -189,10 +184,10 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
         )
     sure = has_whole_groups(batch) and "baseline" in batch.settings
     return finding(
-        f"the loss is 0 because every advantage is 0, although rewards differ by up to {max(spreads):g} from their "
+        f"the loss is 0 because every advantage is 0, although rewards differ by up to {largest:g} from their "
         "group's mean",
         *facts,
-        Fact("largest distance of a reward from its group's mean", float(max(spreads)), 0.0),
+        Fact("largest distance of a reward from its group's mean", largest, 0.0),
         # the rest of a group may lie elsewhere, and a critic may be the baseline
         confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,
         severity=Severity.FATAL if sure else Severity.HARMFUL,

@@ -31,9 +31,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.evidence import Batch
+from assay.doctor.example_script import changed
+from assay.doctor.examples import healthy_batch, of_batch
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program
@@ -113,10 +113,7 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
     )
 
 
-def _example(perturbed: float | None) -> Evidence:
-    batch = healthy_batch(update=1)
-    return of_batch(edited(batch, loss_perturbed=batch.number("loss") if perturbed is None else perturbed))
-
+WELL = changed("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log")
 
 ILLNESS = Illness(
     code="MASK08",
@@ -130,15 +127,10 @@ ILLNESS = Illness(
         "inf times 0 under the mask",
         "loss becomes nan in some batches",
     ),
-    sick=lambda: _example(float("nan")),
-    well=lambda: _example(None),
+    sick=lambda: of_batch(healthy_batch(update=1, loss_perturbed=float("nan"))),
+    well=lambda: of_batch(healthy_batch(update=1)),
     batch=check_batch,
     source=check_source,
-    scripts=Scripts(
-        GRPO.replace(
-            "    return torch.log", "    logits[..., model.config.pad_token_id] = float('-inf')\n    return torch.log"
-        ),
-        GRPO.replace("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log"),
-    ),
+    scripts=Scripts(WELL.replace("-1e4", "float('-inf')"), WELL),
     explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "NUM03", "OPT02"}),
 )

@@ -100,7 +100,7 @@ def prompts_in_rows(batch: Batch) -> Array:
     for row in range(len(tokens_BT)):
         first, last = _place(tokens_BT[row], prompts_BP[row][real_BP[row]], prompts_BP.shape[1])
         prompt_BT[row, first:last] = True
-    # what is short stands there by chance, or is the answer; not in all rows of several prompts, if lengths tell
+    # what is short stands there by chance, or is the answer; not in all rows of several prompts, if lengths are known
     prompts = {tuple(prompt[real].tolist()) for prompt, real in zip(prompts_BP, real_BP, strict=True)}
     is_in_all = _any(prompt_BT) >= NEARLY_ALL * len(tokens_BT) and len(prompts) >= LEAST_PROMPTS
     if not is_in_all or batch.get("lengths") is None:
@@ -127,7 +127,7 @@ def _place(tokens: Array, prompt: Array, width: int) -> tuple[int, int]:
 
 
 def _sampled_by_the_policy(batch: Batch, tokens_BT: Array, mask_BT: Array, prompt_BT: Array) -> tuple[Array, bool]:
-    """(rows whose prompt tokens the policy has itself sampled, whether the evidence can tell)."""
+    """(rows whose prompt tokens the policy has itself sampled, whether the evidence shows it)."""
     lengths_B, sampled_BT = batch.get("lengths"), batch.get("sampled_tokens")
     if sampled_BT is not None:
         return ((sampled_BT == tokens_BT) | ~prompt_BT).all(axis=1), True

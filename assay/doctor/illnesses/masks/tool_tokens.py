@@ -18,7 +18,7 @@ Write the mask while the sequence is put together: 1 where the policy spoke, 0 w
 
 ## When it is wrong
 If tool output is trained on purpose (as supervised text), it needs a loss of its own, without advantages. A mistake in
-`forced` itself shows as log-probs of the sampler on tokens that are said to be forced.
+`forced` itself shows as log-probs of the sampler on tokens that are marked as forced.
 """
 
 from __future__ import annotations
