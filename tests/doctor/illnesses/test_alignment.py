@@ -6,7 +6,7 @@ Shape legend: B completions, T completion tokens, P prompt tokens, S tokens give
 import numpy as np
 import pytest
 
-from assay.doctor.context import _last_place
+from assay.doctor.context import last_place
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import B, T, edited, healthy_batch
@@ -164,8 +164,8 @@ def test_a_prompt_that_comes_twice_is_proven_and_other_tokens_in_front_are_likel
 def test_ids_are_not_found_between_two_numbers():
     """The bytes of 5, 1 hold those of 256 from the last byte of the 5 on."""
     wanted = np.array([256])
-    assert _last_place(np.array([5, 1, 7]), wanted) is None
-    assert _last_place(np.array([256, 5, 1, 7]), wanted) == 0
+    assert last_place(np.array([5, 1, 7]), wanted) is None
+    assert last_place(np.array([256, 5, 1, 7]), wanted) == 0
 
 
 MOVED = {"scored_again": np.full((2, 3), -1.0), "new_logprobs": np.full((2, 3), -1.0), "dtype": "float32", "update": 0}
