@@ -207,25 +207,17 @@ def verify(
 
     Reads every byte that has a checksum and names what is damaged. Exit code 1 on problems.
     """
-    import sys
-
-    from assay.machine.terminal import printable
+    from assay.machine.terminal import ProgressLine, printable
     from assay.record import RunError
     from assay.record import verify as verification
 
-    live = sys.stderr.isatty()
-
-    def show(name: str) -> None:
-        if live:
-            typer.echo(f"\r\x1b[K{printable(f'reading {name}')}"[:100], err=True, nl=False)
-
+    progress = ProgressLine()
     try:
-        found = verification.verify(run, on_file=show)
+        found = verification.verify(run, on_file=lambda name: progress.show(f"reading {name}"))
     except RunError as error:
         refuse(error)
     finally:
-        if live:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+        progress.clear()
     if as_json:
         typer.echo(verification.as_json(run, found))
     else:

@@ -125,7 +125,6 @@ def evaluate(
     Reports mean reward, pass@1 and pass@k. Writes nothing to the run.
     """
     import json
-    import sys
 
     from assay.record import RunDirectory, RunError
     from assay.train.failure import RunFailed
@@ -145,7 +144,7 @@ def evaluate(
             config_file=config,
             overrides=[*(overrides or []), *(f"{name}={n}" for name, n in counts.items() if n is not None)],
             checkpoint=checkpoint,
-            progress=ProgressLine(sys.stderr),
+            progress=ProgressLine(),
             report=say,
             trust=trust,
         )
@@ -197,8 +196,6 @@ def export(
 
     A LoRA run without --merge becomes a PEFT adapter.
     """
-    import sys
-
     from assay.record import RunDirectory, RunError
     from assay.train.run.refusals import refuse_existing
 
@@ -209,7 +206,7 @@ def export(
         from assay.machine.terminal import ProgressLine
         from assay.train.evaluate.export import export_run
 
-        ticker = ProgressLine(sys.stderr).ticker("warm start")
+        ticker = ProgressLine().ticker("warm start")
         export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
     except (configuration.ConfigError, RunError) as error:
         refuse(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.explain import FAMILIES, answers, as_json, by_family, explained, find, listed
 from assay.doctor.inputs import Recompute, read_reports
-from assay.doctor.report import LEVELS, Report, escaped, write
+from assay.doctor.report import LEVELS, Report, escape, write
 from assay.doctor.report.select import UnknownCode, select
 from assay.doctor.report.summary import Summary
 from assay.doctor.search import search
@@ -50,10 +50,10 @@ def run(
         except OSError as error:
             raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
         counts = reports[0].counts if len(reports) == 1 else Summary.of(reports)
-        print(f"{escaped(str(out))}: {counts}", file=sys.stderr)
+        print(f"{escape(str(out))}: {counts}", file=sys.stderr)
     for report in reports if out is not None or how in ("json", "sarif") else ():  # nobody reads these as they are
         if report.failure:
-            print(f"assay: {escaped(report.failure)}", file=sys.stderr)
+            print(f"assay: {escape(report.failure)}", file=sys.stderr)
     return exit_code(reports, fail_on)
 
 

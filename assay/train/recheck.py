@@ -12,7 +12,6 @@ Shape legend: B completions, T completion tokens.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,7 +66,7 @@ def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool =
     config = load_config(run)
     if not trust:
         refuse_untrusted(run, config, (POLICY,))
-    progress = ProgressLine(sys.stderr)
+    progress = ProgressLine()
     batches: list[Batch] = []
     damaged: list[str] = []
     unfit: list[str] = []

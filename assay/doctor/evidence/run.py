@@ -21,6 +21,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import sentences_of, size_of_model, was_watched
 from assay.machine import durable
 from assay.machine.durable import reason
+from assay.machine.terminal import quote
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -36,7 +37,6 @@ from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_by_step, settings_of
 from assay.record.trust import load_config
 from assay.record.verify import Problem, verify
-from assay.verdict import shown
 
 EXAMINED = 8  # newest examined updates that are read
 STEPS = 6  # recorded steps that are read: the first, the last, evenly between
@@ -214,7 +214,7 @@ def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     if strange:
         number, name = strange[0]
         more = f" (and {len(strange) - 1} more values)" if len(strange) > 1 else ""
-        notes.append(f"{file.name}, line {number}: {shown(name)} is not a number and is left out{more}")
+        notes.append(f"{file.name}, line {number}: {quote(name)} is not a number and is left out{more}")
     if rest:
         notes.append(f"{file.name} line {len(whole) + 1} was cut off while it was written and is left out")
     return _once_a_step(file.name, found, notes) if file.name in _ONCE_A_STEP else tuple(found)
