@@ -21,10 +21,6 @@ class Curve:
     rows: tuple[Mapping[str, Any], ...]
     prompts_sha256: str  # of the token ids of the training prompts, in order
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Curve:
-        return cls(tuple(values["rows"]), values["prompts_sha256"])
-
     def steps(self) -> list[int]:
         return [row["step"] for row in self.rows]
 
@@ -76,8 +72,8 @@ def mean_of_curve(curve: Curve) -> float:
     """The height of the curve on average, by trapezoids: who learns the same sooner stands higher."""
     steps, scores = curve.steps(), curve.scores("pass_at_1")
     areas = [
-        (right - left) * (one + other) / 2
-        for left, right, one, other in zip(steps, steps[1:], scores, scores[1:], strict=False)
+        (right - left) * (before + after) / 2
+        for left, right, before, after in zip(steps, steps[1:], scores, scores[1:], strict=False)
     ]
     return sum(areas) / (steps[-1] - steps[0])
 

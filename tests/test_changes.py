@@ -11,7 +11,7 @@ from assay import config as configuration
 from assay.doctor.evidence.run import read_run
 from assay.record.settings import settings_by_step
 from assay.train.evaluate.model_card import model_card
-from assay.train.run.changes import CHANGEABLE
+from assay.train.run.changes import changeable_keys
 
 UPDATE = "assay.train.step.learner:Learner.update"
 RATE = ("--change", "optimizer.learning_rate=0.002")
@@ -114,12 +114,10 @@ def test_each_kind_of_change_is_taken_inside_of_a_step(assay_command, stopped, r
     assert all(row["first_ratio_max_deviation"] < 1e-5 for row in rows(run_path / "metrics.jsonl"))
 
 
-def test_every_setting_that_may_change_exists_and_the_ones_above_are_among_them():
-    known = configuration.to_mapping(configuration.Config())
-    assert [(section, key) for section, keys in CHANGEABLE.items() for key in keys if key not in known[section]] == []
+def test_the_settings_above_are_among_those_that_may_change():
     for change in " ".join(CHANGES).split():
         section, _, key = change.partition("=")[0].partition(".")
-        assert key in CHANGEABLE[section]
+        assert key in changeable_keys(section)
 
 
 def test_smaller_passes_apply_to_the_step_under_way_if_it_has_no_update_yet(assay_command, run_path):

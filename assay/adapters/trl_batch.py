@@ -150,7 +150,10 @@ def rewards_of(rollouts: Generation) -> Array | None:
     used_BF = rollouts.rewards_BF.float().cpu()
     functions = range(used_BF.shape[1])
     if all(number in rollouts.returned for number in functions):
-        columns = [[np.nan if one is None else float(one) for one in rollouts.returned[number]] for number in functions]
+        columns = [
+            [np.nan if reward is None else float(reward) for reward in rollouts.returned[number]]
+            for number in functions
+        ]
         returned_BF = torch.tensor(columns, dtype=torch.float32).T
         if returned_BF.shape == used_BF.shape and _sorted(returned_BF) == _sorted(used_BF):
             used_BF = returned_BF

@@ -178,4 +178,4 @@ def _dtype(trainer: Any) -> str:
 
 def _rank(model: Any) -> int:
     adapters = getattr(model, "peft_config", None) or {}
-    return max((int(getattr(one, "r", 0) or 0) for one in adapters.values()), default=0)
+    return max((int(getattr(adapter, "r", 0) or 0) for adapter in adapters.values()), default=0)

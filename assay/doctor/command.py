@@ -16,13 +16,14 @@ from assay.doctor.report.select import UnknownCode, select
 from assay.doctor.report.summary import Summary
 from assay.doctor.search import search
 from assay.machine import durable
+from assay.machine.user_error import UserError
 from assay.verdict import State
 
 _WIDEST = 120  # longer lines are hard to read
 _NO_TERMINAL = (100, 24)  # columns and lines where there is none
 
 
-class OutError(ValueError):
+class OutError(UserError, ValueError):
     """The report could not be written. The message is one sentence with the file."""
 
 

@@ -146,6 +146,14 @@ def human_bytes(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count < 999.5e6 else f"{count / 1e9:.1f} GB"
 
 
+def plural(number: int, noun: str) -> str:
+    """
+    >>> plural(1, "row"), plural(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def human_count(count: int) -> str:
     """A number of parameters.
 

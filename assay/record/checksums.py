@@ -63,7 +63,7 @@ def facts_of(data: bytes) -> Facts:
 
 
 def facts_of_file(file: Path) -> Facts:
-    return Facts(file.stat().st_size, manifest.digest(file))
+    return Facts(**manifest.facts_of(file))
 
 
 def first_lines(files: Mapping[str, bytes]) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.record.text import without_secrets
+from assay.machine.secrets import without_secrets
 from assay.train.step.learner import Learned
 from assay.types import (
     NO_SIGNAL,

@@ -19,13 +19,14 @@ from assay.doctor.report import FORMATS, escape
 from assay.doctor.report.select import select
 from assay.machine import durable
 from assay.machine.interpreter import python_command
+from assay.machine.user_error import UserError
 
 _WIDEST = 120
 _NO_TERMINAL = (100, 24)
 _BY_SIGNAL = 128  # a shell's exit code of a process that a signal ended
 
 
-class WatchError(ValueError):
+class WatchError(UserError, ValueError):
     """The script cannot be watched. The message is one sentence with the fix."""
 
 

@@ -8,7 +8,6 @@ makes the floor lower: nobody can be faster than it on the same bandwidth and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +36,6 @@ class Sizes:
     def cache_bytes_a_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_a_number
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Sizes:
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -48,10 +43,6 @@ class Limits:
 
     bytes_a_second: float  # of a copy, reading and writing counted
     operations_a_second: float  # of a large matrix product in the dtype of the weights
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Limits:
-        return cls(**values)
 
 
 def decode_bytes(sizes: Sizes, workload: Workload, *, shared_prompts: bool) -> int:

@@ -55,8 +55,8 @@ class Options:
         """The most tokens that any measurement puts into one sequence."""
         every = [self.workload]
         if SCALING in self.measurements:
-            every += [one for grown in points(self.workload).values() for one in grown]
-        return max(every, key=lambda one: one.prompt_tokens + one.new_tokens)
+            every += [workload for grown in points(self.workload).values() for workload in grown]
+        return max(every, key=lambda workload: workload.prompt_tokens + workload.new_tokens)
 
     @property
     def command(self) -> str:

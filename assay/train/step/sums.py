@@ -85,7 +85,9 @@ class Sums:
             "ratio_max": ratio_BT.where(mask_BT, -math.inf).max(),
             "mismatch_max": mismatch_BT.where(mask_BT, 0.0).max(),
             "has_signal": ((batch.advantages_BT != 0) & mask_BT).any(),
-            "is_broken": torch.stack([(~one.isfinite() & mask_BT).any() for one in part.inputs().values()]).any(),
+            "is_broken": torch.stack(
+                [(~values_BT.isfinite() & mask_BT).any() for values_BT in part.inputs().values()]
+            ).any(),
         }
         self._columns.append(torch.stack([values[name].detach().double() for name in (*SUMMED, *EXTREMES, *FLAGS)]))
         self._parts.append(part)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from assay.config import Config
 from assay.engine.engine import Engine
+from assay.machine.terminal import plural
 from assay.rewards import Reward
 from assay.train.loop import Stages
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
@@ -62,8 +63,10 @@ class StepStages:
     def draw(self, progress: Progress, collected: CollectedGroups) -> Sequence[Prompt]:
         if collected.rounds == 0:
             self.clock.begin(progress.step + 1)
-        with self.clock.timed("start"):
-            return self.source.draw(progress, collected)
+        with self.clock.timed("start") as describe:
+            prompts = self.source.draw(progress, collected)
+            describe(plural(len(prompts), "prompt"))
+            return prompts
 
     def generate(
         self, prompts: Sequence[Prompt], progress: Progress, collected: CollectedGroups
