@@ -38,7 +38,7 @@ class RunError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordedRows:
     """The whole lines of a .jsonl file. `torn` describes a last line that was cut off while being written, if any."""
 
     rows: tuple[dict[str, Any], ...]
@@ -175,25 +175,25 @@ class RunDirectory:
             checksums.append_line(self.path, name, json_bytes(row), step)
 
 
-def read_metrics(path: Path) -> Rows:
+def read_metrics(path: Path) -> RecordedRows:
     return _read_rows(path, METRICS_FILE)
 
 
-def read_timings(path: Path) -> Rows:
+def read_timings(path: Path) -> RecordedRows:
     return _read_rows(path, TIMINGS_FILE)
 
 
-def read_evaluations(path: Path) -> Rows:
+def read_evaluations(path: Path) -> RecordedRows:
     return _read_rows(path, EVALUATIONS_FILE)
 
 
-def read_events(path: Path) -> Rows:
+def read_events(path: Path) -> RecordedRows:
     return _read_rows(path, EVENTS_FILE)
 
 
-def read_findings(path: Path) -> Rows:
+def read_findings(path: Path) -> RecordedRows:
     """None at all where no doctor watched."""
-    return _read_rows(path, FINDINGS_FILE) if (path / FINDINGS_FILE).exists() else Rows((), "")
+    return _read_rows(path, FINDINGS_FILE) if (path / FINDINGS_FILE).exists() else RecordedRows((), "")
 
 
 def read_rollouts(path: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
@@ -225,9 +225,9 @@ def rollout_files(path: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), file) for match, file in names if match)
 
 
-def _read_rows(path: Path, name: str) -> Rows:
+def _read_rows(path: Path, name: str) -> RecordedRows:
     lines, torn = _read_lines(RunDirectory.open(path).path / name)
-    return Rows(tuple(row for _, row in lines), torn)
+    return RecordedRows(tuple(row for _, row in lines), torn)
 
 
 def _read_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:

@@ -17,7 +17,7 @@ from assay.machine import durable
 from assay.machine.durable import encodable
 from assay.machine.terminal import plural
 from assay.record import checksums, manifest
-from assay.record.checksums import Facts, Ledger, Line
+from assay.record.checksums import Checksums, Facts, Line
 from assay.record.directory import EVENTS_FILE, FINDINGS_FILE, LINES_FILES, METRICS_FILE, RunDirectory, RunError
 from assay.record.weights import PUBLISHED
 
@@ -104,7 +104,7 @@ def check_history(run: Path, step: int, report: Callable[[str], None]) -> None:
     """Raises RunError if a line that a run resumed at `step` would keep is not as it was written. Calls `report` with a
     sentence about what can no longer be verified."""
     try:
-        ledger = checksums.read(run) or Ledger()
+        ledger = checksums.read(run) or Checksums()
     except OSError as error:
         raise RunError(
             f"{run / checksums.FILE} cannot be read: {error.strerror or error}; {_COPY}, or delete it"
@@ -132,12 +132,12 @@ def check_history(run: Path, step: int, report: Callable[[str], None]) -> None:
         report(f"{run / METRICS_FILE} {gap}; the run goes on without it")
 
 
-def _read_ledger(run: Path, found: Verification) -> Ledger:
+def _read_ledger(run: Path, found: Verification) -> Checksums:
     try:
-        ledger = checksums.read(run) or Ledger()
+        ledger = checksums.read(run) or Checksums()
     except OSError as error:
         found.add(checksums.FILE, f"cannot be read: {error.strerror or error}", _COPY)
-        return Ledger()
+        return Checksums()
     if damage := _damage_of(ledger):
         found.add(checksums.FILE, damage)
     if ledger.torn:
@@ -145,7 +145,7 @@ def _read_ledger(run: Path, found: Verification) -> Ledger:
     return ledger
 
 
-def _damage_of(ledger: Ledger) -> str:
+def _damage_of(ledger: Checksums) -> str:
     if not ledger.damaged:
         return ""
     more = f" (and {len(ledger.damaged) - 1} more)" if len(ledger.damaged) > 1 else ""
@@ -155,7 +155,7 @@ def _damage_of(ledger: Ledger) -> str:
 # ---------------------------------------------------------------- lines
 
 
-def _verify_lines(run: Path, name: str, ledger: Ledger, found: Verification) -> None:
+def _verify_lines(run: Path, name: str, ledger: Checksums, found: Verification) -> None:
     covered = ledger.lines.get(name, [])
     try:
         data = durable.read_file(run / name)

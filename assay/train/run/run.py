@@ -74,7 +74,7 @@ from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
 from assay.train.step.pack import cut
 from assay.train.step.verbs import StepStages
-from assay.train.watch import DoctorStop, Watch, Watcher
+from assay.train.watch import DoctorStop, RunWatch, Watcher
 
 # what ends a run with a sentence for the user
 FAILURES = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
@@ -208,7 +208,7 @@ class TrainingProcess:
             after_step=-1 if saved is None else saved.state["place"]["step"],
             on_failure=lambda sentence: _report("log failed", sentence, directory, display),
         )
-        self.watch = watch = Watch(watcher, config, learner, directory, display.say)
+        self.watch = watch = RunWatch(watcher, config, learner, directory, display.say)
         failures = FailedRewards(config, display.say, directory.append_event)
         engine = open_engine(policy)
         self.clock = clock = StageClock(policy.device, display)

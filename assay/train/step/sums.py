@@ -23,7 +23,7 @@ FLAGS = ("has_signal", "is_broken")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LossInputs:
     """What the loss of one micro-batch was computed from, without gradients."""
 
     batch: Microbatch
@@ -53,11 +53,11 @@ class Sums:
     """Everything stays on the device until `read`: to look at a number is to wait for all of the work before it."""
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: list[LossInputs] = []
         self._columns: list[Tensor] = []
         self._rows: list[dict[str, float]] = []
 
-    def add(self, loss: Loss, part: Part, entropy_BT: Tensor) -> None:
+    def add(self, loss: Loss, part: LossInputs, entropy_BT: Tensor) -> None:
         batch, new_BT, old_BT = part.batch, part.new_BT, part.old_BT
         mask_BT = batch.mask_BT
 

@@ -26,8 +26,8 @@ from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learned, Learner
 from assay.train.step.pack import cut
 from assay.train.step.score import reward_weights, score
-from assay.train.watch import Watch
-from assay.types import Batch, Group, Minibatch, Prompt, Rollout, Sample, Update
+from assay.train.watch import RunWatch
+from assay.types import FrozenBatch, Group, Minibatch, Prompt, Rollout, Sample, Update
 
 
 class PromptSource(Protocol):
@@ -47,7 +47,7 @@ class StepStages:
     failures: FailedRewards
     clock: StageClock
     say: Callable[[str], None] = lambda sentence: None
-    watch: Watch | None = None
+    watch: RunWatch | None = None
     on_update: Callable[[StepInProgress, Progress, Update], None] = lambda current, progress, update: None
 
     def stages(
@@ -112,7 +112,7 @@ class StepStages:
         with self.clock.timed("loss"):
             return cut(samples, self.config, progress.step, self.learner.policy)
 
-    def freeze(self, minibatches: Sequence[Minibatch]) -> Batch:
+    def freeze(self, minibatches: Sequence[Minibatch]) -> FrozenBatch:
         with self.clock.timed("loss"):
             return self.learner.freeze(minibatches)
 
