@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTENDERS = ("assay", "trl")
-EQUAL, OURS, PEER, UNKNOWN = "equal within noise", "ours better", "TRL better", "one seed tells nothing"
+EQUAL, OURS, PEER, UNKNOWN = "equal within noise", "ours better", "TRL better", "one seed shows nothing"
 NOISE = 2.0  # standard errors that a mean difference must reach to be called one
 
 

@@ -87,7 +87,7 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
     titles = {"assay": "assay", "trl": f"TRL {packages['trl']}"}
     ours, peer = summaries["assay"], summaries.get("trl")
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("seconds a step, median")
+    table.add_column("seconds per step, median")
     for name in summaries:
         table.add_column(titles[name], justify="right")
     if peer is not None:
@@ -107,9 +107,9 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
     add("update tokens/s", lambda summary: summary.update_tokens_per_second, "{:,.0f}")
     add("peak memory, MB", lambda summary: summary.peak_memory_bytes / 1e6, "{:,.0f}")
     table.add_row()
-    add("rollouts a step", lambda summary: summary.rollouts, "{:g}")
-    add("updates a step", lambda summary: summary.updates, "{:g}")
-    add("tokens a completion", lambda summary: summary.completion_length, "{:.2f}")
+    add("rollouts per step", lambda summary: summary.rollouts, "{:g}")
+    add("updates per step", lambda summary: summary.updates, "{:g}")
+    add("tokens per completion", lambda summary: summary.completion_length, "{:.2f}")
     for label, first, last in (
         ("reward, first and last 3 steps", "reward_first", "reward_last"),
         ("held-out, before and after", "heldout_before", "heldout_after"),

@@ -41,7 +41,7 @@ class Measured:
     """One run of one contender."""
 
     contender: str
-    warmup: int  # so many of the first steps are not timed
+    warmup: int  # the first steps, this many, are not timed
     steps: tuple[Step, ...]
     prompts_sha256: str  # of the prompts of all rollouts, in order
     heldout_before: float

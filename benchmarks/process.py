@@ -46,7 +46,7 @@ def missing_peer() -> str:
     try:
         version = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
-        return f"TRL lies on the path without its .dist-info, which tells its version; put that beside it, or: {how}"
+        return f"TRL lies on the path without its .dist-info, which states its version; put that beside it, or: {how}"
     if not version.startswith(f"{PEER_VERSION}."):
         return f"TRL {version} is installed, but only TRL {PEER_VERSION} can be timed by stage: {how}"
     return ""

@@ -1,6 +1,6 @@
 """What `assay watch` costs a step: python -m benchmarks.watch_overhead [tiny large generate] [--rounds N]
 
-Each script runs plainly and watched, in turns. A step is timed by the CPU time of the process, so that other work on
+Each script runs alone and watched, in turns. A step is timed by the CPU time of the process, so that other work on
 the machine does not count. Of each step the best of all rounds is taken. The very first step is left out, for it warms
 up, and so is the one in which the report is written: what that cost is told apart.
 """
@@ -85,9 +85,9 @@ def measure(case: Case, rounds: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(case.text())
-        plainly = [sys.executable, str(script), *case.arguments]
+        alone = [sys.executable, str(script), *case.arguments]
         beside = python_command("assay", "watch", str(script), *case.arguments)
-        runs = [(seconds(plainly), seconds(beside)) for _ in range(rounds)]
+        runs = [(seconds(alone), seconds(beside)) for _ in range(rounds)]
     plain, watched = map(best, zip(*runs, strict=True))
     parts = {"observed": slice(1, case.written), "after": slice(case.written + 1, None)}
     ratio = {name: sum(watched[part]) / sum(plain[part]) for name, part in parts.items()}

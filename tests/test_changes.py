@@ -1,5 +1,5 @@
-"""`assay train --resume RUN --change section.key=value`: what may change half-way, that it is recorded, and that a
-killed run keeps the change."""
+"""`assay train --resume RUN --change section.key=value`: what may change in the middle of a run, that it is recorded,
+and that a killed run keeps the change."""
 
 import json
 import shutil
@@ -151,9 +151,9 @@ def test_the_kl_can_be_switched_on_between_steps_and_not_inside_of_one(assay_com
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("model.path=smollm2", "cannot change half-way"),
+        ("model.path=smollm2", "cannot change in the middle of a run"),
         ("rollout.temperature=0.5", "these may: max_rows, refill_rounds"),
-        ("optimizer.epochs=3", "cannot change half-way"),
+        ("optimizer.epochs=3", "cannot change in the middle of a run"),
         ("task.options.max_digits=5", "--set task.options=..."),
         ("run.seed=2", "these may: steps, threads, max_skipped"),
         ("reward.functions=exact", "begins with this policy"),
@@ -271,7 +271,7 @@ def test_the_model_card_names_the_settings_that_made_the_weights(assay_command, 
     resume(assay_command, run_path, *RATE)
     card = (run_path / "final/README.md").read_text()
     assert "learning rate 0.002 |" in card
-    assert "| changed half-way | `optimizer.learning_rate` from `0.001` to `0.002` after step 1 |" in card
+    assert "| changed on the way | `optimizer.learning_rate` from `0.001` to `0.002` after step 1 |" in card
     config = configuration.load(run_path / "config.toml", ["optimizer.learning_rate=0.5"])
     with (run_path / "events.jsonl").open("a") as events:
         event = {"kind": "changed", "step": 4, "setting": "optimizer.learning_rate", "before": 0.002, "after": 0.5}

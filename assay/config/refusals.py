@@ -154,7 +154,7 @@ def answer_without_section(key: str, sections: Mapping[str, Sequence[str]]) -> s
 
 
 def unknown_section(section: str, table: Mapping[str, object], sections: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is said about an unknown section: the name that was meant, or where each of its settings belongs."""
+    """Sentences about an unknown section: the name that was meant, or where each of its settings belongs."""
     keys = [name.rpartition(".")[2] for name in _leaves(table)]
     meant = nearest(section, list(sections))
     known = [key for key in keys if key in ALIASES or key in ABSENT or any(key in names for names in sections.values())]

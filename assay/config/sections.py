@@ -151,7 +151,7 @@ class RolloutConfig:
     """Sampling."""
 
     prompts: int = setting(48, "prompts per step", low=1, other=8)
-    group_size: int = setting(8, "rollouts a prompt", low=2)
+    group_size: int = setting(8, "rollouts per prompt", low=2)
     max_tokens: int = setting(10, "completion limit, EOS included", low=1, other=256)
     temperature: float = setting(1.0, "logits are divided by it, when sampling and when training alike", low=1e-3)
     top_k: int = setting(
@@ -172,7 +172,7 @@ class RolloutConfig:
         "completions cut off by max_tokens: keep, mask (out of the loss), or penalise (softly, by length)",
         choices=("keep", "mask", "penalise"),
     )
-    penalty_tokens: int = setting(2, "penalise: the last so many tokens before the limit cost up to 1 reward", low=1)
+    penalty_tokens: int = setting(2, "penalise: this many tokens before the limit cost up to 1 reward", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +239,10 @@ class OptimizerConfig:
     weight_decay: float = changeable(0.0, "AdamW", low=0.0)
     clip_norm: float = changeable(1.0, "gradient norm is clipped to this; 0 = off", low=0.0)
     epochs: int = setting(2, "passes over a rollout batch (the field's mu)", low=1, other=1)
-    minibatches: int = setting(1, "optimizer updates a pass", low=1)
+    minibatches: int = setting(1, "optimizer updates per pass", low=1)
     microbatches: int = changeable(
         0,
-        "passes an update is cut into, 0 = as memory asks for; the gradient stays the same, but for rounding",
+        "passes per update, 0 = as memory asks for; the gradient stays the same, except for rounding",
         low=0,
     )
     pass_tokens: int = changeable(0, "most tokens of a pass, if microbatches = 0; 0 = what the memory holds", low=0)
@@ -275,7 +275,7 @@ class RecordConfig:
     rollouts: str = changeable(
         "all", "all rows, the extremes of each group, or none", choices=("all", "extremes", "none")
     )
-    extremes: int = changeable(2, "extremes: so many best and so many worst a group", low=1)
+    extremes: int = changeable(2, "extremes: this many of the best and of the worst per group", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class EvaluateConfig:
     patience: int = changeable(
         0, "stop after this many evaluations in a row without a better held-out score; 0 = never", low=0
     )
-    samples: int = setting(4, "sampled answers a prompt, the k of pass@k", low=1)
+    samples: int = setting(4, "sampled answers per prompt, the k of pass@k", low=1)
     pass_reward: float = setting(1.0, "an answer passes if its reward is at least this")
 
 

@@ -5,7 +5,7 @@
         learned = learner.update(..., observer=look)       keeps what the update saw
     batch = look.batch(learned.update)                     computes the loss again, and puts everything together
 
-The model's numbers and the loss are computed again in ways that must not matter (plainly, padded, in another order,
+The model's numbers and the loss are computed again in ways that must not matter (row by row, padded, in another order,
 alone, cut in two, with garbage under the mask). Nothing of the update changes, and no random state moves.
 
 The rows examined are whole groups, as many as PASSES forward passes of the step pay for, at most MOST_ROWS rows, at

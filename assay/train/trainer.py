@@ -3,7 +3,7 @@
 A facade. The loop is train/loop.py, sampling is engine/shared_weights.py, advantages and loss are grpo.py, masks are
 train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
 
-Shape legend: P prompts, G completions a prompt, N = P * G rows with the members of a group adjacent, B rows,
+Shape legend: P prompts, G completions per prompt, N = P * G rows with the members of a group adjacent, B rows,
 T completion tokens, V vocabulary.
 """
 

@@ -38,7 +38,7 @@ class Clock:
 
 
 def forget_peak(device: torch.device) -> None:
-    """What was held before this call, and is no more, is not part of the next peak."""
+    """What was held before this call and then freed is not part of the next peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

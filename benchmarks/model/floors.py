@@ -81,7 +81,7 @@ def floor_seconds(measurement: str, sizes: Sizes, workload: Workload, limits: Li
 
 
 def described(sizes: Sizes, workload: Workload, limits: Limits) -> dict[str, Any]:
-    """All floors of a workload, in seconds and in new tokens a second, each from what it is made of."""
+    """All floors of a workload, in seconds and in new tokens per second, each from what it is made of."""
     by_bytes = {
         name: decode_bytes(sizes, workload, shared_prompts=shared) / limits.bytes_a_second
         for name, shared in (
@@ -98,7 +98,7 @@ def described(sizes: Sizes, workload: Workload, limits: Limits) -> dict[str, Any
 
 
 def _attention(sizes: Sizes, workload: Workload, new: int) -> int:
-    """Forward: two products of a head's size for each query and each key it sees; `new` tokens a row are queries."""
+    """Forward: two products of a head's size for each query and each key it sees; `new` tokens per row are queries."""
     prompt = workload.prompt_tokens
     seen_by_prompt = workload.prompts * sum(range(1, prompt + 1))
     seen_by_new = workload.rows * (prompt * new + sum(range(1, new + 1)))

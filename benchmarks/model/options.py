@@ -133,7 +133,7 @@ def check_room(context: int, longest: Workload) -> None:
 
 
 def gpu_is_out_of_reach() -> bool:
-    """True if torch was built without any GPU, or NVIDIA's driver is not here; False if only torch can tell."""
+    """True if torch was built without any GPU, or NVIDIA's driver is not here; False if only torch knows."""
     build = importlib.metadata.version("torch").partition("+")[2]
     if build == "cpu" or build.startswith("rocm") or sys.platform != "linux":
         return build == "cpu"

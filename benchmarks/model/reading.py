@@ -77,7 +77,7 @@ class Work:
     def of(
         cls, prompts: Iterable[Tokens], given: Sequence[Tokens], lengths: Sequence[int], batches: int, **rest: float
     ) -> Work:
-        """`given` completions were not sampled; `lengths` are those of all completions, in so many batches."""
+        """`given` completions were not sampled; `lengths` are those of all completions in `batches` batches."""
         completions = checksum(given) if given else ""
         shortest, longest = min(lengths), max(lengths)
         return cls(checksum(prompts), completions, len(lengths) // batches, shortest, longest, **rest)  # type: ignore[arg-type]

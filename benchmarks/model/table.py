@@ -137,7 +137,7 @@ def _chosen(name: str, choice: Mapping[str, Any]) -> str:
         return cache
     checkpointing = "with" if choice["checkpointing"] else "without"
     weights = ", float32 weights under autocast" if choice["autocast"] else ""
-    return f"{choice['batch']} rows a device, {cache}, {checkpointing} gradient checkpointing{weights}"
+    return f"{choice['batch']} rows per device, {cache}, {checkpointing} gradient checkpointing{weights}"
 
 
 def _ratio_lines(ratios: Mapping[str, Mapping[str, list[Mapping[str, float]]]]) -> list[str]:

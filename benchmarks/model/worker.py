@@ -1,7 +1,7 @@
 """One run of a benchmark: python -m benchmarks.model.worker DIRECTORY, which holds plan.json.
 
 Prints "step" after each iteration. Leaves machine.json (of a preparation) or readings.json, which grows reading by
-reading, and times.json, which tells how long it took to get to the first iteration; or refusal.txt, a sentence for
+reading, and times.json, the time until the first iteration; or refusal.txt, a sentence for
 whoever typed the command.
 """
 

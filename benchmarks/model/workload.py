@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One batch: so many prompts of equal length, each continued `group_size` times by exactly `new_tokens` tokens.
+    """One batch: prompts of equal length, each continued `group_size` times by exactly `new_tokens` tokens.
 
     >>> Workload(prompts=8, group_size=4, prompt_tokens=64, new_tokens=32).tokens
     1024

@@ -40,7 +40,7 @@ class Change:
 
 
 def with_changes(file: Path, recorded: Config, overrides: Sequence[str]) -> Config:
-    """The config of a run with `section.key=value` changes; refuses those that a run cannot take half-way."""
+    """The config of a run with `section.key=value` changes; refuses those that a run that has begun cannot take."""
     for text in overrides:
         if read_text(text.partition("=")[2].strip(), str) == AUTO:
             raise ConfigError(f"--change {text}: a run has its own number by now; give the new one")
@@ -189,7 +189,7 @@ def _may_change(change: Change) -> bool:
 
 
 def changeable_keys(section: str) -> list[str]:
-    """The settings of a section that a run may change half-way."""
+    """The settings of a section that may change in the middle of a run."""
     return [key.name for key in fields(getattr(Config(), section)) if key.metadata["changes"]]
 
 
@@ -202,6 +202,6 @@ def _why_fixed(setting: str, run: Path) -> str:
     allowed = ", ".join(changeable_keys(section))
     mine = f" (of [{section}] these may: {allowed})" if allowed else ""
     return (
-        f"--change {setting}: this setting cannot change half-way{mine}; start a new run that begins with this policy: "
-        f"assay train --set model.path={_quoted(run)} --set {setting}=..."
+        f"--change {setting}: this setting cannot change in the middle of a run{mine}; start a new run that begins "
+        f"with this policy: assay train --set model.path={_quoted(run)} --set {setting}=..."
     )

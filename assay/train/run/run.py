@@ -164,7 +164,7 @@ def resume(path: Path, overrides: Sequence[str] = (), watcher: Watcher | None = 
             with closing(reward):
                 _introduce(config, directory, policy, task, heldout, display)
                 if config != recorded or not checksums.is_as_written(directory.path, config_file.name):
-                    checksums.begin(directory.path)  # which tells a change of ours from an edited file
+                    checksums.begin(directory.path)  # by these a change of ours differs from an edited file
                     directory.replace_file(config_file.name, configuration.to_toml(config, meanings=False).encode())
                 for change in changed:
                     display.say(f"{change}, from step {done + 1} on")

@@ -91,7 +91,7 @@ def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[P
         how = "its adapter, which is trained further"
         seed = replace(seed, has_adapter=True)
     elif policy.adapter is not None:
-        how = f"its adapter of rank {other.model.lora_rank}, merged into its model: equal but for rounding"
+        how = f"its adapter of rank {other.model.lora_rank}, merged into its model: equal except for rounding"
         policy = with_merged_adapter(policy, say)
         seed = replace(seed, has_weights=False)
     path, step = seed.facts["source"], seed.facts["step"]

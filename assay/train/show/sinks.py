@@ -233,7 +233,7 @@ class WeightsAndBiases(_Logged):
 
 
 class Trackio(_Logged):
-    """A trackio run, in a local database unless trackio is told otherwise (TRACKIO_DIR, TRACKIO_SPACE_ID).
+    """A trackio run, in a local database unless TRACKIO_DIR or TRACKIO_SPACE_ID name another.
 
     A step that is written again after a resume appears twice there, with the same numbers."""
 
