@@ -75,8 +75,9 @@ def from_json(kind: Any, values: Any) -> Any:
     ((1, 2), None)
     """
     if is_dataclass(kind):
+        make: Any = kind
         types = get_type_hints(kind)
-        return kind(**{name: from_json(types[name], value) for name, value in values.items()})
+        return make(**{name: from_json(types[name], value) for name, value in values.items()})
     if get_origin(kind) is tuple:
         return tuple(from_json(get_args(kind)[0], value) for value in values)
     if get_origin(kind) is UnionType:

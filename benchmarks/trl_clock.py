@@ -31,7 +31,7 @@ class TrainerClock(TrainerCallback):  # type: ignore[misc]
         self.on_step, self.updates_a_step = on_step, updates_a_step
         self.clocks = (wall, time.process_time)
         self.watches = tuple(Stopwatch(clock) for clock in self.clocks)
-        self.clipping_began = (0.0, 0.0)
+        self.clipping_began: tuple[float, ...] = (0.0, 0.0)
         self.ends: list[tuple[float, ...]] = []  # of the steps; the first one is the beginning
         self.stages: list[tuple[dict[str, float], ...]] = []
 
