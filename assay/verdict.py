@@ -8,10 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-# terminal-safe text lives in machine/terminal.py; several rooms still import it from here
-from assay.machine.terminal import escaped as escaped
-from assay.machine.terminal import json_without_commands as json_without_commands
-from assay.machine.terminal import shown as shown
 from assay.machine.terminal import without_commands as without_commands
 
 

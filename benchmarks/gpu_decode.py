@@ -154,7 +154,7 @@ def check() -> None:
                     weight.add_(torch.randn_like(weight) * 0.1)
         family = joined_family(model)
         decoder = CudaDecoder(family)
-        told = []
+        results = []
         for name, (lengths, group, limit) in CASES.items():
             prompts = random_prompts(lengths, SMALL["vocab_size"])
             tokens_RT, logprobs_RT = decoded(decoder, prompts, group, limit, temperature=0.8)
@@ -163,12 +163,13 @@ def check() -> None:
             again = decoded(decoder, prompts, group, limit, temperature=0.8)
             is_same = torch.equal(tokens_RT, again[0]) and torch.equal(logprobs_RT, again[1])
             is_right = dtype == torch.bfloat16 or bool(off_RT.max() <= TOLERANCE)
-            told.append(f"{name} {off_RT.max():.1e}{mean}{'' if is_same else ' DIFFERS'}{'' if is_right else ' WRONG'}")
+            faults = f"{'' if is_same else ' DIFFERS'}{'' if is_right else ' WRONG'}"
+            results.append(f"{name} {off_RT.max():.1e}{mean}{faults}")
         prompts = random_prompts([9, 30], SMALL["vocab_size"])
         tokens_RT, logprobs_RT = decoded(decoder, prompts, 2, 8, is_greedy=True)
-        told.append(f"greedy {differences(model, prompts, 2, tokens_RT, logprobs_RT, 1.0).max():.1e}")
-        told += [f"ends within {limit} {checked_ends(model, family, limit):.1e}" for limit in (5, 40)]
-        print(f"{kind} {sort}: {', '.join(told)}", flush=True)
+        results.append(f"greedy {differences(model, prompts, 2, tokens_RT, logprobs_RT, 1.0).max():.1e}")
+        results += [f"ends within {limit} {checked_ends(model, family, limit):.1e}" for limit in (5, 40)]
+        print(f"{kind} {sort}: {', '.join(results)}", flush=True)
 
 
 class Numbers:
@@ -201,8 +202,8 @@ def checked_ends(model: Any, family: Family, limit: int) -> float:
             assert [place for place, token in enumerate(rollout.tokens) if token in ends] in ([], [last]), rollout
             assert (rollout.stop == StopReason.EOS) == (rollout.tokens[-1] in ends), rollout
             assert last == limit - 1 or rollout.stop == StopReason.EOS, rollout
-            told_1T = torch.tensor([rollout.sampler_logprobs])
-            off_1T = differences(model, [prompt], 1, torch.tensor([rollout.tokens]), told_1T, 0.8)
+            sampler_1T = torch.tensor([rollout.sampler_logprobs])
+            off_1T = differences(model, [prompt], 1, torch.tensor([rollout.tokens]), sampler_1T, 0.8)
             off = max(off, off_1T.max().item())
     lengths = {len(rollout.tokens) for group in groups for rollout in group if rollout.stop == StopReason.EOS}
     assert len(lengths) >= 5, lengths  # with a limit of 5, all there are
@@ -249,14 +250,14 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
             torch.cuda.synchronize()
             walls.append(time.perf_counter() - begun)
         step, wall = step_time(decoder, count), min(walls[1:])
-        results[str(count)] = told = {
+        results[str(count)] = numbers = {
             "tokens_a_second": count * NEW / wall,
             "first_seconds": walls[0],
             "step_microseconds": step * 1e6,
             "prompts_milliseconds": prompt_time(decoder, prompts) * 1e3,
             "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
         }
-        print(f"{name} B={count:4}: " + ", ".join(f"{key} {value:,.1f}" for key, value in told.items()), flush=True)
+        print(f"{name} B={count:4}: " + ", ".join(f"{key} {value:,.1f}" for key, value in numbers.items()), flush=True)
         if count == PROFILED:
             results[str(count)]["kernels"] = kernels_of(decoder, count)
     add_adapters(model, rank=16)

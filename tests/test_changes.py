@@ -1,5 +1,5 @@
-"""`assay train --resume RUN --change section.key=value`: what may change half-way, that it is recorded, and that a
-killed run keeps the change."""
+"""`assay train --resume RUN --change section.key=value`: what may change in the middle of a run, that it is recorded,
+and that a killed run keeps the change."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from assay import config as configuration
 from assay.doctor.evidence.run import read_run
 from assay.record.settings import settings_by_step
 from assay.train.evaluate.model_card import model_card
-from assay.train.run.changes import CHANGEABLE
+from assay.train.run.changes import changeable_keys
 
 UPDATE = "assay.train.step.learner:Learner.update"
 RATE = ("--change", "optimizer.learning_rate=0.002")
@@ -114,12 +114,10 @@ def test_each_kind_of_change_is_taken_inside_of_a_step(assay_command, stopped, r
     assert all(row["first_ratio_max_deviation"] < 1e-5 for row in rows(run_path / "metrics.jsonl"))
 
 
-def test_every_setting_that_may_change_exists_and_the_ones_above_are_among_them():
-    known = configuration.to_mapping(configuration.Config())
-    assert [(section, key) for section, keys in CHANGEABLE.items() for key in keys if key not in known[section]] == []
+def test_the_settings_above_are_among_those_that_may_change():
     for change in " ".join(CHANGES).split():
         section, _, key = change.partition("=")[0].partition(".")
-        assert key in CHANGEABLE[section]
+        assert key in changeable_keys(section)
 
 
 def test_smaller_passes_apply_to_the_step_under_way_if_it_has_no_update_yet(assay_command, run_path):
@@ -153,9 +151,9 @@ def test_the_kl_can_be_switched_on_between_steps_and_not_inside_of_one(assay_com
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("model.path=smollm2", "cannot change half-way"),
+        ("model.path=smollm2", "cannot change in the middle of a run"),
         ("rollout.temperature=0.5", "these may: max_rows, refill_rounds"),
-        ("optimizer.epochs=3", "cannot change half-way"),
+        ("optimizer.epochs=3", "cannot change in the middle of a run"),
         ("task.options.max_digits=5", "--set task.options=..."),
         ("run.seed=2", "these may: steps, threads, max_skipped"),
         ("reward.functions=exact", "begins with this policy"),
@@ -273,7 +271,7 @@ def test_the_model_card_names_the_settings_that_made_the_weights(assay_command, 
     resume(assay_command, run_path, *RATE)
     card = (run_path / "final/README.md").read_text()
     assert "learning rate 0.002 |" in card
-    assert "| changed half-way | `optimizer.learning_rate` from `0.001` to `0.002` after step 1 |" in card
+    assert "| changed on the way | `optimizer.learning_rate` from `0.001` to `0.002` after step 1 |" in card
     config = configuration.load(run_path / "config.toml", ["optimizer.learning_rate=0.5"])
     with (run_path / "events.jsonl").open("a") as events:
         event = {"kind": "changed", "step": 4, "setting": "optimizer.learning_rate", "before": 0.002, "after": 0.5}

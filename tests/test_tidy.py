@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": set("train record tasks rewards reward_check doctor observation programs watch".split()),
     "__init__": {"train", "observation"},
     "__main__": {"cli"},
-    "benchmarks": {"train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
+    "benchmarks": {"adapters", "train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
     "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "programs", "watch"},
 }
 PACKAGE_LINES = 67_500

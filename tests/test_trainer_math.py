@@ -182,9 +182,7 @@ def test_shapes_that_would_be_broadcast_are_refused(log_probs, name, shape, want
 
 def test_other_tensors_that_make_no_loss_are_refused():
     new, old, advantages = two_rows()
-    with pytest.raises(
-        ValueError, match=r"^log_probs has shape \[1, 2, 2\]; wanted is \[B, T\], one a token, or \[N\]"
-    ):
+    with pytest.raises(ValueError, match=r"^log_probs has shape \[1, 2, 2\]; expected \[B, T\] \(per token\) or \[N\]"):
         bigram().compute_policy_loss(new[None], old[None], advantages)
     with pytest.raises(ValueError, match=r"^mask is False everywhere, so no token is left to train on"):
         bigram().compute_policy_loss(new, old, advantages, torch.zeros(2, 2))

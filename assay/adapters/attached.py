@@ -22,8 +22,6 @@ Shape legend: B completions, T completion tokens.
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +54,7 @@ from assay.record import (
 )
 from assay.record.batch import Array, Batch
 from assay.record.batch_file import write_batch
+from assay.record.directory import json_bytes
 
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
@@ -297,6 +296,9 @@ class Attached(ABC):
         step, look = self.steps_done(), self._look
         if look is not None and look.parts:
             batch = self.update_batch(look)
+            for reason in {inputs.left_out for inputs in look.inputs if inputs.left_out}:
+                self._open(fresh=False)
+                RunDirectory(self.directory).append_event("not examined", reason=reason)
             self._examine(batch, look.rollouts, look.rollouts.updates + 1)
             if "rewards" not in batch.arrays and not look.rollouts.is_reported:
                 look.rollouts.is_reported = True
@@ -344,20 +346,14 @@ class Attached(ABC):
         for name in _LINES:
             if fresh or not (self.directory / name).exists():
                 durable.replace_file(self.directory / name, b"")
-        mark = json.dumps({"schema_version": SCHEMA_VERSION, "trainer": self._trainer_name}) + "\n"
-        durable.replace_file(self.directory / "run.json", mark.encode())
+        mark = {"schema_version": SCHEMA_VERSION, "trainer": self._trainer_name}
+        durable.replace_file(self.directory / "run.json", json_bytes(mark))
         RunDirectory(self.directory).append_event("start" if fresh else "resume", trainer=self._trainer_name)
         self._doctor.begin(self.steps_done() + 1)
         self._written = len(self._doctor.rows)
 
     def _write_rows(self) -> None:
         for name, rows in ((METRICS_FILE, self._doctor.rows), (TIMINGS_FILE, self._doctor.timings)):
-            finite = [{key: _finite(value) for key, value in row.items()} for row in rows[self._written :]]
-            if finite:
-                lines = "".join(json.dumps(row) + "\n" for row in finite)
-                durable.append_line(self.directory / name, lines.encode())
+            if lines := b"".join(map(json_bytes, rows[self._written :])):
+                durable.append_line(self.directory / name, lines)
         self._written = len(self._doctor.rows)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,18 +11,19 @@ from pathlib import Path
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.explain import FAMILIES, answers, as_json, by_family, explained, find, listed
 from assay.doctor.inputs import Recompute, read_reports
-from assay.doctor.report import LEVELS, Report, escaped, write
+from assay.doctor.report import LEVELS, Report, escape, write
 from assay.doctor.report.select import UnknownCode, select
 from assay.doctor.report.summary import Summary
 from assay.doctor.search import search
 from assay.machine import durable
+from assay.machine.user_error import UserError
 from assay.verdict import State
 
 _WIDEST = 120  # longer lines are hard to read
 _NO_TERMINAL = (100, 24)  # columns and lines where there is none
 
 
-class OutError(ValueError):
+class OutError(UserError, ValueError):
     """The report could not be written. The message is one sentence with the file."""
 
 
@@ -50,10 +51,10 @@ def run(
         except OSError as error:
             raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
         counts = reports[0].counts if len(reports) == 1 else Summary.of(reports)
-        print(f"{escaped(str(out))}: {counts}", file=sys.stderr)
+        print(f"{escape(str(out))}: {counts}", file=sys.stderr)
     for report in reports if out is not None or how in ("json", "sarif") else ():  # nobody reads these as they are
         if report.failure:
-            print(f"assay: {escaped(report.failure)}", file=sys.stderr)
+            print(f"assay: {escape(report.failure)}", file=sys.stderr)
     return exit_code(reports, fail_on)
 
 

@@ -4,7 +4,6 @@ keeps the doctor from the others.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +14,9 @@ from assay.doctor.catalogue import KINDS, Illness, by_code, catalogue, illnesses
 from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import input_paths, open_evidence
-from assay.doctor.report import NO_TRAINING, Crash, Report, escaped
+from assay.doctor.report import NO_TRAINING, Crash, Report
 from assay.doctor.report.select import nearest
+from assay.machine.terminal import ProgressLine
 from assay.programs.program import Program
 from assay.programs.read.text import SourceError
 from assay.record import RunError
@@ -52,8 +52,12 @@ def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute:
 
 def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None, raises: bool) -> Report:
     try:
-        with _Looking(path):
+        progress = ProgressLine()
+        progress.show(f"looking at {path} ...")
+        try:
             return _diagnose_path(path, illnesses, recompute)
+        finally:
+            progress.clear()
     except UNREADABLE as error:
         if raises:
             raise
@@ -130,20 +134,3 @@ def _once(reports: Sequence[Report]) -> list[Report]:
         diagnosis = replace(report.diagnosis, words=tuple(words), causes=root_causes(words))
         kept.append(replace(report, diagnosis=diagnosis))
     return kept
-
-
-class _Looking:
-    """One line on a terminal's stderr while a long run is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._line = f"looking at {escaped(str(path))} ..." if sys.stderr.isatty() else ""
-
-    def __enter__(self) -> None:
-        self._show(self._line)
-
-    def __exit__(self, *_: object) -> None:
-        self._show("\r\x1b[K" if self._line else "")
-
-    def _show(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()

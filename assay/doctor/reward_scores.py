@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from assay.doctor.evidence.reward import PROBLEMS_IN_ALL_FORMS, Pairs, ProbeScore, RewardTrial, Role
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_applicable, not_enough_data, shown
+from assay.machine.terminal import quote
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 WITHOUT_ANSWER = {"format"}  # built-in rewards that do not read the answer, and are not meant to
 TOLERANCE = 1e-9  # two rewards closer than this are equal: a sum of weights may round
@@ -125,7 +126,7 @@ def _is_same(first: float | None, second: float | None) -> bool:
 def unsteady_finding(message: str, pairs: Sequence[Pair]) -> Verdict:
     """A finding on calls that gave one reward, then another."""
     examples = tuple(
-        f"problem {first.probe.problem + 1}, {first.probe.role} {shown(first.probe.text)}: "
+        f"problem {first.probe.problem + 1}, {first.probe.role} {quote(first.probe.text)}: "
         f"{_number(first)}, then {_number(second)}"
         for first, second in pairs[:EXAMPLES]
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from assay.doctor.evidence import Batch, Evidence
-from assay.verdict import shown
+from assay.machine.terminal import quote
 
 WORDS = frozenset(
     (
@@ -94,7 +94,7 @@ def _usable_settings(settings: Any, source: str, notes: list[str]) -> dict[str, 
         if wanted is None:
             kept[name] = value
         else:
-            notes.append(f"{source}: the setting {name} = {shown(str(raw))} is not used: it must be {wanted}")
+            notes.append(f"{source}: the setting {name} = {quote(str(raw))} is not used: it must be {wanted}")
     return kept
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from assay.config import ConfigError
 from assay.machine.secrets import without_secrets
-from assay.machine.terminal import escaped
+from assay.machine.terminal import escape
 from assay.rewards.limits import memory_limit
 from assay.types import Failure, Prompt, Rollout, Score
 
@@ -161,7 +161,7 @@ def failure_block(facts: Mapping[str, Any]) -> list[str]:
         f"completion{several}: {facts['completion']!r}",
         *_printed_lines(facts["printed"]),
     ]
-    return [escaped(line) for line in lines]
+    return [escape(line) for line in lines]
 
 
 def load_error(spec: str, reply: Mapping[str, Any], printed: str) -> ConfigError:
@@ -170,7 +170,7 @@ def load_error(spec: str, reply: Mapping[str, Any], printed: str) -> ConfigError
     where = f" (at {trace['place']})" if trace.get("place") else ""
     error = ConfigError(f"reward.functions = {spec!r}: {reply['error']}{where}")
     for line in (*_traceback(trace.get("frames", ())), *_printed_lines(printed)):
-        error.add_note(escaped(line))
+        error.add_note(escape(line))
     return error
 
 

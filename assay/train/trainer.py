@@ -3,7 +3,7 @@
 A facade. The loop is train/loop.py, sampling is engine/shared_weights.py, advantages and loss are grpo.py, masks are
 train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
 
-Shape legend: P prompts, G completions a prompt, N = P * G rows with the members of a group adjacent, B rows,
+Shape legend: P prompts, G completions per prompt, N = P * G rows with the members of a group adjacent, B rows,
 T completion tokens, V vocabulary.
 """
 
@@ -37,7 +37,7 @@ from assay.train.step.credit import advantages_of
 from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner
 from assay.train.step.verbs import StepStages
-from assay.train.trainer_step import CallerPrompts, RewardFunction, Stats, StepStats
+from assay.train.trainer_step import CallerPrompts, CallerReward, Stats, StepStats
 from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
 
@@ -302,7 +302,7 @@ class GRPOTrainer:
         self.policy = self.learner.policy = self.engine.policy = renewed(self.policy, warnings.warn)
         config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
         source = CallerPrompts(prompts, config.run.seed)
-        reward = RewardFunction(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
+        reward = CallerReward(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
         verbs = StepStages(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
         stats = StepStats(config, clock)
         train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)

@@ -26,7 +26,6 @@ from benchmarks.model.workload import (
     Job,
     Tokens,
     Workload,
-    checksum,
     completions_of,
     prompts_of,
     reward_of,
@@ -144,7 +143,7 @@ class Contender:
     def _learn(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]], number: int) -> None:
         assert self.learner is not None
         groups = [
-            Group(prompt, tuple(group), tuple(Score.of({"trivial": reward_of(one.tokens)}) for one in group))
+            Group(prompt, tuple(group), tuple(Score.of({"trivial": reward_of(rollout.tokens)}) for rollout in group))
             for prompt, group in zip(prompts, rollouts, strict=True)
         ]
         samples = credit(groups, self.config.advantage, {}, mask_truncated=False)
@@ -153,12 +152,6 @@ class Contender:
             self.updates += self.learner.update(minibatch, frozen, number).update.applied
 
     def work(self, weights: float) -> Work:
-        return Work(
-            prompts_sha256=checksum(self.seen_prompts),
-            completions_sha256=checksum(self.given) if self.given else "",
-            rows=len(self.lengths) // self.job.iterations,
-            shortest=min(self.lengths),
-            longest=max(self.lengths),
-            updates=self.updates,
-            weights=weights,
+        return Work.of(
+            self.seen_prompts, self.given, self.lengths, self.job.iterations, updates=self.updates, weights=weights
         )

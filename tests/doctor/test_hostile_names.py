@@ -14,8 +14,8 @@ from assay.cli import app
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.report import FORMATS, Crash, Report, write
-from assay.machine.terminal import printable
-from assay.verdict import Fact, Place, State, Verdict, escaped, finding, healthy, not_enough_data
+from assay.machine.terminal import escape, printable
+from assay.verdict import Fact, Place, State, Verdict, finding, healthy, not_enough_data
 
 PIECES = (
     "::", "::stop-commands::x", "::add-mask::y", "::error file=a,line=1::z", ":::", ": :", "##[", "##[error]",
@@ -76,7 +76,7 @@ def test_no_line_is_a_command(how):
 
 def test_what_is_escaped_can_be_broken_anywhere_between_words():
     for seed in range(2000):
-        words = escaped(hostile(seed)).split(" ")
+        words = escape(hostile(seed)).split(" ")
         assert not commands_in("\n".join(words))
         assert not commands_in(printable(hostile(seed)))
 

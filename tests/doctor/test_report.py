@@ -15,6 +15,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, healthy_curves
 from assay.doctor.report import FORMATS, TEXT_LEFT_OUT, Report, write
 from assay.doctor.report.select import UnknownCode, select
+from assay.machine.terminal import quote
 from assay.verdict import (
     Confidence,
     Fact,
@@ -25,7 +26,6 @@ from assay.verdict import (
     healthy,
     not_applicable,
     not_enough_data,
-    shown,
 )
 
 HOSTILE = "a\x1b[2Jb\n::error::c\u202ed"
@@ -149,9 +149,9 @@ def test_hostile_text_reaches_no_terminal_and_no_workflow(how):
 @pytest.mark.parametrize("how", ["json", "sarif", "github", "md"])
 def test_no_prompt_and_no_completion_is_in_machine_output(how):
     secret, long = "my secret prompt", "it's " * 40
-    quoted = f"row 3 says {shown(secret)} and {shown(long)}"
+    quoted = f"row 3 says {quote(secret)} and {quote(long)}"
     batch = healthy_batch(texts={"prompt": [secret] * 16, "completion": [long] * 16})
-    verdict = finding(quoted, Fact(f"of {shown(secret)}", secret), Fact("both", quoted), fix=quoted)
+    verdict = finding(quoted, Fact(f"of {quote(secret)}", secret), Fact("both", quoted), fix=quoted)
     words = (Word(CAUSE, verdict, batches=1), Word(WASTE, healthy(quoted)))
     one = Report.of("runs/x", Evidence((batch,)), Diagnosis(words, notes=(quoted,)))
     text = write([one], how, all_passes=True)
@@ -164,7 +164,7 @@ def test_no_prompt_and_no_completion_is_in_machine_output(how):
 
 def test_a_text_that_quotes_another_is_left_out_whole():
     batch = healthy_batch(texts={"prompt": ["say 'a' to the secret"] * 16, "completion": ["a"] * 16})
-    words = (Word(CAUSE, finding(f"row 0 has {shown(batch.texts['prompt'][0])}"), batches=1),)
+    words = (Word(CAUSE, finding(f"row 0 has {quote(batch.texts['prompt'][0])}"), batches=1),)
     one = Report.of("x", Evidence((batch,)), Diagnosis(words))
     assert f"row 0 has {TEXT_LEFT_OUT} [proven]" in write([one.without_texts()], "concise")
 

@@ -96,6 +96,36 @@ def test_a_pass_in_pieces_of_one_width_is_joined_and_another_width_begins_again(
     assert inputs.joined()["input_ids"].tolist() == [[4, 5], [6, 7]]
 
 
+def causal_mask(padding: list[list[int]]) -> torch.Tensor:
+    real = torch.tensor(padding).bool()
+    return real[:, None, None, :] & torch.ones(real.shape[1], real.shape[1], dtype=torch.bool).tril()
+
+
+def test_a_4d_mask_is_kept_as_the_padding_mask_that_it_stands_for():
+    class Model(nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return input_ids
+
+    padding = [[0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+    whole = causal_mask(padding)
+    added = torch.zeros(whole.shape).masked_fill(~whole, torch.finfo(torch.float32).min)
+    shared = whole.clone()
+    shared[2, 0, 3, 2] = False  # the last token does not see the one before it: no padding mask says so
+    ids = torch.ones(3, 4, dtype=torch.int64)
+    model = Model()
+    with PassInputs(model).watching() as inputs:
+        model(ids, attention_mask=whole)
+        model(ids, attention_mask=added)
+        assert inputs.left_out == ""
+        model(ids, attention_mask=shared)
+    assert [given["attention_mask"].int().tolist() for given in inputs.passes[:2]] == [padding, padding]
+    assert "attention_mask" not in inputs.passes[2]
+    assert "hides more than padding" in inputs.left_out
+    with PassInputs(model, whole_masks=True).watching() as inputs:
+        model(ids, attention_mask=shared)
+    assert inputs.passes[0]["attention_mask"].dim() == 4
+
+
 def test_faults_are_handed_over_and_signals_are_not():
     faults = []
     guard = Guard(faults.append)

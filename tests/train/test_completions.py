@@ -86,8 +86,8 @@ def test_no_line_is_wider_than_the_terminal_and_none_can_move_its_cursor(width: 
 
 
 def test_an_escaped_text_shows_what_is_in_it() -> None:
-    assert escape(HOSTILE) == "a\\x1b[2Jb\\x9b31mc\\x07\\x00d\\u202ee\\ud800f\\u200bg\u21b5h\\ti"
-    assert escape("a\nb", ascii_only=True) == "a\\nb"
+    assert escape(HOSTILE, arrows=True) == "a\\x1b[2Jb\\x9b31mc\\x07\\x00d\\u202ee\\ud800f\\u200bg\u21b5h\\ti"
+    assert escape("a\nb", arrows=True, ascii_only=True) == "a\\nb"
 
 
 def test_a_long_text_keeps_its_beginning_and_more_of_its_end() -> None:

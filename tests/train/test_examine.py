@@ -21,7 +21,7 @@ from assay.train.run import run
 from assay.train.step import learner
 from assay.train.step.pack import pack
 from assay.train.watch import DoctorStop
-from assay.types import Batch, Group, Score
+from assay.types import FrozenBatch, Group, Score
 
 SMALL = {
     "run.steps": 3,
@@ -296,7 +296,7 @@ def work_of(groups, signal):
         max_tokens=4,
         packing=CausalPacking(torch.device("cpu")),
     )
-    return StepInProgress(CollectedGroups(tuple(made)), tuple(samples), Batch((minibatch,), ((),), 1)), minibatch
+    return StepInProgress(CollectedGroups(tuple(made)), tuple(samples), FrozenBatch((minibatch,), ((),), 1)), minibatch
 
 
 @pytest.mark.parametrize(

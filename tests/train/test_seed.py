@@ -120,7 +120,7 @@ def test_the_reference_is_the_seeded_model_with_its_adapter(assay_command, sourc
 @pytest.mark.parametrize("changes", [{}, {"model__lora_rank": 2}])
 def test_an_adapter_of_other_settings_is_merged(assay_command, sources, run_path, changes):
     said = train(assay_command, run_path, model__path=sources / "lora", **changes).stderr
-    assert "its adapter of rank 4, merged into its model: equal but for rounding" in said
+    assert "its adapter of rank 4, merged into its model: equal except for rounding" in said
     old, new = logits(policy_of(sources / "lora")), logits(policy_of(run_path, "update-00000000"))
     assert (old - new).abs().max() < 1e-5
     trained = policy_of(run_path).model.named_parameters()

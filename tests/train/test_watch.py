@@ -18,7 +18,7 @@ from assay.verdict import Confidence, Severity, finding
 # an entropy bonus, two minibatches of two micro-batches, and numbers drawn from the global generators
 SICK = settings(evaluate__prompts=0, loss__entropy_coef=0.01)
 PLAIN_LOGITS = "assay.policy.plain:plain_logits"
-WRITE = "assay.train.watch:Watch._write"
+WRITE = "assay.train.watch:RunWatch._write"
 LOOK = "assay.doctor.live:diagnose"
 
 

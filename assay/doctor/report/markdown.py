@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import NO_TRAINING, Report, escaped
+from assay.doctor.report import NO_TRAINING, Report, escape
 from assay.doctor.report.summary import Summary, missing_in_short
 from assay.doctor.report.text import MOST_CLEAN
 from assay.verdict import State
@@ -48,7 +48,7 @@ def plain(text: str) -> str:
     >>> plain("a|b <i>*c*</i> d_e")
     'a\\|b &lt;i&gt;\\*c\\*&lt;/i&gt; d\\_e'
     """
-    quoted = re.sub(r"([\\`*_\[\]|#~$@])", r"\\\1", escaped(text))
+    quoted = re.sub(r"([\\`*_\[\]|#~$@])", r"\\\1", escape(text))
     return quoted.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 
 from assay.doctor.catalogue import Illness
+from assay.machine.user_error import UserError
 
 
-class UnknownCode(ValueError):
+class UnknownCode(UserError, ValueError):
     """No illness is called so. The message is one sentence with the nearest."""
 
 

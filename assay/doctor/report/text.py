@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import NO_TRAINING, Report, escaped
+from assay.doctor.report import NO_TRAINING, Report, escape
 from assay.doctor.report.summary import Summary, missing_in_short
 from assay.verdict import Severity, State
 
@@ -63,30 +63,30 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
     found: list[str] = []
     failed: list[str] = []
     for report in reports:
-        place = escaped(report.path)
+        place = escape(report.path)
         kept = [note for note in report.diagnosis.notes if note != NO_TRAINING or len(reports) == 1]
-        notes += [f"{place}: note {escaped(note)}" for note in kept]
+        notes += [f"{place}: note {escape(note)}" for note in kept]
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
-            where = next((f"{escaped(str(position))}:{position.column + 1}" for position in word.verdict.places), place)
+            where = next((f"{escape(str(position))}:{position.column + 1}" for position in word.verdict.places), place)
             found.append(
-                f"{where}: {_paint(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
+                f"{where}: {_paint(word, word.severity, colour)} {_title(word)}: {escape(word.verdict.message)} "
                 f"[{word.confidence}]{follows}"
             )
         failed += [
-            f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed_words(report)
+            f"{place}: crashed {_title(word)}: {escape(word.verdict.message)}" for word in _crashed_words(report)
         ]
-        failed += [escaped(report.failure)] if report.failure else []
+        failed += [escape(report.failure)] if report.failure else []
     if len(reports) == 1 and not reports[0].failure:
-        return "\n".join([*notes, *found, *failed, f"{escaped(reports[0].path)}: {reports[0].counts}"])
+        return "\n".join([*notes, *found, *failed, f"{escape(reports[0].path)}: {reports[0].counts}"])
     return "\n".join([*found, *notes, *failed, str(Summary.of(reports))])
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """Lines of at most `width` characters, except for a longer word: codes and paths are never broken."""
     return textwrap.wrap(
-        escaped(text),
+        escape(text),
         max(width, 30),
         initial_indent=first,
         subsequent_indent=rest,
@@ -100,7 +100,7 @@ def bold(text: str, colour: bool) -> str:
 
 
 def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, is_alone: bool = True) -> str:
-    lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
+    lines = [bold(escape(report.path), colour) + f": {escape(report.looked_at)}", ""]
     notes = report.diagnosis.notes
     most = len(notes) if all_passes or len(notes) <= MOST_NOTES else MOST_NOTES - 1
     lines += [line for note in notes[:most] for line in _line(f"note     {note}", width)]
@@ -149,7 +149,7 @@ def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) ->
     lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
+    lines += [f"{_INDENT}{escape(line)}" for line in word.verdict.examples]
     lines += _places(report, word, width, why)
     lines += wrapped(f"fix: {word.fix}", width, _INDENT, _INDENT)
     if word.verdict.edit is not None:
@@ -160,7 +160,7 @@ def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) ->
     for follower in report.diagnosis.consequences(word.code):
         sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
         lines += wrapped(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
-        lines += [f"{_INDENT}    {escaped(line)}" for line in follower.verdict.examples if why]
+        lines += [f"{_INDENT}    {escape(line)}" for line in follower.verdict.examples if why]
     return lines
 
 
@@ -188,7 +188,7 @@ def _healthy(word: Word, width: int, most: int) -> list[str]:
     lines = _line(f"healthy  {_title(word)}: {word.verdict.message}", width)
     for fact in word.verdict.facts[:most]:
         lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
+    lines += [f"{_INDENT}{escape(line)}" for line in word.verdict.examples]
     if 0 < most < len(word.verdict.facts):
         lines.append(f"{_INDENT}- {len(word.verdict.facts) - most} more with --select {word.code}")
     return lines

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from assay.machine.durable import reason_unread
+from assay.machine.user_error import UserError
 from assay.programs.read.literals import count_lexemes, shorten
 from assay.programs.read.things import Module
 
@@ -30,7 +31,7 @@ _PYTHON_2 = re.compile(
 )
 
 
-class SourceError(ValueError):
+class SourceError(UserError, ValueError):
     """A file that cannot be read as Python. The message is one sentence with the file, the line and the fix."""
 
 

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from assay.grpo import KL_ESTIMATORS, OBJECTIVES, token_weights
 from assay.programs.graph import Value
 from assay.programs.run.roles import Piece, Roles
 from assay.programs.run.sight import numbers_of, requires_grad, sight
 from assay.programs.walk import walk
 from assay.record.batch import Array
+from assay.types import Totals
 
 FITS = 1e-3  # of the largest gradient
 
@@ -41,11 +44,8 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
     flow = roles.flow
     below = {id(value) for value in walk(piece.kl_differences, flow.users)}
     before = [value for value in flow.values if id(value) in below and not _depends(value, piece.product)]
-    estimators = {
-        "k1": new - ref,
-        "k2": (new - ref) ** 2 / 2,
-        "k3": np.exp(np.clip(ref - new, -60, 60)) - (ref - new) - 1,
-    }
+    differences = torch.tensor(new - ref, dtype=torch.float64).clamp(min=-60)
+    estimators = {name: estimate(differences).numpy() for name, estimate in KL_ESTIMATORS.items()}
     found: tuple[str, Array] | None = None
     coefficients = []
     for value in before:
@@ -96,15 +96,18 @@ def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[st
         ref_BT = np.asarray(fields["ref_logprobs"])
         slope_BT = 1 - np.exp(np.clip(np.where(mask_BT, ref_BT - new_BT, 0.0), -60, 60))
         pull_BT = pull_BT + float(fields["kl_coef"]) * np.where(mask_BT, slope_BT, 0.0)
-    lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+    tokens, limit = int(mask_BT.sum()), fields.get("max_tokens")
+    totals = Totals(len(mask_BT), tokens, tokens, int(limit or 0))
+    left_out = {"rollout_token_mean"}  # in one update the same as token_mean
+    if not limit:
+        left_out.add("constant")
+    if len(set(np.maximum(mask_BT.sum(axis=1), 1).tolist())) == 1:
+        left_out.add("token_mean")  # the same number as sequence_mean here: which it is would show later
     weights: dict[str, Array] = {
-        "grpo": 1 / (lengths_B1 * len(mask_BT)),
-        "bnpo": np.full((1, 1), 1 / mask_BT.sum()),
+        name: token_weights(torch.tensor(mask_BT, dtype=torch.float64), chosen.aggregation, totals).numpy()
+        for name, chosen in OBJECTIVES.items()
+        if chosen.clips and chosen.level == "token" and chosen.aggregation not in left_out
     }
-    if fields.get("max_tokens"):
-        weights["dr_grpo"] = np.full((1, 1), 1 / (len(mask_BT) * float(fields["max_tokens"])))
-    if len(set(lengths_B1.reshape(-1).tolist())) == 1:
-        weights.pop("bnpo")  # the same number here: which it is would show later
     scale = float(np.abs(gradients_BT).max())
     fits = [name for name, weight in weights.items() if np.abs(pull_BT * weight - gradients_BT).max() <= FITS * scale]
     if len(fits) != 1 or scale == 0:

@@ -124,7 +124,9 @@ PLANTS: dict[str, Plant] = {
         replaces={"assay.train.step.learner.Learner._gradients": _not_unscaled},
         steps=24,
     ),
-    "MET06": Plant(settings=("optimizer.epochs=4",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=4),
+    "MET06": Plant(
+        settings=("optimizer.epochs=4",), replaces={"assay.record.directory.metrics_row": _counts_clipped}, steps=4
+    ),
     "MET07": Plant(
         settings=("rollout.max_tokens=4", "rollout.truncated=mask"),
         replaces={"assay.train.step.verbs.score": _partial_credit},

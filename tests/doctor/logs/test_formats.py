@@ -221,12 +221,12 @@ def test_a_folder_with_a_log_of_another_trainer_is_read(tmp_path):
 
 
 def test_a_long_file_is_streamed_and_shows_progress(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("assay.doctor.evidence.logs.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("assay.machine.terminal.LOG_SECONDS", 0.0)
     path = written(tmp_path, [{"step": step, "loss": 0.5} for step in range(5000)])
     assert len(losses(path)) == 5000
     shown = capsys.readouterr()
     assert shown.err.startswith("reading 'log': ")
-    assert shown.err.count("\n") == 1
+    assert shown.err.count("\n") == 3
     assert shown.out == ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.doctor.evidence.logs.progress import lines_of
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number
-from assay.verdict import shown
+from assay.machine.terminal import quote
 
 _LONG = ({"name", "tag", "metric", "key"}, "value")  # one number per line, under its name
 _NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf|NaN|Infinity)"
@@ -87,7 +87,7 @@ def gather_csv(path: Path, gatherer: Gatherer) -> None:
     if short:
         gatherer.notes.append(f"{path.name}: {short} rows have another number of cells than the header")
     if run:
-        gatherer.notes.append(f"{path.name} is an export of W&B's; it is read as the run {shown(run)}")
+        gatherer.notes.append(f"{path.name} is an export of W&B's; it is read as the run {quote(run)}")
 
 
 def _cell(text: str, separator: str) -> str:
@@ -102,7 +102,7 @@ def _columns_of_one_run(names: Sequence[str], notes: list[str]) -> tuple[str, di
     if not runs:
         doubled = [name for name, count in Counter(names).items() if count > 1 and name]
         if doubled:
-            notes.append(f"the column {shown(doubled[0])} stands more than once; the last of them counts")
+            notes.append(f"the column {quote(doubled[0])} stands more than once; the last of them counts")
         return "", {at: name for at, name in enumerate(names) if name}
     columns = {}
     for at, name in enumerate(names):
@@ -112,7 +112,7 @@ def _columns_of_one_run(names: Sequence[str], notes: list[str]) -> tuple[str, di
         elif match["run"] == runs[0] and not name.endswith(("__MIN", "__MAX")):
             columns[at] = match["metric"]
     if len(runs) > 1:
-        others = ", ".join(map(shown, runs[1:4]))
+        others = ", ".join(map(quote, runs[1:4]))
         notes.append(
             f"the table holds {len(runs)} runs; the first is read, the others are not ({others}): export one at a time"
         )

@@ -35,7 +35,8 @@ from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import quarter_medians, reward_range
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, shown
+from assay.machine.terminal import quote
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 GAIN = 0.1  # of the range of rewards: what the training reward must have gained
 STALLED = 0.2  # held-out gain as a share of it: less is flat
@@ -94,12 +95,12 @@ def _components(curves: Curves, facts: list[Fact]) -> str:
     if len(own) < 2:
         return ""
     moves = {name: _move(curves.need(name)[0], name) for name in own if curves.has(name)}
-    facts += [Fact(f"change of {shown(name)}", move[0]) for name, move in moves.items()]
+    facts += [Fact(f"change of {quote(name)}", move[0]) for name, move in moves.items()]
     fallen = [name for name, (change, noise) in moves.items() if change < -max(FALL * _size(curves, name), noise)]
     risen = [name for name, (change, noise) in moves.items() if change > max(FALL * _size(curves, name), noise)]
     if not (fallen and risen):
         return ""
-    return f"by {shown(risen[0])}, while {shown(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
+    return f"by {quote(risen[0])}, while {quote(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
 
 
 def _move(values_N: Numbers, name: str) -> tuple[float, float]:
