@@ -150,10 +150,6 @@ def sick() -> Evidence:
     return of_batch(edited(batch, kl=kl_BT, kl_mean=float(kl_BT.sum() / batch.arrays["mask"].sum())))
 
 
-def well() -> Evidence:
-    return of_batch(_without_loss())
-
-
 def _without_loss() -> Batch:
     names = ("loss", "policy_loss", "kl_loss", "token_loss", "gradients", "gradients_split", "gradients_perturbed")
     again = ("again", "padded", "permuted", "split", "perturbed")
@@ -174,7 +170,7 @@ ILLNESS = Illness(
         "KL explodes to billions",
     ),
     sick=sick,
-    well=well,
+    well=lambda: of_batch(_without_loss()),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.illnesses.ratio.clip_dead import fitted
@@ -160,14 +160,6 @@ def _reaches_loss(value: Value, flow: Flow) -> bool:
     return flow.loss in walk(value, carriers)
 
 
-def sick() -> Evidence:
-    return of_batch(_gradients(kl_share=0.0))
-
-
-def well() -> Evidence:
-    return of_batch(_gradients(kl_share=1.0))
-
-
 def _gradients(kl_share: float) -> Batch:
     """A policy that has moved away from its reference; so much of the KL's gradient reaches it."""
     batch = healthy_batch(update=1)
@@ -189,8 +181,8 @@ ILLNESS = Illness(
         "KL computed under no_grad",
     ),
     run=check_run,
-    sick=sick,
-    well=well,
+    sick=lambda: of_batch(_gradients(kl_share=0.0)),
+    well=lambda: of_batch(_gradients(kl_share=1.0)),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("0.04 * kl)", "0.04 * kl.detach())"), well=GRPO),

@@ -215,14 +215,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
-def sick() -> Evidence:
-    return Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0))
-
-
-def well() -> Evidence:
-    return Evidence((healthy_batch(),), _curves(sign=1.0))
-
-
 def _flipped(batch: Batch) -> Batch:
     """The same batch with the KL subtracted, in the loss, its tokens and its gradients."""
     mask_BT, new_BT, ref_BT, kl_BT = batch.need("mask", "new_logprobs", "ref_logprobs", "kl")
@@ -257,8 +249,8 @@ ILLNESS = Illness(
         "KL goes up with a larger beta",
         "loss increases",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0)),
+    well=lambda: Evidence((healthy_batch(),), _curves(sign=1.0)),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -250,14 +250,6 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
             )
 
 
-def sick() -> Evidence:
-    return Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0))
-
-
-def well() -> Evidence:
-    return Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60)))
-
-
 def _following(batch: Batch) -> Batch:
     """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
     mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
@@ -292,8 +284,8 @@ ILLNESS = Illness(
         "reference changes during training",
     ),
     run=check_run,
-    sick=sick,
-    well=well,
+    sick=lambda: Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0)),
+    well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
@@ -61,14 +61,6 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
-def sick() -> Evidence:
-    return of_curves(_falling(0.4))
-
-
-def well() -> Evidence:
-    return of_curves(_falling(0.97))
-
-
 def _falling(reward: float) -> Curves:
     """The entropy goes to 0.02 nats; the reward stands at `reward` from the middle on."""
     steps = np.arange(60)
@@ -94,8 +86,8 @@ ILLNESS = Illness(
         "entropy keeps falling",
         "entropy increases",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(_falling(0.4)),
+    well=lambda: of_curves(_falling(0.97)),
     curves=check_curves,
     explains=frozenset({"ADV09", "MET07", "LOSS05"}),
 )

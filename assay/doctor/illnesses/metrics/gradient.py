@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import STEPS, is_solved
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
@@ -109,14 +109,6 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
         )
 
 
-def sick() -> Evidence:
-    return of_curves(healthy_curves(updates_skipped=np.arange(60) % 4 == 3))
-
-
-def well() -> Evidence:
-    return of_curves(healthy_curves(updates_skipped=np.arange(60) == 30))
-
-
 ILLNESS = Illness(
     code="MET05",
     name="gradient",
@@ -134,7 +126,7 @@ ILLNESS = Illness(
         "gradient is zero",
         "loss spikes",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(healthy_curves(updates_skipped=np.arange(60) % 4 == 3)),
+    well=lambda: of_curves(healthy_curves(updates_skipped=np.arange(60) == 30)),
     curves=check_curves,
 )

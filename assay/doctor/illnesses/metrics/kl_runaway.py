@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import STEPS, is_solved, quarter_medians
@@ -75,14 +75,6 @@ def _largest(old_N: Numbers, curves: Curves) -> Fact:
     return Fact("largest old_kl", float(old_N[worst]), JUMP, int(step) if np.isfinite(step) else None)
 
 
-def sick() -> Evidence:
-    return of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60)))
-
-
-def well() -> Evidence:
-    return of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4)))
-
-
 ILLNESS = Illness(
     code="MET02",
     name="kl_runaway",
@@ -101,8 +93,8 @@ ILLNESS = Illness(
         "policy collapse",
         "loss increases after some steps",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60))),
+    well=lambda: of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4))),
     curves=check_curves,
     explains=frozenset({"MET01", "MET05"}),
 )

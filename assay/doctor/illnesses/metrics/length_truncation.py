@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
@@ -55,14 +55,6 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
-def sick() -> Evidence:
-    return of_curves(_growing(0.7))
-
-
-def well() -> Evidence:
-    return of_curves(_growing(0.3))
-
-
 def _growing(last: float) -> Curves:
     share_N = np.interp(np.arange(60), [0, 50], [0.05, last])
     return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
@@ -86,8 +78,8 @@ ILLNESS = Illness(
         "answers too long",
         "every completion is clipped at the token limit",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(_growing(0.7)),
+    well=lambda: of_curves(_growing(0.3)),
     curves=check_curves,
     explains=frozenset({"MET07", "HYP01"}),
 )

@@ -31,7 +31,7 @@ import math
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import quarter_medians, reward_range
@@ -116,14 +116,6 @@ def _size(curves: Curves, name: str) -> float:
     return float(np.nanmax(np.abs(values_N)))
 
 
-def sick() -> Evidence:
-    return of_curves(_evaluated(0.3))
-
-
-def well() -> Evidence:
-    return of_curves(_evaluated(0.6))
-
-
 def _evaluated(after: float) -> Curves:
     curves = healthy_curves()
     evaluations = [
@@ -147,8 +139,8 @@ ILLNESS = Illness(
         "model exploits the reward",
         "overfits the reward function",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(_evaluated(0.3)),
+    well=lambda: of_curves(_evaluated(0.6)),
     curves=check_curves,
     explains=frozenset({"MET01", "MET02"}),
 )

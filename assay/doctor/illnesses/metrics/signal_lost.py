@@ -178,14 +178,6 @@ def _median(curves: Curves, name: str) -> float:
     return share if 0.0 <= share <= 1.0 else 0.0
 
 
-def sick() -> Evidence:
-    return Evidence((_masked(1),), healthy_curves(tokens_in_loss=400))
-
-
-def well() -> Evidence:
-    return Evidence((_masked(6),), healthy_curves(tokens_in_loss=1000))
-
-
 def _masked(rows: int) -> Batch:
     """Only the first so many rows are in the loss; everything that was computed from the others is left out."""
     batch = healthy_batch(update=1)
@@ -217,8 +209,8 @@ ILLNESS = Illness(
         "few samples carry signal",
         "learning is slow although steps are fast",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: Evidence((_masked(1),), healthy_curves(tokens_in_loss=400)),
+    well=lambda: Evidence((_masked(6),), healthy_curves(tokens_in_loss=1000)),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"HYP01"}),

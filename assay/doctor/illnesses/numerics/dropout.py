@@ -32,7 +32,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.rounding import SAME_PASS, dtype_of
@@ -114,14 +114,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
-def sick() -> Evidence:
-    return of_batch(_scored_again(0.05, modules=4))
-
-
-def well() -> Evidence:
-    return of_batch(_scored_again(0.0001, modules=0))
-
-
 def _scored_again(spread: float, modules: int) -> Batch:
     batch = healthy_batch()
     noise_BT = spread * np.random.default_rng(3).standard_normal(batch.arrays["mask"].shape)
@@ -141,8 +133,8 @@ ILLNESS = Illness(
         "log-probs differ on every call",
         "forgot model.eval()",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_batch(_scored_again(0.05, modules=4)),
+    well=lambda: of_batch(_scored_again(0.0001, modules=0)),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

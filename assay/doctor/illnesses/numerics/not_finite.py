@@ -151,14 +151,6 @@ def _example(value: float | None, skipped: int) -> Evidence:
     return Evidence((broken_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
 
 
-def sick() -> Evidence:
-    return _example(float("nan"), 1)
-
-
-def well() -> Evidence:
-    return _example(None, 0)
-
-
 ILLNESS = Illness(
     code="NUM03",
     name="not_finite",
@@ -175,8 +167,8 @@ ILLNESS = Illness(
         "probability tensor contains nan",
         "model outputs !!!!!",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _example(float("nan"), 1),
+    well=lambda: _example(None, 0),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"LOSS05", "MET05", "RAT01"}),

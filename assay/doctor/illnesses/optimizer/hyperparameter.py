@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.recompute.terms import stated_objective
@@ -212,14 +212,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy(f"{one.name} is {one.value:g}", places=one.places)
 
 
-def sick() -> Evidence:
-    return of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000}))
-
-
-def well() -> Evidence:
-    return of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000}))
-
-
 ILLNESS = Illness(
     code="HYP01",
     name="hyperparameter",
@@ -244,8 +236,8 @@ ILLNESS = Illness(
         "kl explodes",
         "loss increases rapidly",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000})),
+    well=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000})),
     curves=check_curves,
     source=check_source,
     scripts=Scripts(sick=changed("lr=1e-6", "lr=0.5"), well=GRPO),

@@ -193,10 +193,6 @@ def _clipped(batch: Batch) -> Array | None:
     return np.asarray(beyond_BT if clipped_BT is None else beyond_BT | clipped_BT)
 
 
-def sick() -> Evidence:
-    return Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6))
-
-
 def well() -> Evidence:
     """Fresh adapters: half of them have no gradient in the first update, and all change later."""
     batch = edited(healthy_batch(), tensors_changed=10, tensors_without_gradient=10, lora_rank=8)
@@ -220,7 +216,7 @@ ILLNESS = Illness(
         "trained model is identical to the base model",
     ),
     run=check_run,
-    sick=sick,
+    sick=lambda: Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6)),
     well=well,
     batch=check_batch,
     curves=check_curves,

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.programs.facts.optimizer.optimizers import optimizers
@@ -104,14 +104,6 @@ def _is_adapted(program: Program, model: Value) -> bool:
     return any(network(one) is network(model) for one in wrapped)
 
 
-def sick() -> Evidence:
-    return of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16"))
-
-
-def well() -> Evidence:
-    return of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16"))
-
-
 ILLNESS = Illness(
     code="OPT01",
     name="pure_bf16",
@@ -125,8 +117,8 @@ ILLNESS = Illness(
         "updates vanish in half precision",
         "small learning rate has no effect in bf16",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
+    well=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

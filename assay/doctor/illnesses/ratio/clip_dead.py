@@ -31,7 +31,7 @@ from dataclasses import replace
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute import gradient_parts, terms
@@ -230,14 +230,6 @@ def _is_unclipped_twice(value: Value, ratio: Value) -> bool:
     return one is not None and other is not None and np.array_equal(one, other)
 
 
-def sick() -> Evidence:
-    return of_batch(_one_far(dead=True))
-
-
-def well() -> Evidence:
-    return of_batch(_one_far(dead=False))
-
-
 def _one_far(dead: bool) -> Batch:
     """A later update in which three tokens of wanted rows have left the clip range, and one of an unwanted row, which
     no clip holds back."""
@@ -273,8 +265,8 @@ ILLNESS = Illness(
         "clip function is not applied",
     ),
     run=check_run,
-    sick=sick,
-    well=well,
+    sick=lambda: of_batch(_one_far(dead=True)),
+    well=lambda: of_batch(_one_far(dead=False)),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),

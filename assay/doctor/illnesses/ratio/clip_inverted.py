@@ -212,10 +212,6 @@ def sick() -> Evidence:
     )
 
 
-def well() -> Evidence:
-    return of_batch(_moved())
-
-
 def _moved() -> Batch:
     """A later update: of the tokens with room for it, some have moved out of the clip range, on either side."""
     batch = healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
@@ -241,7 +237,7 @@ ILLNESS = Illness(
         "clip function is wrong",
     ),
     sick=sick,
-    well=well,
+    well=lambda: of_batch(_moved()),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),

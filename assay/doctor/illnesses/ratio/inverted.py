@@ -193,10 +193,6 @@ def sick() -> Evidence:
     return of_batch(edited(exchanged, **turned, new_logprobs=new_BT, old_logprobs=old_BT))
 
 
-def well() -> Evidence:
-    return of_batch(consistent(_without_kl()))
-
-
 def _without_kl() -> Batch:
     return healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
 
@@ -216,7 +212,7 @@ ILLNESS = Illness(
         "good answers become rarer",
     ),
     sick=sick,
-    well=well,
+    well=lambda: of_batch(consistent(_without_kl())),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),

@@ -134,14 +134,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
-def sick() -> Evidence:
-    return _evidence(0.02)
-
-
-def well() -> Evidence:
-    return _evidence(0.0001)
-
-
 def _evidence(spread: float) -> Evidence:
     """New differs from old by noise; what was computed of new is taken away, and the ratio is as it must then be."""
     batch = healthy_batch()
@@ -169,8 +161,8 @@ ILLNESS = Illness(
         "clip fraction is not 0 on policy",
         "approx kl is not 0 at the first update",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _evidence(0.02),
+    well=lambda: _evidence(0.0001),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -206,10 +206,6 @@ def sick() -> Evidence:
     return Evidence((later,), healthy_curves(ratio_mean=1.0, ratio_std=0.0, ratio_min=1.0, ratio_max=1.0, old_kl=0.0))
 
 
-def well() -> Evidence:
-    return Evidence((healthy_batch(update=1),), healthy_curves())
-
-
 ILLNESS = Illness(
     code="RAT02",
     name="ratio_stuck_at_one",
@@ -226,7 +222,7 @@ ILLNESS = Illness(
         "clip ratio is always 0",
     ),
     sick=sick,
-    well=well,
+    well=lambda: Evidence((healthy_batch(update=1),), healthy_curves()),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -177,14 +177,6 @@ def _leaves_one_out(factor: Value) -> bool:
     return False
 
 
-def sick() -> Evidence:
-    return Evidence((_of_rows(divided=False),))
-
-
-def well() -> Evidence:
-    return Evidence((_of_rows(divided=True),))
-
-
 def _of_rows(*, divided: bool) -> Batch:
     """A later update under gspo with one ratio a row; what a loss made of it is left out."""
     batch = healthy_batch(update=1)
@@ -208,8 +200,8 @@ ILLNESS = Illness(
         "GSPO ratio explodes with length",
         "ratio explodes for long completions",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: Evidence((_of_rows(divided=False),)),
+    well=lambda: Evidence((_of_rows(divided=True),)),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(

@@ -243,14 +243,6 @@ def _is_clamped(program: Program, weight: Value) -> bool:
     return any(user.op in ("le", "lt", "where", "masked_fill", "minimum", "gt", "ge") for user in weight.users)
 
 
-def sick() -> Evidence:
-    return Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5))
-
-
-def well() -> Evidence:
-    return Evidence((_with_a_jump(0.5),), healthy_curves(ratio_max=10.0))
-
-
 def _with_a_jump(distance: float) -> Batch:
     """A later update in which one token of row 1 became likelier by so much; what a loss made of it is left out."""
     batch = healthy_batch(update=1)
@@ -291,8 +283,8 @@ ILLNESS = Illness(
         "ratio becomes inf",
         "importance sampling ratio explosion",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5)),
+    well=lambda: Evidence((_with_a_jump(0.5),), healthy_curves(ratio_max=10.0)),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -186,10 +186,6 @@ def sick() -> Evidence:
     return Evidence((_all_worth(0.5),), curves, reward=reward_evidence({Role.RIGHT: 0.0}, groups=()).reward)
 
 
-def well() -> Evidence:
-    return Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward)
-
-
 def _all_worth(reward: float) -> Batch:
     """A batch without KL in which every row has this reward; what a loss made of it is left out."""
     batch = healthy_batch()
@@ -235,7 +231,7 @@ ILLNESS = Illness(
     ),
     run=check_run,
     sick=sick,
-    well=well,
+    well=lambda: Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward),
     batch=check_batch,
     source=check_source,
     scripts=Scripts(SICK, WELL),

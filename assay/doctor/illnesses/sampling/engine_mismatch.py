@@ -264,15 +264,6 @@ def _noisy(spread: float) -> Evidence:
     return Evidence((edited(batch, sampler_logprobs=sampler_BT),), curves)
 
 
-def sick() -> Evidence:
-    """The engine computes in a precision of its own."""
-    return _noisy(0.02)
-
-
-def well() -> Evidence:
-    return _noisy(0.0001)
-
-
 ILLNESS = Illness(
     code="SAMP06",
     name="engine_mismatch",
@@ -287,8 +278,8 @@ ILLNESS = Illness(
         "rollout and training mismatch",
         "log-probs of vLLM and transformers do not match",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: _noisy(0.02),  # the engine computes in a precision of its own
+    well=lambda: _noisy(0.0001),
     batch=check_batch,
     curves=check_curves,
     explains=frozenset({"RAT07", "SYNC01"}),  # SYNC01 lists this one too: the surer is the cause

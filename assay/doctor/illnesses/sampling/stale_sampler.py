@@ -210,14 +210,6 @@ def _correlation(one_N: Array, other_N: Array) -> float:
     return float(np.corrcoef(one_N, other_N)[0, 1])
 
 
-def sick() -> Evidence:
-    return Evidence((_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0)))
-
-
-def well() -> Evidence:
-    return Evidence((_sampled_by(7, 1e-6),), healthy_curves())
-
-
 def _sampled_by(version: int, spread: float) -> Batch:
     """The policy before its first update has version 7."""
     batch = healthy_batch()
@@ -259,8 +251,10 @@ ILLNESS = Illness(
         "parameter synchronization between training and vLLM",
     ),
     run=check_run,
-    sick=sick,
-    well=well,
+    sick=lambda: Evidence(
+        (_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0))
+    ),
+    well=lambda: Evidence((_sampled_by(7, 1e-6),), healthy_curves()),
     batch=check_batch,
     curves=check_curves,
     source=check_source,

@@ -243,11 +243,6 @@ def sick() -> Evidence:
     return of_batch(edited(batch, sampler_logprobs=sampler_BT))
 
 
-def well() -> Evidence:
-    """The same setting; the trainer renormalises over the same tokens."""
-    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
-
-
 ILLNESS = Illness(
     code="SAMP02",
     name="truncated_sampling",
@@ -262,7 +257,9 @@ ILLNESS = Illness(
     ),
     run=check_run,
     sick=sick,
-    well=well,
+    well=lambda: of_batch(
+        healthy_batch(top_p=0.9, support_kept=True)
+    ),  # the same setting; the trainer renormalises over the same tokens
     batch=check_batch,
     source=check_source,
     scripts=Scripts(GENERATE.replace("top_k=0, top_p=1.0", "top_k=0, top_p=0.9"), GENERATE),

@@ -29,7 +29,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
@@ -142,14 +142,6 @@ def _pattern(seconds_N: Numbers, median: float) -> Fact:
     return Fact("pattern", words)
 
 
-def sick() -> Evidence:
-    return of_curves(_scoring(5.0))
-
-
-def well() -> Evidence:
-    return of_curves(_scoring(1.0))
-
-
 def _scoring(seconds: float) -> Curves:
     curves = healthy_curves()
     rows = [{**row, "seconds_scored": seconds, "seconds": 2.01 + seconds} for row in curves.timings]
@@ -171,7 +163,7 @@ ILLNESS = Illness(
         "too slow",
         "generation dominates the step time",
     ),
-    sick=sick,
-    well=well,
+    sick=lambda: of_curves(_scoring(5.0)),
+    well=lambda: of_curves(_scoring(1.0)),
     curves=check_curves,
 )
