@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Severity, Verdict
+from assay.verdict import Place, Severity, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
@@ -67,6 +67,20 @@ class Illness:
     def needs_a_call(self) -> bool:
         """Whether neither a run nor a script can show it: a reward must be called."""
         return self.reward is not None and not self.looks_at(*KINDS)
+
+
+def one_per_place(check: SourceCheck) -> SourceCheck:
+    """A check that gives one verdict for each place, the first: a function that is called twice is read twice."""
+
+    @wraps(check)
+    def first_verdicts(program: Program) -> Iterator[Verdict]:
+        seen: set[tuple[Place, ...]] = set()
+        for verdict in check(program):
+            if verdict.places[:1] not in seen:
+                seen.add(verdict.places[:1])
+                yield verdict
+
+    return first_verdicts
 
 
 @cache

@@ -10,7 +10,7 @@ import numpy as np
 from assay.doctor.evidence import Batch
 from assay.doctor.logprobs import completion_places, row_spans
 from assay.record.batch import Array
-from assay.verdict import Missing
+from assay.verdict import Confidence, Missing
 
 Completion = tuple[int, ...]
 _WORDS = ("old_logprobs", "sampler_logprobs")
@@ -45,6 +45,17 @@ def log_chances(batch: Batch) -> Array:
     sums_WB = np.array([np.where(inside_BT, word_BT, 0.0).sum(axis=1) for word_BT in doubtful or known])
     chances_B: Array = np.minimum(np.fmax.reduce(sums_WB, axis=0), 0.0)
     return chances_B
+
+
+def certainty(batch: Batch) -> Confidence:
+    """How sure the log-probs are those of the distribution that was sampled from."""
+    settings = batch.settings
+    is_cut = settings.get("top_k", 0) > 0 or settings.get("top_p", 1.0) < 1 or settings.get("min_p", 0.0) > 0
+    if is_cut and not settings.get("support_kept"):
+        return Confidence.POSSIBLE
+    if batch.get("plain_logprobs") is not None or settings.get("temperature", 0.0) >= 1:
+        return Confidence.PROVEN
+    return Confidence.POSSIBLE if "temperature" in settings else Confidence.LIKELY
 
 
 def groups_of(batch: Batch) -> list[list[int]]:

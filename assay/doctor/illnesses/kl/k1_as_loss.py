@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Illness, Scripts, one_per_place
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
@@ -31,25 +31,26 @@ from assay.programs.program import Program
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
     for penalty in penalties(program):
-        if penalty.core.place in told or penalty.has_gradient is not True or not is_a_penalty(program, penalty):
+        place, difference = penalty.core.place, penalty.difference
+        if penalty.has_gradient is not True or not is_a_penalty(program, penalty):
             continue
-        told.add(penalty.core.place)
         if penalty.estimator != "k1":
-            yield healthy(f"the KL in the loss is {penalty.estimator}", places=(penalty.core.place,))
+            yield healthy(f"the KL in the loss is {penalty.estimator}", places=(place,))
             continue
-        sides = policy_and_reference(program, penalty.difference) if penalty.difference is not None else None
-        if sides is None or any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
+        if difference is None or policy_and_reference(program, difference) is None:
             continue
-        if penalty.difference is not None and is_also_exponentiated(program, penalty.difference):
+        if any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
+            continue
+        if is_also_exponentiated(program, difference):
             continue  # the linear part of k3, under a mask that was not recognised
         yield finding(
-            f"`{penalty.core.place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): "
+            f"`{place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): "
             "its gradient does not depend on the reference",
             confidence=Confidence.LIKELY,
-            places=(penalty.core.place, penalty.loss.place),
+            places=(place, penalty.loss.place),
             why=program.kinds.why(penalty.core),
         )
 

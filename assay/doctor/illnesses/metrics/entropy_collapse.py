@@ -1,7 +1,7 @@
 """
 ## What it checks
 The entropy of the policy over the run: its first steps against its last quarter. The check fires when more than 90 % of
-it is gone, less than 0.1 nats a token are left, and the reward stands still below its best.
+it is gone, less than 0.1 nats per token are left, and the reward stands still below its best.
 
 ## Why it hurts
 A policy without entropy gives the same answer again and again. All answers of a group then earn the same reward, the
@@ -32,7 +32,7 @@ from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
-LOW = 0.1  # nats a token: one likely token of 98 % nearly everywhere
+LOW = 0.1  # nats per token: one likely token of 98 % nearly everywhere
 LEFT = 0.1  # of the entropy at the start
 START = 5  # steps whose median is the entropy at the start: it may be gone before the first quarter ends
 STANDING = 0.02  # of the range of rewards: a smaller gain from the third quarter to the last is none
@@ -44,17 +44,17 @@ def check_curves(curves: Curves) -> Verdict:
     start = float(np.median(entropy_N[np.isfinite(entropy_N)][:START]))
     facts = [Fact("entropy of the first steps", start), Fact("entropy of the last quarter", last, LOW)]
     if not (last < LOW and last < LEFT * start):
-        return healthy(f"the entropy went from {start:.2g} to {last:.2g} nats a token", *facts)
+        return healthy(f"the entropy went from {start:.2g} to {last:.2g} nats per token", *facts)
     if is_solved(curves):
-        return healthy(f"the entropy is down to {last:.2g} nats a token: the task is solved", *facts)
+        return healthy(f"the entropy is down to {last:.2g} nats per token: the task is solved", *facts)
     (reward_N,) = curves.need("reward_mean")
     *_, third, reward = quarter_medians(reward_N, "reward_mean")
     worst, best = reward_range(curves)
     facts.append(Fact("reward of the last quarter", reward, best if np.isfinite(best) else None))
     if reward - third > STANDING * (best - worst):
-        return healthy(f"the entropy is down to {last:.2g} nats a token and the reward still rises", *facts)
+        return healthy(f"the entropy is down to {last:.2g} nats per token and the reward still rises", *facts)
     return finding(
-        f"the entropy fell from {start:.2g} to {last:.2g} nats a token while the reward stands at {reward:.2g}: the "
+        f"the entropy fell from {start:.2g} to {last:.2g} nats per token while the reward stands at {reward:.2g}: the "
         "policy no longer tries anything",
         *facts,
         confidence=Confidence.POSSIBLE,

@@ -33,7 +33,7 @@ from assay.doctor.trend import is_solved, quarter_medians
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 MANY = 0.5  # of the answers cut off
-GROWN = 0.15  # by so much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
+GROWN = 0.15  # by this much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -43,7 +43,7 @@ def check_curves(curves: Curves) -> Verdict:
     limit = curves.settings.get("max_tokens")
     if curves.has("length_mean"):
         (length_N,) = curves.need("length_mean")
-        facts.append(Fact("tokens an answer, last quarter", quarter_medians(length_N, "length_mean")[-1], limit))
+        facts.append(Fact("tokens per answer, last quarter", quarter_medians(length_N, "length_mean")[-1], limit))
     if not (last > MANY and last - first > GROWN):
         return healthy(f"{last:.0%} of the answers are cut off, {first:.0%} at the start", *facts)
     if is_solved(curves):

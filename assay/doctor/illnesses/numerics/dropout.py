@@ -80,18 +80,11 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _repeats(batch: Batch, again_BT: Array, mask_BT: Array, limit: float) -> bool:
-    """Whether the other passes without gradients agree: what is random would differ between any two."""
-    others = [batch.get(name) for name in ("scored_permuted", "scored_alone")]
-    known = [other_BT for other_BT in others if other_BT is not None]
-    return bool(known) and all(np.mean(np.abs(other - again_BT)[mask_BT] > limit) <= SHARE for other in known)
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     """The passes behind a policy's loss: those of a network with dropout that is in train mode."""
-    told: set[Place] = set()
+    seen: set[Place] = set()
     for loss, terms in program.losses:
-        if not any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in terms):
+        if not any(term.kind in (TermKind.SURROGATE, TermKind.POLICY) for term in terms):
             continue
         for call in program.origins.forwards(loss):
             model = call.arguments.get("model")
@@ -99,19 +92,26 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             drops = list(dropout_of(program, model, call))
             training, since = mode_at(program, model, call)
-            if not drops or training is None or drops[0][0].place in told:
+            if not drops or training is None or drops[0][0].place in seen:
                 continue
             layer, chance = drops[0]
             if not training:
                 yield healthy(f"{model.shown} has dropout, and is in eval mode", places=(call.place, layer.place))
                 continue
-            told.add(layer.place)
+            seen.add(layer.place)
             yield finding(
                 f"`{call.place.text}` scores the tokens with dropout of {chance:g} active (`{layer.place.text}`), in "
                 "train mode: another random network than the one that sampled",
                 confidence=Confidence.LIKELY,
                 places=((since or layer).place, call.place, layer.place),
             )
+
+
+def _repeats(batch: Batch, again_BT: Array, mask_BT: Array, limit: float) -> bool:
+    """Whether the other passes without gradients agree: what is random would differ between any two."""
+    others = [batch.get(name) for name in ("scored_permuted", "scored_alone")]
+    known = [other_BT for other_BT in others if other_BT is not None]
+    return bool(known) and all(np.mean(np.abs(other - again_BT)[mask_BT] > limit) <= SHARE for other in known)
 
 
 def _scored_again(spread: float, modules: int) -> Batch:

@@ -139,7 +139,7 @@ def check_curves(curves: Curves) -> Verdict:
         severities.append(Severity.HARMFUL)
     rate = settings["learning_rate"] if "learning_rate" in known else 0
     ranges = _ranges(settings)
-    harmful, fatal = max(one.harmful for one in ranges), max(one.fatal for one in ranges)
+    harmful, fatal = max(rates.harmful for rates in ranges), max(rates.fatal for rates in ranges)
     if rate > harmful:  # for every model that it may be of
         complaints.append(f"learning_rate = {rate:g}: {_usual(ranges, settings)}")
         facts.append(Fact("learning_rate", rate, harmful))
@@ -156,6 +156,18 @@ def check_curves(curves: Curves) -> Verdict:
     return healthy(f"{len(known)} settings are within their usual ranges")
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Only values that no script is known to work with: what a text sets may be changed from outside."""
+    for setting in settings(program):
+        what = f"{setting.name} is {setting.value:g}"
+        if setting.reason:
+            yield finding(f"{what}: {setting.reason}", confidence=Confidence.LIKELY, places=setting.places)
+        elif setting.name in RATES:
+            yield not_enough_data(f"the size of the model, by which {setting.name} of {setting.value:g} is judged")
+        else:
+            yield healthy(what, places=setting.places)
+
+
 def _ranges(settings: Settings) -> list[Rates]:
     """Those that the model may fall under: one if its size and what of it is trained are known."""
     tables = {True: ADAPTERS, False: ALL_WEIGHTS}
@@ -169,7 +181,7 @@ def _ranges(settings: Settings) -> list[Rates]:
 
 def _usual(ranges: Sequence[Rates], settings: Settings) -> str:
     size = settings.get("parameters")
-    low, high = max(ranges, key=lambda one: one.harmful).usual
+    low, high = max(ranges, key=lambda rates: rates.harmful).usual
     what = "adapters of a model" if settings.get("lora_rank") else "a model"
     whose = f"{what} of {_in_words(size)} parameters" if size else "the smallest models"
     return f"{low:g} to {high:g} is usual for {whose}, and Adam moves every weight by about the rate in each update"
@@ -199,17 +211,6 @@ def _cut_off(curves: Curves) -> Iterator[float]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Only values that no script is known to work with: what a text sets may be changed from outside."""
-    for one in settings(program):
-        if one.reason:
-            yield finding(f"{one.name} is {one.value:g}: {one.reason}", confidence=Confidence.LIKELY, places=one.places)
-        elif one.name in RATES:
-            yield not_enough_data(f"the size of the model, by which {one.name} of {one.value:g} is judged")
-        else:
-            yield healthy(f"{one.name} is {one.value:g}", places=one.places)
 
 
 ILLNESS = Illness(

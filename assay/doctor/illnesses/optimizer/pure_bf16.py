@@ -73,12 +73,12 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    if is_mixed(program) or any(one.name == "data" for one in program.of("setattr")):
+    if is_mixed(program) or any(change.name == "data" for change in program.of("setattr")):
         return
     for optimizer in optimizers(program):
         if optimizer.networks is None or not optimizer.is_known or "bf16_stochastic_round" in optimizer.value.arguments:
             continue
-        if optimizer.value.name not in STEPPED or any(_is_adapted(program, one) for one in optimizer.networks):
+        if optimizer.value.name not in STEPPED or any(_is_adapted(program, model) for model in optimizer.networks):
             continue
         rate = optimizer.value.setting("lr", 1e-3)
         for model in optimizer.networks:
@@ -100,8 +100,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def _is_adapted(program: Program, model: Value) -> bool:
     """Adapters of peft are float32 whatever the network is."""
-    wrapped = [one for one in program.of("wrapped") if one.name in ADAPTERS]
-    return any(network(one) is network(model) for one in wrapped)
+    wrapped = [value for value in program.of("wrapped") if value.name in ADAPTERS]
+    return any(network(value) is network(model) for value in wrapped)
 
 
 ILLNESS = Illness(

@@ -40,16 +40,16 @@ from assay.verdict import Confidence, Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
+    seen = set()
     for loss, terms in program.losses:
         if not program.origins.trained() or not any(_is_policy(program, term) for term in terms):
             continue
         drawings = draws_behind(program, loss)
         ours = any(is_trained(program, model) for _, model in drawings)
         for drawing, model in drawings:
-            if drawing.place in told:
+            if drawing.place in seen:
                 continue
-            told.add(drawing.place)
+            seen.add(drawing.place)
             if is_trained(program, model):
                 yield healthy("the trained network draws the tokens", places=(drawing.place,))
             elif not ours and (what := _stays_another(program, loss, drawing, model)):
@@ -85,8 +85,8 @@ def _is_policy(program: Program, term: Term) -> bool:
 def _stays_another(program: Program, loss: Value, drawing: Value, model: Value) -> str:
     """What the sampling network is, if it never gets the trained weights and the ratio does not correct for that."""
     for use in uses(program):
-        for one in differences(program, use.ratio):
-            if any(same_network(model, other) for other in program.origins.networks(one.right)):
+        for difference in differences(program, use.ratio):
+            if any(same_network(model, other) for other in program.origins.networks(difference.right)):
                 return ""
         if any(_is_weight(program, factor, model) for factor in use.factors):
             return ""
@@ -111,7 +111,7 @@ def _is_in_a_loop_of(load: Value, drawing: Value) -> bool:
 
 def _is_weight(program: Program, factor: Value, model: Value) -> bool:
     """Whether a factor is an importance weight against the sampling network."""
-    is_ratio = any(program.kinds.is_a(one, Kind.RATIO) for one in (factor, factor.input))
+    is_ratio = any(program.kinds.is_a(value, Kind.RATIO) for value in (factor, factor.input))
     return is_ratio and any(same_network(model, other) for other in program.origins.networks(factor))
 
 

@@ -4,8 +4,8 @@ Wrong answers after ever more talk are scored. Their rewards must not grow with 
 the right answer.
 
 ## Why it hurts
-If length alone is paid, answers grow until the token limit, and where a long wrong answer reaches the right one there
-is no reason left to be right.
+If length alone is paid, answers grow until the token limit, and where a long wrong answer reaches the right one nobody
+has a reason left to be right.
 
 ## How to fix it
 Cap what grows with length below the distance between right and wrong, or drop it.
@@ -42,7 +42,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
     if correlation < CORRELATION:
         return healthy(f"longer wrong answers are not paid more ({numbers})")
     ahead = [pair for pair in rivals(trial, Role.LONG) if lead(*pair) <= 0]
-    if ahead and any(one > 0 for one in leads):
+    if ahead and max(leads, default=0.0) > 0:
         what = f"a wrong answer need only be long to get as much as the right one ({numbers})"
         return judge_order(trial, ahead, ahead, what, fine="")
     return finding(

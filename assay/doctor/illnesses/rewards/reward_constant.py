@@ -38,7 +38,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import B, edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.reward_scores import TOLERANCE, completion_rewards, reads_no_answer
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
@@ -116,19 +116,15 @@ def check_curves(curves: Curves) -> Verdict:
 
 def check_source(program: Program) -> Iterator[Verdict]:
     """Rewards that do not depend on the completion, as far as the text proves it."""
-    told: set[int] = set()
+    seen: set[int] = set()
     for look in (swallowed_errors, unequal_comparisons, random_rewards, constant_rewards):
         for flaw in look(program):
-            if flaw.value.place.line in told:
-                continue
-            told.add(flaw.value.place.line)
-            yield finding(
-                f"`{flaw.value.place.text}`: {flaw.reason}",
-                confidence=Confidence.LIKELY,
-                places=(flaw.value.place,),
-                why=(f"line {flaw.value.place.line}: a reward is made of `{flaw.value.place.text}`",),
-            )
-    if not told:
+            place = flaw.value.place
+            if place.line not in seen:
+                seen.add(place.line)
+                why = (f"line {place.line}: a reward is made of `{place.text}`",)
+                yield finding(f"`{place.text}`: {flaw.reason}", confidence=Confidence.LIKELY, places=(place,), why=why)
+    if not seen:
         for weight in policy_weights(program):
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))
 
@@ -189,11 +185,10 @@ def sick() -> Evidence:
 def _all_worth(reward: float) -> Batch:
     """A batch without KL in which every row has this reward; what a loss made of it is left out."""
     batch = healthy_batch()
-    unknown = of_the_loss(batch)
-    rows = len(batch.arrays["rewards"])
-    nothing = {"advantages": np.zeros(rows), "gradient_norm": 0.0, "update_norm": None, "kl_coef": 0.0}
-    unknown |= dict.fromkeys(("tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
-    return edited(batch, rewards=np.full(rows, reward), reward_mean=reward, **{**unknown, **nothing})
+    unknown = ("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share")
+    nothing = {"advantages": np.zeros(B), "gradient_norm": 0.0, "kl_coef": 0.0}
+    changes = {**of_the_loss(batch), **dict.fromkeys(unknown), **nothing}
+    return edited(batch, rewards=np.full(B, reward), reward_mean=reward, **changes)
 
 
 WELL = (
@@ -205,7 +200,7 @@ WELL = (
         "def score(",
     )
     .replace(
-        "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(one))) for one in ids[:, start:].tolist()])"
+        "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(row))) for row in ids[:, start:].tolist()])"
     )
 )
 

@@ -37,7 +37,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
     percentile = times[min(len(times) - 1, math.ceil(0.95 * len(times)) - 1)]
     numbers = (
         f"a call takes {statistics.median(times):.2g} s (median), {percentile:.2g} s (p95), {times[-1]:.2g} s (most);"
-        f" {trial.rollouts_per_step} answers a step, {trial.scored_at_once} at a time: {step:.3g} s a step"
+        f" {trial.rollouts_per_step} answers per step, {trial.scored_at_once} at a time: {step:.3g} s per step"
     )
     if step <= LONGEST_STEP:
         return healthy(numbers)

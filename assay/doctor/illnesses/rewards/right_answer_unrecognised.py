@@ -29,12 +29,12 @@ from assay.verdict import Severity, Verdict
 def check_reward(trial: RewardTrial) -> Verdict:
     pairs = rivals(trial, Role.WRONG, Role.EMPTY, Role.NONSENSE)
     rights = {right.probe.problem: right for right, _ in pairs}
-    told_apart = {right.probe.problem for right, other in pairs if lead(right, other)}
+    recognised = {right.probe.problem for right, other in pairs if lead(right, other)}
     best = max((right.reward or 0.0 for right in rights.values()), default=0.0)
     bad = [
         (right, right)
         for problem, right in rights.items()
-        if problem not in told_apart and ((right.reward or 0.0) < best - TOLERANCE or (right.reward or 0.0) <= 0)
+        if problem not in recognised and ((right.reward or 0.0) < best - TOLERANCE or (right.reward or 0.0) <= 0)
     ]
     fine = f"the right answer is recognised on {len(rights)} of {len(rights)} problems"
     forms = ", ".join(sorted({score.probe.name for score in trial.scores if score.probe.role is Role.RIGHT}))

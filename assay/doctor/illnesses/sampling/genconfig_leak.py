@@ -54,19 +54,19 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if leaks:
             named = ", ".join(f"{name} = {shown_number(value)}" for name, value in leaks.items())
             yield finding(
-                f"generate() is not told {_names(list(leaks))}, and the model's generation config has {named}",
+                f"generate() does not set {_names(list(leaks))}, and the model's generation config has {named}",
                 confidence=Confidence.LIKELY,
                 places=(draw.place, *(value.place for value in list(leaks.values())[:1])),
             )
         elif "top_k" not in settings.given and "top_k" not in settings.inherited and not _is_small(draw):
             yield finding(
-                f"generate() is not told top_k: the checkpoint's own value applies, or {DEFAULT_TOP_K} by default, and "
-                "the log-probs in the loss are those of the whole distribution",
+                f"generate() does not set top_k: the checkpoint's own value applies, or {DEFAULT_TOP_K} by default, "
+                "and the log-probs in the loss are those of the whole distribution",
                 confidence=Confidence.LIKELY if trained.is_linked else Confidence.POSSIBLE,
                 places=(draw.place, *((settings.config.place,) if settings.config is not None else ())),
             )
         else:
-            yield healthy("generate() is told which tokens it may draw", places=(draw.place,))
+            yield healthy("generate() sets which tokens it may draw", places=(draw.place,))
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
@@ -87,8 +87,8 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _written(settings: Settings) -> dict[str, Value]:
     """What the script put into the model's own config and does not overrule at the call."""
-    told = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
-    inherited = Settings(given={name: value for name, value in settings.inherited.items() if name not in told})
+    given = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
+    inherited = Settings(given={name: value for name, value in settings.inherited.items() if name not in given})
     return {name: value for name, value in inherited.truncation().items() if name in OFF}
 
 
@@ -98,14 +98,8 @@ def _names(names: list[str]) -> str:
 
 def _is_small(draw: Value) -> bool:
     """Whether the model was made with a vocabulary that a top-k of 50 does not cut."""
-    model = network(draw.input) if draw.input is not None else None
-    if model is None:
-        return False
-    for value in ancestors(model):
-        size = value.setting("vocab_size", None)
-        if isinstance(size, int) and size <= DEFAULT_TOP_K:
-            return True
-    return False
+    sizes = [value.setting("vocab_size") for value in ancestors(network(draw.input))] if draw.input is not None else []
+    return any(isinstance(size, int) and size <= DEFAULT_TOP_K for size in sizes)
 
 
 SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")

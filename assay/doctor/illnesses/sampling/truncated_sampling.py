@@ -21,9 +21,9 @@ a model's own generation config may bring top_k = 50 with it.
 
 ## When it is wrong
 Where the policy is sharp, sampling at a temperature below 1 that old does not have also lies above old at nearly every
-token; where the model can be asked, SAMP01 tells the two apart. An engine that reports the raw model's log-probs hides
-the cut; then this check sees nothing. A correction by importance weights does not repair truncation: it only scales the
-gradient.
+token; where the model can be asked, SAMP01 distinguishes the two. An engine that reports the raw model's log-probs
+hides the cut; then this check sees nothing. A correction by importance weights does not repair truncation: it only
+scales the gradient.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
+OF_VOCABULARY = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 FEWEST = 16  # tokens
 ABOVE = 1e-3  # old above sampler by more than this is not float32 rounding
 ABOVE_LOW_PRECISION = 0.2  # in bfloat16 single tokens are off by more: SHARE lets them
@@ -107,7 +108,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         seen.add(id(draw))
         if draw.op == "generate":
-            yield from _told_to_cut(program, draw)
+            yield from _check_settings(program, draw)
             continue
         weights = weights_of(draw)
         cut = _cut(program, weights) if weights is not None and not is_greedy(draw) else None
@@ -155,7 +156,7 @@ def _is_another_token(difference_N: np.ndarray) -> bool:
     return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
 
 
-def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
+def _check_settings(program: Program, draw: Value) -> Iterator[Verdict]:
     settings = settings_of(program, draw)
     do_sample = settings.given.get("do_sample")
     if settings.engine != "vllm" and do_sample is not None and do_sample.constant is False:
@@ -176,29 +177,25 @@ def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
 def _cut(program: Program, value: Value | None) -> Value | None:
     """The top-k, sort or threshold that takes tokens away between a network and the weights of a draw."""
 
-    def is_end(one: Value) -> bool:
-        return is_network_call(one, program.kinds) or is_off(one)
+    def is_end(value: Value) -> bool:
+        return is_network_call(value, program.kinds) or is_off(value)
 
-    def weights(one: Value) -> list[Value]:
-        return [part for part in one.inputs if not program.kinds.is_a(part, Kind.SAMPLED)]
+    def weights(value: Value) -> list[Value]:
+        return [part for part in value.inputs if not program.kinds.is_a(part, Kind.SAMPLED)]
 
     for current in walk(value, weights, until=is_end) if value is not None else ():
         if is_end(current):
             continue
-        inner = program.kinds.of(current.input)
-        of_vocabulary = inner is not None and inner.kind in (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        of_vocabulary = program.kinds.is_a(current.input, *OF_VOCABULARY)
         if current.op == "topk" and of_vocabulary and _number(current.argument("k")) > 0:
             return current
-        if current.op == "cumsum" and inner is not None and inner.kind is Kind.PROBABILITIES and _has_bound(current):
+        is_running_sum = current.op == "cumsum" and program.kinds.is_a(current.input, Kind.PROBABILITIES)
+        if is_running_sum and _has_bound(current):
             return current
-        is_bound = current.op in ("lt", "le", "gt", "ge") and (of_vocabulary or _is_of_vocabulary(program, current))
-        if is_bound and not _is_of_topk(current):
+        of_vocabulary |= program.kinds.is_a(current.argument("other"), *OF_VOCABULARY)
+        if current.op in ("lt", "le", "gt", "ge") and of_vocabulary and not _is_of_topk(current):
             return current
     return None
-
-
-def _is_of_vocabulary(program: Program, comparison: Value) -> bool:
-    return program.kinds.is_a(comparison.argument("other"), *SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 
 
 def _is_of_topk(comparison: Value) -> bool:
@@ -220,7 +217,7 @@ def _has_bound(running: Value, depth: int = 4) -> bool:
     """Whether a running sum of probabilities is compared with a number below 1."""
     for user in running.users:
         if user.op in ("lt", "le", "gt", "ge"):
-            bounds = [number_of(one) for one in user.inputs if one is not running]
+            bounds = [number_of(bound) for bound in user.inputs if bound is not running]
             if any(bound is not None and 0 < bound < 1 for bound in bounds):
                 return True
         elif depth and user.op in ("sub", "index", "cast", "phi", "roll", "pad") and _has_bound(user, depth - 1):
