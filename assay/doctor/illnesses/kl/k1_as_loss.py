@@ -28,7 +28,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 
 @one_per_place
@@ -49,7 +49,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         yield finding(
             f"`{place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): "
             "its gradient does not depend on the reference",
-            confidence=Confidence.LIKELY,
             places=(place, penalty.loss.place),
             why=program.kinds.why(penalty.core),
         )

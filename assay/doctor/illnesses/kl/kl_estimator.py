@@ -79,20 +79,19 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the KL is k3, with samples of new", places=(place,))
             continue
         why = program.kinds.why(difference.value) if difference is not None else ()
-        yield finding(f"`{place.text}` {wrong}", confidence=Confidence.LIKELY, places=(place,), why=why)
+        yield finding(f"`{place.text}` {wrong}", places=(place,), why=why)
     for in_reward in reward_penalties(program):
         value = in_reward.difference.value
         if in_reward.is_exchanged and in_reward.sign > 0 and not in_reward.is_itself:
             yield finding(
                 f"`{value.place.text}` is subtracted from the reward as a KL, but it is "
                 "reference - policy: distance is paid for",
-                confidence=Confidence.LIKELY,
                 places=(value.place,),
                 why=program.kinds.why(value),
                 fix="Subtract beta * (policy - reference) from the reward.",
             )
     for place, wrong in wrong_kl_div(program):
-        yield finding(f"`{place.text}` {wrong}", confidence=Confidence.LIKELY, places=(place,))
+        yield finding(f"`{place.text}` {wrong}", places=(place,))
 
 
 def _ratio_is_unknown(batch: Batch) -> bool:

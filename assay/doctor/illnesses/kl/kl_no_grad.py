@@ -44,7 +44,7 @@ from assay.programs.run.roles import Flow, flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be this many times the limit to be distinguished from rounding
 LIMIT = {"float32": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}  # relative distance of a gradient that fits
@@ -92,7 +92,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             new = sides[0] if sides is not None else penalty.core
             yield finding(
                 f"the KL `{place.text}` is in the loss without a gradient: it moves a number only",
-                confidence=Confidence.LIKELY,
                 places=(place, penalty.loss.place, new.place),
                 why=program.kinds.why(difference.value) if difference is not None else (),
             )

@@ -40,7 +40,7 @@ from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_s
 from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
 NEAR = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
@@ -80,7 +80,6 @@ def check_curves(curves: Curves) -> Verdict:
                 f"{words} in {int(wrong_N.sum())} of {int(visible_N.sum())} steps where it can be seen",
                 Fact("kl_loss", float(part_N[first]), step=curves.step_at(first)),
                 Fact("loss - policy_loss", float(added_N[first]), step=curves.step_at(first)),
-                confidence=Confidence.POSSIBLE,
             )
     return _runaway(curves, policy_N)
 
@@ -95,7 +94,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         else:
             yield finding(
                 f"`{value.place.text}`, the KL to the reference, is added to the reward, not subtracted",
-                confidence=Confidence.LIKELY,
                 places=(value.place,),
                 why=program.kinds.why(value),
             )
@@ -118,7 +116,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"the KL `{place.text}` is {'subtracted from' if right > 0 else 'added to'} the loss: the "
                 "optimizer is paid for leaving the reference",
-                confidence=Confidence.LIKELY,
                 places=((penalty.term.joined or penalty.loss).place, place),
                 why=program.kinds.why(difference.value) if difference is not None else (),
             )
@@ -206,7 +203,6 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
             f"the KL rises from {middle:.2g} to {last:.2g} although its penalty is {penalty / max(policy, 1e-12):.0f} "
             "times the policy part of the loss: minimising would lower it",
             *facts,
-            confidence=Confidence.POSSIBLE,
         )
     return healthy("the KL is penalised", *facts)
 

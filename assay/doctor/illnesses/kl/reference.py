@@ -78,7 +78,6 @@ def check_curves(curves: Curves) -> Verdict:
         return finding(
             f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
             Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
-            confidence=Confidence.POSSIBLE,
         )
     later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
@@ -90,7 +89,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
         fact,
-        confidence=Confidence.POSSIBLE,
     )
 
 

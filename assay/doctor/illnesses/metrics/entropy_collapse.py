@@ -30,7 +30,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians, reward_range
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
 LOW = 0.1  # nats per token: one likely token of 98 % nearly everywhere
 LEFT = 0.1  # of the entropy at the start
@@ -57,7 +57,6 @@ def check_curves(curves: Curves) -> Verdict:
         f"the entropy fell from {start:.2g} to {last:.2g} nats per token while the reward stands at {reward:.2g}: the "
         "policy no longer tries anything",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 

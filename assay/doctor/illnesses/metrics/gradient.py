@@ -32,7 +32,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, known_steps
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 REFUSED = 2  # updates: one may be an accident
 REFUSED_SHARE = 0.05  # of all updates
@@ -58,7 +58,6 @@ def check_curves(curves: Curves) -> Verdict:
                 f"{skipped:.0f} updates ({share:.0%}) were refused because a number in them was not finite",
                 Fact("updates refused", int(skipped), REFUSED, first),
                 Fact("share of the updates", share, REFUSED_SHARE),
-                confidence=Confidence.POSSIBLE,
             )
     fact = Fact("median gradient norm", float(np.median(known_steps(curves, "gradient_norm"))))
     if is_solved(curves):
@@ -75,7 +74,6 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
         yield finding(
             f"the gradient is 0 in {flat} of {applied_N.sum()} steps whose updates were applied",
             Fact("steps with a gradient norm of 0", flat, int(MOST * applied_N.sum())),
-            confidence=Confidence.POSSIBLE,
             severity=Severity.FATAL,
             fix="Nothing reaches the weights: see whether the log-probs are detached or computed under no_grad.",
         )
@@ -90,7 +88,6 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
             f"the gradient norm jumps to more than {SPIKE:g} times its median ({usual:.2g}) in {spikes_N.sum()} of "
             f"{len(norm_N)} steps",
             Fact("largest gradient norm", float(norm_N[worst]), bound, curves.step_at(worst)),
-            confidence=Confidence.POSSIBLE,
         )
     clipped = float(np.mean(moving_N > CLIPPED * limit)) if limit and len(moving_N) else 0.0
     if clipped > ALWAYS:
@@ -99,7 +96,6 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
             "steps: its size never counts",
             Fact("median gradient norm", usual, CLIPPED * limit),
             Fact("share of the steps far above clip_norm", clipped, ALWAYS),
-            confidence=Confidence.POSSIBLE,
             severity=Severity.WASTEFUL,
             fix="Find out why the loss is so large (a sum where a mean is meant?), or raise clip_norm.",
         )

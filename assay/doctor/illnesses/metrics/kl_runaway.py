@@ -30,7 +30,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import STEPS, is_solved, quarter_medians
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 FAR = 1.0  # nats per token from the reference; trained models of the field stay below 0.3
 RETURNING = 0.8  # last quarter / second quarter: less is a policy that comes back
@@ -51,7 +51,6 @@ def check_curves(curves: Curves) -> Verdict:
             return finding(
                 f"the policy is {last:.2g} nats per token away from its reference ({first:.2g} in the first quarter)",
                 *facts,
-                confidence=Confidence.POSSIBLE,
             )
     if curves.has("old_kl"):
         (old_N,) = curves.need("old_kl")
@@ -64,7 +63,6 @@ def check_curves(curves: Curves) -> Verdict:
                 f"in {jumps} of {len(curves)} steps the policy moved more than {JUMP:g} nats per token away from the "
                 f"policy that sampled; the usual is {usual:.2g}",
                 *facts,
-                confidence=Confidence.POSSIBLE,
             )
     return healthy("the policy stays near its reference and moves in small steps", *facts)
 

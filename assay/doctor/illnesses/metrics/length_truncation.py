@@ -30,7 +30,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
 MANY = 0.5  # of the answers cut off
 GROWN = 0.15  # by this much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
@@ -51,7 +51,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"answers have grown into the token limit: {last:.0%} of them are cut off, up from {first:.0%}",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 

@@ -93,7 +93,6 @@ def check_curves(curves: Curves) -> Verdict:
             return finding(
                 f"{sentence} in {bad_N.sum()} of {len(curves)} steps",
                 Fact(name, float(values_N[first]), step=curves.step_at(first)),
-                confidence=Confidence.POSSIBLE,
             )
     if not looked:
         raise Missing("two metrics that can contradict each other")
@@ -104,7 +103,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     """What is printed, logged or named as a KL, a share, a mean or a total, against how it is computed."""
     for metric in check_labels(program):
         if metric.what:
-            yield finding(metric.what, confidence=Confidence.LIKELY, places=metric.places)
+            yield finding(metric.what, places=metric.places)
         else:
             yield healthy(f"{metric.label} is what its name says", places=metric.places)
 

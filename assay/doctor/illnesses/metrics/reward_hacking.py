@@ -35,7 +35,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import quarter_medians, reward_range
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, shown
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, shown
 
 GAIN = 0.1  # of the range of rewards: what the training reward must have gained
 STALLED = 0.2  # held-out gain as a share of it: less is flat
@@ -63,7 +63,6 @@ def check_curves(curves: Curves) -> Verdict:
         return finding(
             f"the training reward rose from {first:.2g} to {last:.2g} {sentence}",
             *facts,
-            confidence=Confidence.POSSIBLE,
         )
     if len(facts) == 2:
         raise Missing("pass_at_1 of two evaluations, or several reward components")

@@ -125,7 +125,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"only about {share:.1%} of the generated tokens carry the reward's signal into the weights",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 

@@ -43,7 +43,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 20  # this many numbers that all fit 16 bits by chance have a probability below 1e-60
 CERTAIN = 1e-3  # of a |log-prob|: smaller ones show nothing
@@ -95,7 +95,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"`{value.place.text}` subtracts log-probs of `{under.place.text}` under autocast from those of "
                 f"`{plain.place.text}` without: they differ before anything was learned",
-                confidence=Confidence.LIKELY,
                 places=(under.context.calls[-1] if under.context.calls else under.place, value.place),
                 why=program.kinds.why(value),
             )
@@ -103,7 +102,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"`{value.place.text}` subtracts log-probs of which one side was rounded to 16 bits by "
                 f"`{rounded[0].place.text}` and the other was not",
-                confidence=Confidence.LIKELY,
                 places=(rounded[0].place, value.place),
                 why=program.kinds.why(value),
             )

@@ -102,7 +102,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"`{call.place.text}` scores the tokens with dropout of {chance:g} active (`{layer.place.text}`), in "
                 "train mode: another random network than the one that sampled",
-                confidence=Confidence.LIKELY,
                 places=((since or layer).place, call.place, layer.place),
             )
 

@@ -33,7 +33,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import Sight, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
 CASTABLE = ("log_softmax", "logsumexp")
@@ -56,7 +56,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if low is not None:
             verdict = finding(
                 f"`{value.place.text}` is computed in 16 bits: `{low.place.text}` rounds the logits before it",
-                confidence=Confidence.LIKELY,
                 places=(low.place, value.place),
                 why=program.kinds.why(scores),
             )
@@ -89,7 +88,6 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
         return finding(
             f"`{value.place.text}` is computed outside of autocast on what `{calls[0].place.text}` made within it: in "
             "16 bits",
-            confidence=Confidence.LIKELY,
             places=(value.place, calls[0].place),
             why=program.kinds.why(scores),
         )
@@ -104,7 +102,6 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
         return finding(
             f"`{value.place.text}` is computed in {kept[0]}: `{kept[1].place.text}` keeps the weights, and so the "
             "logits, in 16 bits",
-            confidence=Confidence.LIKELY,
             places=(value.place, kept[1].place),
             why=program.kinds.why(scores),
             edit=Edit(inside, f"({inside.text}).float()") if is_whole and value.op in CASTABLE else None,

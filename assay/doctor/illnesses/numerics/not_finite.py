@@ -80,7 +80,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"in {steps} of {total} steps an update was skipped because something in it was not finite",
         fact,
-        confidence=Confidence.POSSIBLE,
         severity=Severity.HARMFUL if steps < total else None,
         fix="Open one of the dumps of the run with assay doctor: it names the number that is not finite.",
     )

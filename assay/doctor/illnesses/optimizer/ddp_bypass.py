@@ -32,7 +32,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
 
@@ -75,7 +75,7 @@ def _passes(program: Program, wrappers: list[Value], prepared: list[Value]) -> I
             what, outside = _bypass(call, model, wrappers, prepared)
             if what:
                 first = call.context.calls[-1] if call.context.calls else call.place
-                yield finding(what, confidence=Confidence.LIKELY, places=(call.place, first, outside.place))
+                yield finding(what, places=(call.place, first, outside.place))
             elif any(same_network(model, wrapper) for wrapper in wrappers):
                 yield healthy("the loss is computed through the wrapper", places=(call.place,))
 
@@ -126,7 +126,6 @@ def _left_out(program: Program, prepared: list[Value]) -> Iterator[Verdict]:
                 yield finding(
                     f"accelerate prepares {optimizer.value.shown} and not {network(model).shown}: on several processes "
                     "its gradients are not averaged",
-                    confidence=Confidence.LIKELY,
                     places=(prepared[0].place, network(model).place),
                 )
 

@@ -47,7 +47,7 @@ from assay.doctor.recompute.terms import stated_objective
 from assay.doctor.trend import is_solved, quarter_medians
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last
 
@@ -146,9 +146,7 @@ def check_curves(curves: Curves) -> Verdict:
         severities.append(Severity.FATAL if rate > fatal else Severity.HARMFUL)
     if complaints:
         order = (Severity.FATAL, Severity.HARMFUL, Severity.WASTEFUL)
-        return finding(
-            "; ".join(complaints), *facts, confidence=Confidence.POSSIBLE, severity=min(severities, key=order.index)
-        )
+        return finding("; ".join(complaints), *facts, severity=min(severities, key=order.index))
     if rate and len(ranges) > 1:
         raise Missing(f"the number of parameters of the model, by which its learning rate {rate:g} is judged")
     if rate > ranges[0].usual[1]:
@@ -161,7 +159,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for setting in settings(program):
         what = f"{setting.name} is {setting.value:g}"
         if setting.reason:
-            yield finding(f"{what}: {setting.reason}", confidence=Confidence.LIKELY, places=setting.places)
+            yield finding(f"{what}: {setting.reason}", places=setting.places)
         elif setting.name in RATES:
             yield not_enough_data(f"the size of the model, by which {setting.name} of {setting.value:g} is judged")
         else:

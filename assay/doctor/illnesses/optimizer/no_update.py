@@ -99,14 +99,13 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
         fact,
-        confidence=Confidence.POSSIBLE,
     )
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
     for found in unchanged_weights(program):
         if found.what:
-            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
+            yield finding(found.what, places=found.places, fix=found.fix)
         else:
             yield healthy("the optimizer holds what the loss is computed with", places=found.places)
 

@@ -91,7 +91,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"`{kept[1].place.text}` keeps the weights in {kept[0]} and {optimizer.value.name} steps them with "
                     f"lr={rate:g}: most changes are below their precision and are rounded away",
-                    confidence=Confidence.LIKELY,
                     places=places,
                 )
             else:

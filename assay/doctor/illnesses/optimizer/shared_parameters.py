@@ -34,7 +34,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -53,7 +53,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         yield finding(
             f"{first.value.shown} and {second.value.shown} both step the parameters of {shared.shown}",
-            confidence=Confidence.LIKELY,
             places=(*places, shared.place),
         )
 

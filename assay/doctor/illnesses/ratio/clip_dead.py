@@ -116,14 +116,12 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if not is_clipped and without_views(products[0].ratio) is without_views(products[1].ratio):
             yield finding(
                 f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
-                confidence=Confidence.LIKELY,
                 places=(core.place, products[0].ratio.place),
                 why=program.kinds.why(products[0].ratio),
             )
         elif wide:
             yield finding(
                 f"`{wide[0].place.text}` has bounds that no ratio reaches: {dead_bounds(wide[0])}",
-                confidence=Confidence.LIKELY,
                 places=(wide[0].place, core.place),
                 why=program.kinds.why(products[0].ratio),
                 fix="Clamp the ratio to [1 - eps, 1 + eps] with an eps of 0.1 to 0.3.",
@@ -143,7 +141,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if any(are_several(program, difference) for difference in differences(program, use.ratio)):
             yield finding(
                 f"`{clamp.place.text}` reaches no loss: what is differentiated is the unclipped {inner.shown}",
-                confidence=Confidence.LIKELY,
                 places=(clamp.place, use.ratio.place),
                 why=program.kinds.why(inner),
             )

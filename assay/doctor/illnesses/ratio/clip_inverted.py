@@ -81,7 +81,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if has_exchanged_bounds(program, clamp):
             yield finding(
                 f"the lower bound of `{clamp.place.text}` is above its upper one: everything is clamped to the upper",
-                confidence=Confidence.LIKELY,
                 places=(clamp.place,),
                 why=program.kinds.why(clamp),
                 fix="Clamp the ratio to [1 - eps, 1 + eps], the lower bound first.",
@@ -89,7 +88,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         elif is_around_the_product(program, clamp):
             yield finding(
                 f"`{clamp.place.text}` clamps ratio * advantage around 1: the clip belongs around the ratio alone",
-                confidence=Confidence.LIKELY,
                 places=(clamp.place,),
                 why=program.kinds.why(clamp),
                 fix="Multiply after the clamp: clip(ratio, 1 - eps, 1 + eps) * advantages.",
@@ -110,7 +108,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             else:
                 yield finding(
                     f"`{term.core.place.text}` takes the better of the clipped and the unclipped gain, not the worse",
-                    confidence=Confidence.LIKELY,
                     places=(term.core.place,),
                     why=program.kinds.why(both[0][1].ratio),
                     fix=f"Use {'min' if wanted == 'minimum' else 'max'} here.",

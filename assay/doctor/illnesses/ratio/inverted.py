@@ -70,7 +70,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"`{value.place.text}` is old over new: {right.shown} carries the gradient and stands in "
                     "the denominator of the ratio",
-                    confidence=Confidence.LIKELY,
                     places=(value.place, use.core.place),
                     why=program.kinds.why(use.ratio),
                     edit=_exchange_sides(value),

@@ -35,7 +35,7 @@ from assay.programs.run.roles import flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 VIEWS = KEEPS_NUMBERS - {"detach"}
 
@@ -53,7 +53,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"both sides of `{place.text}` carry a gradient: {right.shown} is neither detached "
                     "nor computed under no_grad",
-                    confidence=Confidence.LIKELY,
                     places=(place, *(call.place for call in calls[:1])),
                     why=program.kinds.why(right),
                 )

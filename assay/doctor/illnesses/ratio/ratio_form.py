@@ -39,7 +39,7 @@ from assay.programs.program import Program
 from assay.programs.run.ratio import FORMS, factors
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import follow
-from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 _LOGS = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
 RIGHT = ("new / old", "log-probs")  # of the forms that a run shows
@@ -74,7 +74,6 @@ def _clamps(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"{inner.shown} is a ratio of probabilities, 1 where nothing changed, but it is clamped around 0: "
                     f"{clamp.place.text}",
-                    confidence=Confidence.LIKELY,
                     places=(clamp.place, inner.place),
                     why=program.kinds.why(inner),
                     fix="Clamp the ratio to [1 - eps, 1 + eps].",
@@ -146,9 +145,7 @@ def _finding(program: Program, value: Value, at: Value, what: str, clamp: Value 
     if at.op == "sub" and program.kinds.is_a(at, Kind.LOG_RATIO):
         edit = Edit(at.place, f"torch.exp({at.place.text})") if not at.place.text.endswith("..") else None
     places = (at.place, clamp.place) if clamp is not None and clamp.place != at.place else (at.place,)
-    return finding(
-        f"{value.shown} {what}", confidence=Confidence.LIKELY, places=places, why=program.kinds.why(at), edit=edit
-    )
+    return finding(f"{value.shown} {what}", places=places, why=program.kinds.why(at), edit=edit)
 
 
 def _sides(program: Program) -> Iterator[Verdict]:
@@ -168,7 +165,6 @@ def _exp_of_ratio(program: Program) -> Iterator[Verdict]:
             continue
         yield finding(
             f"`{value.place.text}` is the exp of {value.input.shown}, a ratio already: it starts at 2.7, not at 1",
-            confidence=Confidence.LIKELY,
             places=(value.place, value.input.place),
             why=program.kinds.why(value),
             fix="Leave one exp away.",

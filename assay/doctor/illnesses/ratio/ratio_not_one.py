@@ -95,7 +95,6 @@ def check_curves(curves: Curves) -> Verdict:
         f"the first ratio of a step is off by up to {largest:.2g} in {np.sum(deviation_N > limit)} of {len(curves)} "
         "steps",
         fact,
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -113,7 +112,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             what, made = apart
             yield finding(
                 f"the ratio of `{place.text}` is not 1 in the first update: {what}",
-                confidence=Confidence.LIKELY,
                 places=(place, made.place),
                 why=program.kinds.why(right),
             )

@@ -105,7 +105,6 @@ def check_curves(curves: Curves) -> Verdict:
         f"the ratio is 1 in all {int(judged_N.sum())} steps with more than one update, although the weights move",
         fact,
         Fact("mean update_norm", float(norm_N[judged_N].mean())),
-        confidence=Confidence.POSSIBLE,
     )
 
 

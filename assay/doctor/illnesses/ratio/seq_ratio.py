@@ -39,7 +39,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
 ROWS = 3  # rows in which mean and sum differ: one could agree with either by chance
@@ -86,7 +86,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"the log-ratio `{place.text}` is summed over the tokens of a sequence and not divided "
                     "by their number, and its exp is clipped like the ratio of one token",
-                    confidence=Confidence.LIKELY,
                     places=(use.ratio.place, use.core.place),
                     why=program.kinds.why(use.ratio),
                 )

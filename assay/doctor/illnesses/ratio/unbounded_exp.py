@@ -84,7 +84,7 @@ def check_curves(curves: Curves) -> Verdict:
             message = f"the importance weights old / sampler have a mean of {mean:.3g} instead of about 1"
     if not is_sick:
         return healthy("ratios and importance weights stay in bounds", *facts)
-    return finding(message, *facts, confidence=Confidence.POSSIBLE)
+    return finding(message, *facts)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -181,7 +181,6 @@ def _importance_weights(program: Program) -> Iterator[Verdict]:
                 if _is_between_policies(program, weight) and not _is_bounded_weight(program, weight):
                     yield finding(
                         f"the importance weight `{weight.place.text}` multiplies the loss and has no upper bound",
-                        confidence=Confidence.LIKELY,
                         places=(weight.place,),
                         why=program.kinds.why(weight),
                         fix="Truncate it: weight.clamp(max=2.0), or clamp the difference before the exp.",

@@ -36,7 +36,7 @@ from assay.programs.program import Program
 from assay.programs.run.draws import behaviour
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -56,7 +56,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"the tokens of the loss are drawn by `{drawing.place.text}`: {what}, not by the one "
                     "that is trained",
-                    confidence=Confidence.LIKELY,
                     places=(drawing.place, model.place),
                 )
 

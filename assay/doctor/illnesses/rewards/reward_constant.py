@@ -91,7 +91,6 @@ def check_curves(curves: Curves) -> Verdict:
             return finding(
                 f"{failed:.0%} of the rollouts got no reward because scoring failed",
                 Fact("share of unscored rollouts", failed, FAILED),
-                confidence=Confidence.POSSIBLE,
             )
     mean_N, std_N = curves.need("reward_mean", "reward_std")
     known_N = np.isfinite(mean_N) & np.isfinite(std_N)
@@ -110,7 +109,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -123,7 +121,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if place.line not in seen:
                 seen.add(place.line)
                 why = (f"line {place.line}: a reward is made of `{place.text}`",)
-                yield finding(f"`{place.text}`: {flaw.reason}", confidence=Confidence.LIKELY, places=(place,), why=why)
+                yield finding(f"`{place.text}`: {flaw.reason}", places=(place,), why=why)
     if not seen:
         for weight in policy_weights(program):
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))

@@ -79,7 +79,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 

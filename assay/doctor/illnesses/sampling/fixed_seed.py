@@ -153,7 +153,6 @@ def _rare_repeats(places: Sequence[int], rows: Sequence[Completion], chances_B: 
 def _seed_finding(seed: Value, draw: Value) -> Verdict:
     return finding(
         f"{seed.place.text} sets the same seed before each rollout: every step draws with the same random numbers",
-        confidence=Confidence.LIKELY,
         places=(seed.place, draw.place),
         fix="Set the seed once, before the loop, or add the number of the step to it.",
     )
@@ -205,7 +204,6 @@ def _engine_seed(program: Program, draw: Value) -> Verdict | None:
         return None
     return finding(
         f"the sampling parameters hold seed = {seed.constant}: each request draws with the same random numbers",
-        confidence=Confidence.LIKELY,
         places=(settings.config.place, draw.place),
     )
 

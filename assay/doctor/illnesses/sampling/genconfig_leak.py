@@ -55,7 +55,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             named = ", ".join(f"{name} = {shown_number(value)}" for name, value in leaks.items())
             yield finding(
                 f"generate() does not set {_names(list(leaks))}, and the model's generation config has {named}",
-                confidence=Confidence.LIKELY,
                 places=(draw.place, *(value.place for value in list(leaks.values())[:1])),
             )
         elif "top_k" not in settings.given and "top_k" not in settings.inherited and not _is_small(draw):

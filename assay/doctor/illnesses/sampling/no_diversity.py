@@ -102,7 +102,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if source is not None:
             yield finding(
                 f"{value.shown} repeats drawn tokens: the rows of a group are copies of one completion",
-                confidence=Confidence.LIKELY,
                 places=(value.place, source.place),
                 why=program.kinds.why(value),
                 fix="Repeat the prompts and draw for each of them, or pass num_return_sequences.",
@@ -151,7 +150,6 @@ def _check_draw(program: Program, draw: Value) -> Verdict | None:
     if is_greedy(draw):
         return finding(
             f"the tokens that are trained on are the likeliest ones ({draw.place.text}): nothing is drawn",
-            confidence=Confidence.LIKELY,
             places=(draw.place,),
             why=program.kinds.why(draw),
         )
@@ -170,7 +168,6 @@ def _check_draw(program: Program, draw: Value) -> Verdict | None:
     if greedy:
         return finding(
             f"generate() makes the tokens that are trained on, and {greedy}: every completion of a prompt is the same",
-            confidence=Confidence.LIKELY,
             places=(draw.place, *((settings.config.place,) if settings.config is not None else ())),
         )
     if settings.engine != "transformers" or settings.is_open:

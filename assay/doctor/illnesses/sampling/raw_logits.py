@@ -33,7 +33,7 @@ from assay.programs.program import Program
 from assay.programs.run.draws import draw_weights, refused_weights
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, peel, walk
-from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 WEIGHTS = (Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
 BENT = {"relu": "relu", "abs": "the absolute value", "square": "the square", "sigmoid": "a sigmoid"}
@@ -96,7 +96,6 @@ def _weights(program: Program, sampler: Value, name: str) -> Iterator[Verdict]:
         of_torch = sampler.op in ("multinomial", "categorical")
         yield finding(
             f"{weights.shown} are the weights of a sampler, but they are {what}: it draws in proportion to them",
-            confidence=Confidence.LIKELY,
             places=(sampler.place,),
             why=program.kinds.why(weights),
             edit=Edit(inside, normalised.format(inside.text)) if is_text_whole and of_torch else None,
@@ -107,7 +106,6 @@ def _weights(program: Program, sampler: Value, name: str) -> Iterator[Verdict]:
         yield finding(
             f"the weights of a sampler are a softmax over dimension 0 of {across.shown}, which is the batch: those of "
             "one row do not sum to 1",
-            confidence=Confidence.LIKELY,
             places=(across.place,),
             why=program.kinds.why(weights),
             fix="Take the softmax over the last dimension, the vocabulary: dim=-1.",
@@ -124,7 +122,6 @@ def _logits(program: Program, sampler: Value) -> Iterator[Verdict]:
     if known.kind in WEIGHTS:
         yield finding(
             f"{logits.shown} goes in as logits, but it is {known.kind}: a second softmax flattens it",
-            confidence=Confidence.LIKELY,
             places=(sampler.place,),
             why=program.kinds.why(logits),
             fix="Pass them as Categorical(probs=...), or pass the logits themselves.",
@@ -160,7 +157,6 @@ def _second_softmax(program: Program, softmax: Value) -> Verdict:
     assert softmax.input is not None
     return finding(
         f"a softmax is taken of {softmax.input.shown}, which is probabilities already: the second one flattens it",
-        confidence=Confidence.LIKELY,
         places=(softmax.place,),
         why=program.kinds.why(softmax.input),
         fix="Take one softmax, of the logits.",
@@ -179,7 +175,6 @@ def _bent_weights(program: Program, sampler: Value, weights: Value) -> Iterator[
     if known.kind is Kind.LOGITS or _has_softmax_elsewhere(program, known):
         yield finding(
             f"{weights.shown} are the weights of a sampler, but they are {bends[-1]} of logits and no softmax",
-            confidence=Confidence.LIKELY,
             places=(sampler.place,),
             why=program.kinds.why(source),
         )

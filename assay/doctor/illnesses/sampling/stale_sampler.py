@@ -94,7 +94,6 @@ def check_curves(curves: Curves) -> Verdict:
             f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
             "sampler does not follow the policy",
             *facts,
-            confidence=Confidence.POSSIBLE,
         )
     return healthy("the sampler follows the policy", *facts)
 
@@ -102,7 +101,7 @@ def check_curves(curves: Curves) -> Verdict:
 def check_source(program: Program) -> Iterator[Verdict]:
     for sampler in samplers(program):
         if sampler.what:
-            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
+            yield finding(sampler.what, places=sampler.places)
         else:
             yield healthy("what samples has the trained weights", places=sampler.places)
 

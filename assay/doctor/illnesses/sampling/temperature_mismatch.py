@@ -231,7 +231,6 @@ def _compared(
     if late is not None and not scored.factors:
         return finding(
             f"{late.shown} divides log-probs after the log-softmax: they are not log-probs of any temperature",
-            confidence=Confidence.LIKELY,
             places=(late.place, where),
             why=why,
         )
@@ -242,7 +241,6 @@ def _compared(
         how = "without dividing the logits" if not scored.factors else f"at temperature {trained_at:g}"
         return finding(
             f"tokens are drawn at temperature {drawn:g}, and the log-probs in the loss ({name}) are computed {how}",
-            confidence=Confidence.LIKELY,
             places=places,
             why=why,
         )
@@ -250,7 +248,6 @@ def _compared(
     if any(op == "mul" for op, factor in scored.factors if id(factor) in set_by_ids):
         return finding(
             f"the logits of {name} are multiplied by the temperature, and tokens are drawn from logits divided by it",
-            confidence=Confidence.LIKELY,
             places=places,
             why=why,
         )

@@ -116,7 +116,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"tokens are drawn from what {cut.shown} leaves of the distribution, and the log-probs in the loss are "
                 "those of all of it",
-                confidence=Confidence.LIKELY,
                 places=(cut.place, trained.scoring.normaliser.place),
                 why=program.kinds.why(trained.scoring.value),
             )
@@ -167,7 +166,6 @@ def _check_settings(program: Program, draw: Value) -> Iterator[Verdict]:
         where = next(iter(cuts.values())).place
         yield finding(
             f"tokens are drawn with {named}, and the log-probs in the loss are those of the whole distribution",
-            confidence=Confidence.LIKELY,
             places=(where if settings.config is None else settings.config.place, draw.place),
         )
     elif not settings.is_open and settings.given.get("top_k") is not None:

@@ -39,7 +39,7 @@ from assay.programs.run.origins import above
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")
 POLICIES = (TermKind.SURROGATE, TermKind.POLICY)
@@ -59,7 +59,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             plain = inside is not append.place and kept is append.argument("value") and not inside.text.endswith("..")
             yield finding(
                 f"`{append.place.text}` keeps {kept.shown} with its graph",
-                confidence=Confidence.LIKELY,
                 places=(append.place, kept.place),
                 edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
             )
@@ -68,7 +67,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if added is not None:
             yield finding(
                 f"`{value.place.text}` adds up {added.shown} with its graph",
-                confidence=Confidence.LIKELY,
                 places=(value.place, added.place),
             )
     yield from _passes(program)
@@ -170,7 +168,6 @@ def _passes(program: Program) -> Iterator[Verdict]:
             first = call.context.calls[-1] if call.context.calls else call.place
             yield finding(
                 f"`{first.text}` runs {network(model).shown} with gradients, though no optimizer holds it",
-                confidence=Confidence.LIKELY,
                 places=(first, call.place),
                 fix="Score with it under torch.no_grad(), and freeze it.",
             )

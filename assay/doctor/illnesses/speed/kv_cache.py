@@ -37,7 +37,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Place, Severity, Verdict, finding, healthy
 
 LEAST_PASSES = 4  # inside one generate(), or in one loop
 
@@ -49,14 +49,13 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         found = _switched_off(program, value) or _checkpointed(program, value)
         if found is not None:
-            yield finding(found[0], confidence=Confidence.LIKELY, places=(found[1].place, value.place))
+            yield finding(found[0], places=(found[1].place, value.place))
         else:
             yield healthy("generation may use its cache", places=(value.place,))
     for value in program.of("forward"):
         if value.setting("given_use_cache") is False and _grows(program, value):
             yield finding(
                 f"`{value.place.text}` runs the whole sequence again for each token, with the cache off",
-                confidence=Confidence.LIKELY,
                 places=(value.place,),
             )
 

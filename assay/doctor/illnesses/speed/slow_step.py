@@ -34,7 +34,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 FEWEST = 5  # steps with a time
 SCORING = 0.5  # of the step
@@ -72,7 +72,7 @@ def check_curves(curves: Curves) -> Verdict:
         fixes.append("Look for what comes with those steps: a new shape that is compiled, a checkpoint, an evaluation.")
     if not complaints:
         return healthy(f"a step takes {median:.2g} s; {pattern.value}", *facts)
-    return finding("; ".join(complaints), *facts, confidence=Confidence.POSSIBLE, fix=" ".join(fixes))
+    return finding("; ".join(complaints), *facts, fix=" ".join(fixes))
 
 
 def _stages(curves: Curves) -> dict[str, float]:
