@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, wraps
+from typing import Any
 
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.programs.program import Program
@@ -67,6 +69,17 @@ class Illness:
     def needs_a_call(self) -> bool:
         """Whether neither a run nor a script can show it: a reward must be called."""
         return self.reward is not None and not self.looks_at(*KINDS)
+
+
+def illness(file: str, **words: Any) -> Illness:
+    """The illness of a file, which calls this with its `__name__` at its end.
+
+    The file's docstring is the explanation and its name is the illness's; its functions check_batch, check_curves,
+    check_source, check_run and check_reward are the checks. `words` are the other fields.
+    """
+    module = sys.modules[file]
+    checks = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
+    return Illness(name=file.rpartition(".")[2], explanation=module.__doc__ or "", **checks, **words)
 
 
 def one_per_place(check: SourceCheck) -> SourceCheck:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
@@ -59,18 +59,16 @@ def _depends_on_the_policy(program: Program, factor: Value) -> bool:
     return program.kinds.is_a(factor, *kinds) or program.origins.gradient(factor) is True
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL03",
-    name="k1_as_loss",
     severity=Severity.HARMFUL,
     summary="the KL in the loss is the plain log-difference, whose gradient ignores the reference",
     fix="Differentiate k3 = exp(ref - new) - (ref - new) - 1 or k2 = (new - ref)^2 / 2; keep k1 for the reward.",
-    explanation=__doc__,
     symptoms=(
         "KL is negative",
         "k1 estimator in the loss",
         "KL penalty does nothing",
     ),
-    source=check_source,
     scripts=Scripts(sick=changed("kl = torch.exp(ref - new) - (ref - new) - 1", "kl = new - ref"), well=GRPO),
 )

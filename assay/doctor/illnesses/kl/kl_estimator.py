@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, of_batch
@@ -148,13 +148,12 @@ def _without_loss() -> Batch:
     return edited(healthy_batch(), **dict.fromkeys((*LOSSES, *GRADIENTS, "policy_loss", "kl_loss", "token_loss")))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL04",
-    name="kl_estimator",
     severity=Severity.HARMFUL,
     summary="the KL is not the configured estimator, or its arguments are exchanged",
     fix="Compute k3 as exp(ref - new) - (ref - new) - 1, with samples of new.",
-    explanation=__doc__,
     symptoms=(
         "KL is negative",
         "KL is too large",
@@ -163,8 +162,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: of_batch(_without_loss()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         sick=changed("torch.exp(ref - new) - (ref - new) - 1", "torch.exp(ref - new) + (ref - new) - 1"), well=GRPO
     ),

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, edited, healthy_batch, of_batch
@@ -161,23 +161,19 @@ def _gradients(kl_share: float) -> Batch:
     return edited(batch, **{**dict.fromkeys(GRADIENTS), "gradients": policy_BT + kl_share * kl_BT})
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL02",
-    name="kl_no_grad",
     severity=Severity.HARMFUL,
     summary="the KL in the loss has no gradient, for any coefficient",
     fix="Compute the KL from the log-probs that carry the gradient, outside of no_grad; detach only the reference's.",
-    explanation=__doc__,
     symptoms=(
         "KL coefficient has no effect",
         "changing beta changes nothing",
         "KL computed under no_grad",
     ),
-    run=check_run,
     sick=lambda: of_batch(_gradients(kl_share=0.0)),
     well=lambda: of_batch(_gradients(kl_share=1.0)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(sick=changed("0.04 * kl)", "0.04 * kl.detach())"), well=GRPO),
     explains=frozenset({"MET02", "KL01", "LOSS06"}),
 )

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edited, healthy_batch, healthy_curves
@@ -222,13 +222,12 @@ def _curves(sign: float) -> Curves:
     return healthy_curves(loss=-0.01 + sign * part_N, policy_loss=-0.01, kl_loss=part_N, ref_kl=part_N / KL_COEF)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL01",
-    name="kl_sign",
     severity=Severity.FATAL,
     summary="the KL to the reference is rewarded instead of penalised",
     fix="Add kl_coef * KL to a loss that is minimised; subtract it only from a reward.",
-    explanation=__doc__,
     symptoms=(
         "KL grows without limit",
         "KL explodes",
@@ -240,9 +239,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0)),
     well=lambda: Evidence((healthy_batch(),), _curves(sign=1.0)),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "KL02"}),
 )

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, healthy_curves
@@ -249,13 +249,12 @@ def _following(batch: Batch) -> Batch:
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL05",
-    name="reference",
     severity=Severity.HARMFUL,
     summary="the reference is not the frozen policy of the start",
     fix="Copy the model before training, freeze the copy, keep it in eval mode; with adapters, switch them off for it.",
-    explanation=__doc__,
     symptoms=(
         "KL is always 0",
         "KL stays 0",
@@ -263,11 +262,7 @@ ILLNESS = Illness(
         "reference model is trained too",
         "reference changes during training",
     ),
-    run=check_run,
     sick=lambda: Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0)),
     well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

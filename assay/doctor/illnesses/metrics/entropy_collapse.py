@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians, reward_range
@@ -67,14 +67,13 @@ def _falling(reward: float) -> Curves:
     return healthy_curves(entropy=np.maximum(np.exp(-steps / 8.0), 0.02), reward_mean=rewards_N)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET01",
-    name="entropy_collapse",
     severity=Severity.HARMFUL,
     summary="the entropy of the policy is gone before the task is solved",
     fix="Go back to a checkpoint with entropy; lower the learning rate or raise clip_high, and check the sign of an "
     "entropy bonus.",
-    explanation=__doc__,
     symptoms=(
         "entropy collapses",
         "entropy goes to 0",
@@ -87,6 +86,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(_falling(0.4)),
     well=lambda: of_curves(_falling(0.97)),
-    curves=check_curves,
     explains=frozenset({"ADV09", "MET07", "LOSS05"}),
 )

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, known_steps
@@ -101,13 +101,12 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
         )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET05",
-    name="gradient",
     severity=Severity.HARMFUL,
     summary="the gradient is zero, not finite, spiky or always clipped",
     fix="Not finite: look at the dumped batch for an exp without a bound, an empty mask or a NaN reward.",
-    explanation=__doc__,
     symptoms=(
         "grad norm is 0",
         "gradient norm is 0",
@@ -120,5 +119,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(healthy_curves(updates_skipped=np.arange(60) % 4 == 3)),
     well=lambda: of_curves(healthy_curves(updates_skipped=np.arange(60) == 30)),
-    curves=check_curves,
 )

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import STEPS, is_solved, quarter_medians
@@ -67,13 +67,12 @@ def check_curves(curves: Curves) -> Verdict:
     return healthy("the policy stays near its reference and moves in small steps", *facts)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET02",
-    name="kl_runaway",
     severity=Severity.HARMFUL,
     summary="the policy runs away from its reference, or jumps within a step",
     fix="Check the sign and the gradient of the KL term; then lower the learning rate or raise kl_coef.",
-    explanation=__doc__,
     symptoms=(
         "kl explodes",
         "KL keeps growing",
@@ -87,6 +86,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60))),
     well=lambda: of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4))),
-    curves=check_curves,
     explains=frozenset({"MET01", "MET05"}),
 )

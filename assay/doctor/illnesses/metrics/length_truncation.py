@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import is_solved, quarter_medians
@@ -59,14 +59,13 @@ def _growing(last: float) -> Curves:
     return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET03",
-    name="length_truncation",
     severity=Severity.HARMFUL,
     summary="answers grow until the token limit cuts them off",
     fix="Check that EOS is trained and that neither loss nor reward favours length; raise max_tokens if the task needs "
     "it.",
-    explanation=__doc__,
     symptoms=(
         "completions get longer",
         "completions are cut off",
@@ -79,6 +78,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(_growing(0.7)),
     well=lambda: of_curves(_growing(0.3)),
-    curves=check_curves,
     explains=frozenset({"MET07", "HYP01"}),
 )

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.example_script import changed
@@ -236,13 +236,12 @@ WELL_SCRIPT = changed(
 )
 SICK_SCRIPT = WELL_SCRIPT.replace("(clipped_tokens / mask.sum()).item()", "clipped_tokens.item()")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET06",
-    name="metric_wrong",
     severity=Severity.WASTEFUL,
     summary="a logged number is not what its name says",
     fix="Log sums and counts over the loss tokens of the whole step and divide once.",
-    explanation=__doc__,
     symptoms=(
         "logged metric looks wrong",
         "metric is not what it says",
@@ -252,8 +251,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
 )

@@ -31,7 +31,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.trend import quarter_medians, reward_range
@@ -60,10 +60,7 @@ def check_curves(curves: Curves) -> Verdict:
         return healthy("the training reward has not risen, so nothing was exploited", *facts)
     sentence = _held_out(curves, (last - first) / scale, facts) or _components(curves, facts)
     if sentence:
-        return finding(
-            f"the training reward rose from {first:.2g} to {last:.2g} {sentence}",
-            *facts,
-        )
+        return finding(f"the training reward rose from {first:.2g} to {last:.2g} {sentence}", *facts)
     if len(facts) == 2:
         raise Missing("pass_at_1 of two evaluations, or several reward components")
     return healthy("what is wanted rose with the training reward", *facts)
@@ -115,13 +112,12 @@ def _evaluated(after: float) -> Curves:
     return replace(curves, evaluations=evaluations)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET04",
-    name="reward_hacking",
     severity=Severity.HARMFUL,
     summary="the training reward rises and the quality that it should measure does not",
     fix="Read the best-paid answers of a late step and close the hole in the reward that they use.",
-    explanation=__doc__,
     symptoms=(
         "reward hacking",
         "reward rises but accuracy does not",
@@ -132,6 +128,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(_evaluated(0.3)),
     well=lambda: of_curves(_evaluated(0.6)),
-    curves=check_curves,
     explains=frozenset({"MET01", "MET02"}),
 )

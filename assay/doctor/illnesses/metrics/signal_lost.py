@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.logprobs import completion_places
@@ -122,10 +122,7 @@ def check_curves(curves: Curves) -> Verdict:
         return healthy(f"about {share:.0%} of the tokens carry a signal: the task is solved", *facts)
     if flat == 1.0:
         return not_applicable("no group has two different rewards; zero_signal (ADV09) speaks of that")
-    return finding(
-        f"only about {share:.1%} of the generated tokens carry the reward's signal into the weights",
-        *facts,
-    )
+    return finding(f"only about {share:.1%} of the generated tokens carry the reward's signal into the weights", *facts)
 
 
 def _left_out(batch: Batch, mask_BT: Array, advantages_BT: Array, flat_B: Array | None) -> Array:
@@ -189,13 +186,12 @@ def _masked(rows: int) -> Batch:
     return edited(batch, mask=mask_BT, finished=finished_B, tokens=tokens_BT, **changes)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET07",
-    name="signal_lost",
     severity=Severity.WASTEFUL,
     summary="hardly any of the generated tokens carry the reward's signal into the weights",
     fix="Look at the largest loss in the list: rewards all equal, answers cut off, tokens clipped or weighed with 0.",
-    explanation=__doc__,
     symptoms=(
         "most samples are wasted",
         "learns very slowly",
@@ -207,7 +203,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: Evidence((_masked(1),), healthy_curves(tokens_in_loss=400)),
     well=lambda: Evidence((_masked(6),), healthy_curves(tokens_in_loss=1000)),
-    batch=check_batch,
-    curves=check_curves,
     explains=frozenset({"HYP01"}),
 )

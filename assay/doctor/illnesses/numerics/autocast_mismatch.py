@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch, of_the_loss
@@ -171,24 +171,20 @@ def sick() -> Evidence:
     return of_batch(edited(batch, old_logprobs=old_BT, ratio=None, **of_the_loss(batch)))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="NUM02",
-    name="autocast_mismatch",
     severity=Severity.HARMFUL,
     summary="old, new, reference and sampler log-probs are not of the same precision",
     fix="Compute every log-softmax outside of autocast in float32, and keep log-probs in float32 buffers.",
-    explanation=__doc__,
     symptoms=(
         "ratio is noisy with autocast",
         "old and new log-probs in different precision",
         "log-probs differ slightly between passes",
         "mixed precision mismatch",
     ),
-    run=check_run,
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         sick=changed(
             "    with torch.no_grad():\n        old",

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -119,13 +119,12 @@ def _scored_again(spread: float, modules: int) -> Batch:
     return edited(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MODE01",
-    name="dropout",
     severity=Severity.HARMFUL,
     summary="scoring is random: the same tokens and weights give different log-probs",
     fix="Put the model into eval mode for every pass, the one with gradients included.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1 because of dropout",
         "model in train mode while generating",
@@ -134,8 +133,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(_scored_again(0.05, modules=4)),
     well=lambda: of_batch(_scored_again(0.0001, modules=0)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         sick=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").train()'),
         well=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").eval()'),

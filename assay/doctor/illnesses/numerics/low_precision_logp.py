@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
@@ -139,20 +139,17 @@ def _softmax(value: Value) -> Sight | None:
     return sight(value) if value.op in NORMALISED else None
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="NUM01",
-    name="low_precision_logp",
     severity=Severity.HARMFUL,
     summary="log-probs of the loss are computed in 16 bits",
     fix="Cast the logits to float32 before the log-softmax.",
-    explanation=__doc__,
     symptoms=(
         "log-probs in bf16 are inaccurate",
         "noisy ratio in half precision",
         "log_softmax in bfloat16",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),
     explains=frozenset({"NUM02", "RAT01", "SAMP06", "KL05"}),
 )

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
 from assay.record.batch import Array
@@ -149,13 +149,12 @@ def _example(value: float | None, skipped: int) -> Evidence:
     return Evidence((broken_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="NUM03",
-    name="not_finite",
     severity=Severity.FATAL,
     summary="a number that goes into the loss is NaN or infinite",
     fix="Follow the first number that is not finite back to what it was computed from; the later ones inherit it.",
-    explanation=__doc__,
     symptoms=(
         "nan",
         "loss is nan",
@@ -167,7 +166,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(float("nan"), 1),
     well=lambda: _example(None, 0),
-    batch=check_batch,
-    curves=check_curves,
     explains=frozenset({"LOSS05", "MET05", "RAT01"}),
 )

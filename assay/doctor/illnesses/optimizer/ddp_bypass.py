@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import changed
 from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
 from assay.programs.facts.optimizer.ownership import is_network, trained_networks
@@ -137,13 +137,12 @@ WELL = changed(
 ).replace("        new = score(policy, ids", "        new = score(wrapped, ids")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT03",
-    name="ddp_bypass",
     severity=Severity.FATAL,
     summary="the loss is computed with the network inside of its distributed wrapper",
     fix="Call the wrapper in the pass that is differentiated; use the network inside for sampling only.",
-    explanation=__doc__,
     symptoms=(
         "ranks diverge",
         "DDP does not sync gradients",
@@ -151,7 +150,5 @@ ILLNESS = Illness(
         "multi-GPU gives other results than one GPU",
         "model.module is used in the loss",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=WELL.replace("new = score(wrapped, ids", "new = score(wrapped.module, ids"), well=WELL),
 )

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Curves
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
@@ -80,7 +80,7 @@ class Rule(NamedTuple):
     is_off: Callable[[float, Settings], bool]
     limit: float
     reason: str
-    severity: Severity
+    severity: Severity = Severity.HARMFUL
 
 
 def _clips(settings: Settings) -> bool:
@@ -95,31 +95,19 @@ def _divides(settings: Settings) -> bool:
 
 RULES = (
     Rule("learning_rate", lambda x, s: x <= 0, 0.0, "nothing is learned", Severity.FATAL),
-    Rule("kl_coef", lambda x, s: x > 1, 1.0, "the KL outweighs the reward and holds the policy", Severity.HARMFUL),
-    Rule("kl_coef", lambda x, s: x < 0, 0.0, "the distance from the reference is rewarded", Severity.HARMFUL),
-    Rule("entropy_coef", lambda x, s: x > 0.1, 0.1, "the bonus makes the policy random", Severity.HARMFUL),
-    Rule("clip_low", lambda x, s: x >= 1 and _clips(s), 1.0, "no ratio is ever below 0", Severity.HARMFUL),
-    Rule("clip_low", lambda x, s: x == 0 and _clips(s), 0.0, "unwanted tokens are clipped at once", Severity.HARMFUL),
-    Rule("clip_high", lambda x, s: x == 0 and _clips(s), 0.0, "wanted tokens are clipped at once", Severity.HARMFUL),
-    Rule("group_size", lambda x, s: x < 4, 4.0, "so few answers are a noisy baseline", Severity.WASTEFUL),
-    Rule("temperature", lambda x, s: x < 0.3, 0.3, "the answers of a group are nearly the same", Severity.HARMFUL),
-    Rule("temperature", lambda x, s: x > 1.5, 1.5, "the answers are mostly noise", Severity.HARMFUL),
-    Rule(
-        "advantage_epsilon",
-        lambda x, s: x > 0.1 and _divides(s),
-        0.1,
-        "it is no longer small beside the std and shrinks every advantage",
-        Severity.HARMFUL,
-    ),
-    Rule("clip_norm", lambda x, s: 0 < x < 1e-3, 1e-3, "every gradient is cut to the same size", Severity.HARMFUL),
-    Rule("weight_decay", lambda x, s: x > 0.3, 0.3, "the weights are pulled to 0", Severity.HARMFUL),
-    Rule(
-        "updates_per_rollout",
-        lambda x, s: x > 16,
-        16.0,
-        "the last updates train on answers of a policy long gone",
-        Severity.HARMFUL,
-    ),
+    Rule("kl_coef", lambda x, s: x > 1, 1.0, "the KL outweighs the reward and holds the policy"),
+    Rule("kl_coef", lambda x, s: x < 0, 0.0, "the distance from the reference is rewarded"),
+    Rule("entropy_coef", lambda x, s: x > 0.1, 0.1, "the bonus makes the policy random"),
+    Rule("clip_low", lambda x, s: x >= 1 and _clips(s), 1.0, "no ratio is ever below 0"),
+    Rule("clip_low", lambda x, s: x == 0 and _clips(s), 0.0, "unwanted tokens are clipped at once"),
+    Rule("clip_high", lambda x, s: x == 0 and _clips(s), 0.0, "wanted tokens are clipped at once"),
+    Rule("group_size", lambda x, s: x < 4, 4.0, "few answers are a noisy baseline", Severity.WASTEFUL),
+    Rule("temperature", lambda x, s: x < 0.3, 0.3, "the answers of a group are nearly the same"),
+    Rule("temperature", lambda x, s: x > 1.5, 1.5, "the answers are mostly noise"),
+    Rule("advantage_epsilon", lambda x, s: x > 0.1 and _divides(s), 0.1, "beside the std it shrinks every advantage"),
+    Rule("clip_norm", lambda x, s: 0 < x < 1e-3, 1e-3, "every gradient is cut to the same size"),
+    Rule("weight_decay", lambda x, s: x > 0.3, 0.3, "the weights are pulled to 0"),
+    Rule("updates_per_rollout", lambda x, s: x > 16, 16.0, "the last updates train on answers of a policy long gone"),
 )
 
 
@@ -145,8 +133,8 @@ def check_curves(curves: Curves) -> Verdict:
         facts.append(Fact("learning_rate", rate, harmful))
         severities.append(Severity.FATAL if rate > fatal else Severity.HARMFUL)
     if complaints:
-        order = (Severity.FATAL, Severity.HARMFUL, Severity.WASTEFUL)
-        return finding("; ".join(complaints), *facts, severity=min(severities, key=order.index))
+        gravest = max(severities, key=lambda severity: severity.rank)
+        return finding("; ".join(complaints), *facts, severity=gravest)
     if rate and len(ranges) > 1:
         raise Missing(f"the number of parameters of the model, by which its learning rate {rate:g} is judged")
     if rate > ranges[0].usual[1]:
@@ -211,13 +199,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="HYP01",
-    name="hyperparameter",
     severity=Severity.HARMFUL,
     summary="a setting is out of the range in which GRPO works",
     fix="Set it to a usual value, and change one setting at a time.",
-    explanation=__doc__,
     symptoms=(
         "learning rate too high",
         "model collapses",
@@ -237,8 +224,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000})),
     well=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000})),
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("lr=1e-6", "lr=0.5"), well=GRPO),
     explains=frozenset({"MET01", "MET02", "MET05", "MET07", "ADV09", "RAT07", "LOSS05"}),
 )

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -96,10 +96,7 @@ def check_curves(curves: Curves) -> Verdict:
     fact = Fact("share of the trainable tensors that an update changes", share, ALL)
     if share >= ALL:
         return healthy("every update changes all trainable tensors", fact)
-    return finding(
-        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
-        fact,
-    )
+    return finding(f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too", fact)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -184,13 +181,12 @@ def well() -> Evidence:
     return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT02",
-    name="no_update",
     severity=Severity.HARMFUL,
     summary="trainable tensors do not change when the optimizer steps",
     fix="Make the optimizer from the parameters of the model that computes the loss, after it has its final form.",
-    explanation=__doc__,
     symptoms=(
         "weights do not change",
         "model does not change after training",
@@ -200,12 +196,8 @@ ILLNESS = Illness(
         "reward does not move",
         "trained model is identical to the base model",
     ),
-    run=check_run,
     sick=lambda: Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6)),
     well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO),
     explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01", "PERF02"}),
 )

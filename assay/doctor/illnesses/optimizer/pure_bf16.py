@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -103,13 +103,12 @@ def _is_adapted(program: Program, model: Value) -> bool:
     return any(network(value) is network(model) for value in wrapped)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT01",
-    name="pure_bf16",
     severity=Severity.FATAL,
     summary="updates are smaller than the precision of the weights and are rounded away",
     fix="Keep float32 master weights for the optimizer; compute in bfloat16 with a copy of them.",
-    explanation=__doc__,
     symptoms=(
         "weights do not change in bf16",
         "nothing is learned in bfloat16",
@@ -118,8 +117,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
     well=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         sick=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
         well=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),

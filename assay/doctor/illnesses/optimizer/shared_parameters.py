@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations, product
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, is_network, owners
 from assay.programs.facts.origin import network, same_network
@@ -141,18 +141,15 @@ for states, actions in batches():
 """
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT04",
-    name="shared_parameters",
     severity=Severity.HARMFUL,
     summary="two optimizers step the same parameters",
     fix="Give each parameter to one optimizer: separate backbones, or one optimizer with parameter groups.",
-    explanation=__doc__,
     symptoms=(
         "two optimizers for one model",
         "parameters are stepped twice",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=SICK, well=SICK.replace("[*actor.parameters(), *critic.parameters()]", "critic.parameters()")),
 )

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import SCORED, edited, healthy_batch, of_batch, of_the_loss
@@ -221,13 +221,12 @@ def _one_far(dead: bool) -> Batch:
     return edited(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="CLIP01",
-    name="clip_dead",
     severity=Severity.HARMFUL,
     summary="the clip does not reach the loss: clipped tokens still get a gradient",
     fix="Take the minimum of the clipped and the unclipped objective (the maximum of the losses) into the loss.",
-    explanation=__doc__,
     symptoms=(
         "clip fraction is 0",
         "clipping has no effect",
@@ -235,11 +234,8 @@ ILLNESS = Illness(
         "clip ratio is always 0",
         "clip function is not applied",
     ),
-    run=check_run,
     sick=lambda: of_batch(_one_far(dead=True)),
     well=lambda: of_batch(_one_far(dead=False)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),
     explains=frozenset({"LOSS06", "CLIP02", "RAT07"}),
 )

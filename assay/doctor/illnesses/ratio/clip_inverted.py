@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, LOSSES, SCORED, edited, healthy_batch, of_batch
@@ -195,13 +195,12 @@ def _moved() -> Batch:
     return consistent(batch, **dict.fromkeys(("new_logprobs", *SCORED), new_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="CLIP02",
-    name="clip_inverted",
     severity=Severity.HARMFUL,
     summary="the clip is not min(r A, clip(r) A): it stops the wrong side, both sides, or none",
     fix="Use -min(ratio * A, clip(ratio) * A), with the minus outside of min.",
-    explanation=__doc__,
     symptoms=(
         "clip on the wrong side",
         "max instead of min in the surrogate",
@@ -210,8 +209,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: of_batch(_moved()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
 )

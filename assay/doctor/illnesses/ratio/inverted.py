@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -194,13 +194,12 @@ def _without_kl() -> Batch:
     return healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT04",
-    name="inverted",
     severity=Severity.FATAL,
     summary="the gradient makes good tokens rarer: the ratio or the loss is upside down",
     fix="Compute the ratio as exp(new - old) and minimise -min(ratio * A, clip(ratio) * A).",
-    explanation=__doc__,
     symptoms=(
         "reward goes down",
         "reward decreases during training",
@@ -210,8 +209,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: of_batch(consistent(_without_kl())),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),
     explains=frozenset({"CLIP02", "KL02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
 )

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
@@ -100,21 +100,18 @@ def _is_of_policy(run: WatchedRun, value: Value) -> bool:
     return model.is_trained or (not run.updates and model.trainable > 0)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT03",
-    name="old_has_grad",
     severity=Severity.FATAL,
     summary="the old log-probs carry a gradient, so the ratio's gradient cancels",
     fix="Compute the old log-probs under torch.no_grad(), or detach them.",
-    explanation=__doc__,
     symptoms=(
         "old log-probs are not detached",
         "ratio is 1 and the gradient is zero",
         "gradient cancels",
         "old log-probs carry a gradient",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(
         sick=changed(
             "    with torch.no_grad():\n        old = score(policy, ids, start)\n",

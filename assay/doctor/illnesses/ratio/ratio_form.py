@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
@@ -192,21 +192,18 @@ def _without_clip(program: Program) -> Iterator[Verdict]:
                     yield _finding(program, value, value, what)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT08",
-    name="ratio_form",
     severity=Severity.FATAL,
     summary="the value used as the ratio is not a ratio: an exp is missing, or there is one too many",
     fix="Use ratio = exp(new - old): the difference of log-probs, and one exp.",
-    explanation=__doc__,
     symptoms=(
         "ratio is negative",
         "ratio is near 0",
         "log-ratio used as a ratio",
         "exp is missing",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),
     explains=frozenset({"RAT01", "RAT07", "CLIP01", "CLIP02", "RAT04", "LOSS01", "LOSS06"}),
 )

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
@@ -137,13 +137,12 @@ def _evidence(spread: float) -> Evidence:
     return Evidence((off,), healthy_curves(first_ratio_max_deviation=spread))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT01",
-    name="ratio_not_one",
     severity=Severity.HARMFUL,
     summary="the ratio new / old is not 1 in the first update after a rollout",
     fix="Compute old and new log-probs by the same code, in the same mode, precision, temperature and padding.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1",
         "ratio is not 1 at the first step",
@@ -154,9 +153,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _evidence(0.02),
     well=lambda: _evidence(0.0001),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("old = score(policy, ids, start)", "old = score(reference, ids, start)"), well=GRPO),
     explains=frozenset({"SAMP06", "LOSS06"}),
 )

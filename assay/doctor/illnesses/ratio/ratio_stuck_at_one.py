@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -198,13 +198,12 @@ def sick() -> Evidence:
     return Evidence((later,), healthy_curves(ratio_mean=1.0, ratio_std=0.0, ratio_min=1.0, ratio_max=1.0, old_kl=0.0))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT02",
-    name="ratio_stuck_at_one",
     severity=Severity.HARMFUL,
     summary="the ratio new / old stays 1 although the policy has moved since it sampled",
     fix="Compute old log-probs once, before the first update of a rollout batch, and keep them for all its updates.",
-    explanation=__doc__,
     symptoms=(
         "ratio is always 1",
         "ratio is 1",
@@ -215,9 +214,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: Evidence((healthy_batch(update=1),), healthy_curves()),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(new - new.detach())"), well=GRPO),
     explains=frozenset({"SAMP06"}),  # old follows the policy away from the sampler
 )

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
@@ -181,13 +181,12 @@ def _of_rows(*, divided: bool) -> Batch:
     return edited(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT06",
-    name="seq_ratio",
     severity=Severity.HARMFUL,
     summary="the ratio of a sequence is a product over its tokens, not divided by their number",
     fix="Divide the summed log-ratio of a row by its number of loss tokens before the exp (GSPO, equation 7).",
-    explanation=__doc__,
     symptoms=(
         "sequence ratio is huge",
         "GSPO ratio explodes with length",
@@ -195,8 +194,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: Evidence((_of_rows(divided=False),)),
     well=lambda: Evidence((_of_rows(divided=True),)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         sick=changed("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
     ),

@@ -33,7 +33,7 @@ import numpy as np
 
 from assay.config.sections import LossConfig
 from assay.doctor.arrays import plain, tensor
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
@@ -241,13 +241,12 @@ SICK = (
     .replace("clipped * advantages", "clipped * weight * advantages")
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT07",
-    name="unbounded_exp",
     severity=Severity.HARMFUL,
     summary="ratios or importance weights run away: an exp without a bound",
     fix="Clamp the log-ratio before the exp, and find out why old log-probs are so far from new ones.",
-    explanation=__doc__,
     symptoms=(
         "ratio explodes",
         "importance weights explode",
@@ -258,9 +257,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5)),
     well=lambda: Evidence((_with_a_jump(0.5),), healthy_curves(ratio_max=10.0)),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(
         sick=SICK, well=SICK.replace("torch.exp(old - sampled)", "torch.exp(old - sampled).clamp(max=2.0)")
     ),

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
@@ -114,20 +114,17 @@ def _is_weight(program: Program, factor: Value, model: Value) -> bool:
     return is_ratio and any(same_network(model, other) for other in program.origins.networks(factor))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT05",
-    name="wrong_behaviour_policy",
     severity=Severity.FATAL,
     summary="another network than the trained one samples the tokens",
     fix="Sample from the policy that is trained, or load its weights into the sampling copy before each rollout.",
-    explanation=__doc__,
     symptoms=(
         "samples come from the reference model",
         "wrong model generates",
         "generating with another model than the one that is trained",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
     explains=frozenset({"RAT01", "SAMP06", "SYNC01", "RAT02"}),
 )

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
 from assay.doctor.example_reward import reward_evidence
@@ -106,10 +106,7 @@ def check_curves(curves: Curves) -> Verdict:
         return healthy("every reward is the best one: solved", *facts)
     if _is_an_end(value, curves.settings):
         return not_applicable(f"every reward is {value:g}, an end of the scale: zero_signal says what that can mean")
-    return finding(
-        f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst",
-        *facts,
-    )
+    return finding(f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst", *facts)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -206,13 +203,12 @@ WELL = (
 SICK = WELL.replace("text.split('=')[1])", "text['answer'])")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW01",
-    name="reward_constant",
     severity=Severity.FATAL,
     summary="every answer gets the same reward",
     fix="Do not turn exceptions into rewards; try the reward on right and wrong answers (assay reward-check).",
-    explanation=__doc__,
     symptoms=(
         "reward is constant",
         "reward is always the same",
@@ -222,14 +218,9 @@ ILLNESS = Illness(
         "every answer gets the same reward",
         "reward does not increase",
     ),
-    run=check_run,
     sick=sick,
     well=lambda: Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, WELL),
-    curves=check_curves,
-    reward=check_reward,
     explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"})
     | {"REW04", "REW05", "REW06", "REW07", "REW12", "REW14", "REW16", "REW17"},
 )

@@ -21,7 +21,7 @@ Keep no state between calls, and judge each completion alone: to compare a group
 A reward that pays for variety within a batch is meant so; its rewards then depend on the batch on purpose.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
 from assay.doctor.example_reward import one_change, reward_evidence
 from assay.doctor.reward_scores import different_pairs, unsteady_finding
@@ -44,17 +44,15 @@ def check_reward(trial: RewardTrial) -> Verdict:
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW09",
-    name="reward_has_memory",
     severity=Severity.HARMFUL,
     summary="a repeated call, or another cut or order of the batch, changes a reward",
     fix="Keep no state between calls, and judge each completion alone: group comparison is the advantage's work.",
-    explanation=__doc__,
     symptoms=("reward depends on the order", "reward has state", "reward changes between calls"),
     sick=lambda: reward_evidence(repeated=one_change()),
     well=reward_evidence,
-    reward=check_reward,
     explains=frozenset(
         {"REW03", "REW04", "REW05", "REW06", "REW07", "REW10", "REW13", "REW14", "REW16", "REW17", "ADV04", "ADV09"}
     ),

@@ -17,7 +17,7 @@ Draw no random numbers, read no clock, iterate over no set.
 A judge that samples is reported too, as it should be: ask it at temperature 0, or more than once.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
 from assay.doctor.example_reward import one_change, reward_evidence
 from assay.doctor.reward_scores import different_pairs, unsteady_finding
@@ -35,17 +35,15 @@ def check_reward(trial: RewardTrial) -> Verdict:
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW08",
-    name="reward_random",
     severity=Severity.HARMFUL,
     summary="a second process, asked the same in the same order, gives other rewards",
     fix="Draw no random numbers, read no clock, iterate over no set: noise in the reward is noise in the gradient.",
-    explanation=__doc__,
     symptoms=("reward is random", "reward is not deterministic", "same completion gets different rewards"),
     sick=lambda: reward_evidence(new_process=one_change()),
     well=reward_evidence,
-    reward=check_reward,
     explains=frozenset(
         {"REW03", "REW04", "REW05", "REW06", "REW07", "REW09", "REW10", "REW13", "REW16", "REW17", "ADV04"}
     ),

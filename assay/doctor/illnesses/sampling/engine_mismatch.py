@@ -34,7 +34,7 @@ import math
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
 from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, Gap, both_finite, gap_between, versions_behind
@@ -76,10 +76,7 @@ def check_curves(curves: Curves) -> Verdict:
     facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
     if not over or _is_corrected(curves.settings.get("correction")):
         return healthy(f"{what} stays below {limit:g}" if not over else f"{what} is corrected by weights", *facts)
-    return finding(
-        f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps",
-        *facts,
-    )
+    return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
 
 
 def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
@@ -232,14 +229,13 @@ def _noisy(spread: float) -> Evidence:
     return Evidence((edited(batch, sampler_logprobs=sampler_BT),), curves)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP06",
-    name="engine_mismatch",
     severity=Severity.HARMFUL,
     summary="engine and trainer give the same tokens different log-probs",
     fix="Bring precision, kernels and weights of engine and trainer together, or weigh the loss with truncated "
     "importance weights exp(old - sampler).",
-    explanation=__doc__,
     symptoms=(
         "vLLM log-probs differ from the trainer",
         "importance sampling ratio between sampler and trainer is off",
@@ -248,7 +244,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: _noisy(0.02),  # the engine computes in a precision of its own
     well=lambda: _noisy(0.0001),
-    batch=check_batch,
-    curves=check_curves,
     explains=frozenset({"RAT07", "SYNC01"}),  # SYNC01 lists this one too: the surer is the cause
 )

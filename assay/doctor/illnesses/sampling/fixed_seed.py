@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
@@ -216,24 +216,20 @@ def _sick() -> Batch:
 SICK = GENERATE.replace("    model.eval()\n", "    model.eval()\n    torch.manual_seed(0)\n")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP05",
-    name="fixed_seed",
     severity=Severity.HARMFUL,
     summary="rows repeat each other as if drawn with the same random numbers",
     fix="Give every replica, step and request random numbers of its own: no seed in the sampling parameters, seed + "
     "rank in the engine.",
-    explanation=__doc__,
     symptoms=(
         "completions repeat across ranks or steps",
         "same seed on every GPU",
         "same samples every step",
     ),
-    run=check_run,
     sick=lambda: of_batch(_sick()),
     well=lambda: of_batch(surer(_sick(), 1e-2)),  # a policy that knows little except these answers
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"ADV09", "MET07"}),
 )

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_trainers import GENERATE
 from assay.programs.facts.origin import network
 from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
@@ -104,20 +104,17 @@ def _is_small(draw: Value) -> bool:
 SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP03",
-    name="genconfig_leak",
     severity=Severity.HARMFUL,
     summary="generate() takes top_k, top_p or a penalty from the checkpoint's generation config",
     fix="Say at the call: top_k=0, top_p=1.0, repetition_penalty=1.0.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1 although I set no top_p",
         "generation config of the model changes sampling",
         "repetition penalty in generate",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP02", "SAMP06", "RAT01", "RAT07"}),
 )

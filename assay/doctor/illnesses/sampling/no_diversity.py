@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
@@ -187,13 +187,12 @@ def _sick() -> Batch:
     return chosen_rows(healthy_batch(), [row - row % SIZE for row in range(B)])
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP04",
-    name="no_diversity",
     severity=Severity.FATAL,
     summary="all completions of a group are equal although the policy is not certain",
     fix="Sample with a temperature above 0 (do_sample on, no top_k = 1) and without a seed a request.",
-    explanation=__doc__,
     symptoms=(
         "all completions are the same",
         "identical answers in a group",
@@ -202,8 +201,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(_sick()),
     well=lambda: of_batch(surer(_sick(), 1e-3)),  # equal completions of a policy that is certain of them
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(GENERATE.replace("do_sample=True", "do_sample=False"), GENERATE),
     explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "REW01"}),
 )

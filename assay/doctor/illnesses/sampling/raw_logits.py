@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known, is_normalised, last_layer
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
@@ -240,20 +240,17 @@ def sample(ids, steps):
 WELL = SICK.replace("multinomial(scores, 1)", "multinomial(scores.softmax(-1), 1)")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP07",
-    name="raw_logits",
     severity=Severity.FATAL,
     summary="the sampler draws from logits as if they were probabilities, or the other way round",
     fix="Take the softmax of the logits, divided by the temperature, and draw from that.",
-    explanation=__doc__,
     symptoms=(
         "samples are random tokens from the start",
         "multinomial on logits",
         "probabilities are negative error in multinomial",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"SAMP06", "SAMP01", "RAT01"}),
 )

@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
@@ -206,13 +206,12 @@ WELL_SCRIPT = (
 SICK_SCRIPT = WELL_SCRIPT.replace("    sampler.load_state_dict(policy.state_dict())\n", "")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SYNC01",
-    name="stale_sampler",
     severity=Severity.HARMFUL,
     summary="the sampler does not have the weights of the policy",
     fix="Check after every push that the weights arrived and reset the prefix cache, or correct by old / sampler.",
-    explanation=__doc__,
     symptoms=(
         "vLLM uses old weights",
         "weights are not synchronised",
@@ -221,14 +220,10 @@ ILLNESS = Illness(
         "LoRA weights do not reach vLLM",
         "parameter synchronization between training and vLLM",
     ),
-    run=check_run,
     sick=lambda: Evidence(
         (_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0))
     ),
     well=lambda: Evidence((_sampled_by(7, 1e-6),), healthy_curves()),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
     explains=frozenset({"SAMP06", "RAT07", "ALGN10"}),
 )

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -292,13 +292,12 @@ SICK = LOOP.replace(
     "logits = model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE", "logits = model(ids)[:, prompts.shape[1] - 1:-1]"
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP01",
-    name="temperature_mismatch",
     severity=Severity.HARMFUL,
     summary="log-probs are not computed at the sampling temperature",
     fix="Divide the logits by the sampling temperature before the log-softmax, in every pass that makes log-probs.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1 with temperature below 1",
         "log-probs do not match at temperature 0.7",
@@ -306,8 +305,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, LOOP),
     explains=frozenset({"SAMP06", "RAT01", "RAT07", "SYNC01", "KL05", "MODE01"}),
 )

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -238,25 +238,21 @@ def sick() -> Evidence:
     return of_batch(edited(batch, sampler_logprobs=sampler_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP02",
-    name="truncated_sampling",
     severity=Severity.HARMFUL,
     summary="sampling is truncated (top_k, top_p, min_p) and training is not",
     fix="Switch truncation off (top_k = 0, top_p = 1, min_p = 0), or renormalise the trainer's log-probs over the same "
     "tokens.",
-    explanation=__doc__,
     symptoms=(
         "log-probs do not match with top_p or top_k",
         "ratio is biased with top_k top_p min_p sampling",
     ),
-    run=check_run,
     sick=sick,
     well=lambda: of_batch(
         healthy_batch(top_p=0.9, support_kept=True)
     ),  # the same setting; the trainer renormalises over the same tokens
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(GENERATE.replace("top_k=0, top_p=1.0", "top_k=0, top_p=0.9"), GENERATE),
     explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN09"}),
 )

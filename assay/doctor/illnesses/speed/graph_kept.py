@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import changed
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
@@ -201,20 +201,17 @@ WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100)
 )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="PERF02",
-    name="graph_kept",
     severity=Severity.WASTEFUL,
     summary="graphs of passes are kept after their update, or built for a network that is not trained",
     fix="Collect numbers (loss.item() or loss.detach()), and score with frozen networks under torch.no_grad().",
-    explanation=__doc__,
     symptoms=(
         "out of memory",
         "memory grows every step",
         "CUDA OOM after some steps",
         "memory leak",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=WELL.replace("append(loss.item())", "append(loss)"), well=WELL),
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from assay.doctor.catalogue import Illness, Scripts, one_per_place
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.modes import mode_at
@@ -134,13 +134,12 @@ def _without_cache(widths: Sequence[int], place: Place) -> Verdict:
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="PERF01",
-    name="kv_cache",
     severity=Severity.WASTEFUL,
     summary="tokens are generated without a cache of keys and values",
     fix="Generate in eval mode with use_cache=True; gradient checkpointing and train mode are for the update only.",
-    explanation=__doc__,
     symptoms=(
         "generation is slow",
         "slow generation",
@@ -148,7 +147,5 @@ ILLNESS = Illness(
         "no KV cache",
         "generation takes hours",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),
 )

@@ -30,7 +30,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
@@ -144,13 +144,12 @@ def _scoring(seconds: float) -> Curves:
     return replace(curves, timings=timings)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="PERF03",
-    name="slow_step",
     severity=Severity.WASTEFUL,
     summary="a step spends its time on work that teaches nothing",
     fix="Work on the largest stage first.",
-    explanation=__doc__,
     symptoms=(
         "slow",
         "training is slow",
@@ -161,5 +160,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_curves(_scoring(5.0)),
     well=lambda: of_curves(_scoring(1.0)),
-    curves=check_curves,
 )

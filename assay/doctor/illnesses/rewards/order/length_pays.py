@@ -22,7 +22,7 @@ Where long answers are wanted; as long as they do not reach the right answer, th
 import math
 import statistics
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import ProbeScore, RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import LENGTH_SHARE, by_problem, judge_order, lead, rivals
@@ -62,13 +62,12 @@ def _growth(scores: list[ProbeScore], least: float) -> tuple[float, float]:
     return statistics.correlation([math.log(len(score.probe.text)) for score in scores], rewards), spread
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW13",
-    name="length_pays",
     severity=Severity.FATAL,
     summary="among wrong answers the longer get more",
     fix="Cap what grows with length below the distance between right and wrong.",
-    explanation=__doc__,
     symptoms=(
         "reward by length",
         "longer answers get more reward",
@@ -77,5 +76,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.LONG: 0.4}),
     well=lambda: reward_evidence({Role.LONG: 0.01}),
-    reward=check_reward,
 )

@@ -19,7 +19,7 @@ may stand in them.
 Where the prompt asks for a form of answer that is not among those tried.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import TOLERANCE, judge_order, lead, rivals
@@ -42,13 +42,12 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return judge_order(trial, [(right, right) for right in rights.values()], bad, what, fine)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW16",
-    name="right_answer_unrecognised",
     severity=Severity.FATAL,
     summary="the right answer gets what nothing gets, in every form",
     fix="Look at how the answer is read, and at the task's own answers: what cannot be right cannot be learned.",
-    explanation=__doc__,
     symptoms=(
         "right answer gets 0",
         "correct answers are not recognised",
@@ -60,6 +59,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.RIGHT: 0.0}),
     well=reward_evidence,
-    reward=check_reward,
     explains=frozenset({"REW04", "REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
 )
