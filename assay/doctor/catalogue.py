@@ -78,7 +78,7 @@ def illness(file: str, **words: Any) -> Illness:
     check_source, check_run and check_reward are the checks. `words` are the other fields.
     """
     module = sys.modules[file]
-    checks = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
+    checks: dict[str, Any] = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
     return Illness(name=file.rpartition(".")[2], explanation=module.__doc__ or "", **checks, **words)
 
 

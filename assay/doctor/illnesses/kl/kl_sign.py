@@ -160,8 +160,8 @@ def _by_gradients(batch: Batch) -> Verdict | None:
     lowest_B = np.where(mask_BT, advantages_BT, np.inf).min(axis=1)
     usable_B = mask_BT.any(axis=1) & (silent_B | ((highest_B == lowest_B) & (batch.numbers.get("update") == 0)))
     judged_BT = mask_BT & usable_B[:, None] & np.isfinite(new_BT) & np.isfinite(ref_BT) & np.isfinite(gradients_BT)
-    distance_BT = _centred(new_BT - ref_BT, judged_BT, silent_B)
-    pull_BT = _centred(gradients_BT, judged_BT, silent_B)
+    distance_BT = _centre(new_BT - ref_BT, judged_BT, silent_B)
+    pull_BT = _centre(gradients_BT, judged_BT, silent_B)
     if not batch.settings["kl_coef"] * np.abs(distance_BT).max(initial=0.0) > SMALLEST_PULL:
         return None
     if not np.abs(pull_BT).max(initial=0.0) > ROUNDING * np.abs(gradients_BT[judged_BT]).max(initial=0.0):
@@ -181,7 +181,7 @@ def _by_gradients(batch: Batch) -> Verdict | None:
     return healthy("the KL part of the gradient pulls towards the reference", fact) if aligned >= ALIGNED else None
 
 
-def _centred(values_BT: Array, judged_BT: Array, silent_B: Array) -> Array:
+def _centre(values_BT: Array, judged_BT: Array, silent_B: Array) -> Array:
     """Zero outside; minus the row's mean where the row has an advantage, whose pull is the same on all its tokens."""
     kept_BT = np.where(judged_BT, values_BT, 0.0)
     mean_B = kept_BT.sum(axis=1) / np.maximum(judged_BT.sum(axis=1), 1)
@@ -207,7 +207,7 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
     return healthy("the KL is penalised", *facts)
 
 
-def _flipped(batch: Batch) -> Batch:
+def _flip_kl(batch: Batch) -> Batch:
     """The same batch with the KL subtracted, in the loss, its tokens and its gradients."""
     mask_BT, new_BT, ref_BT, kl_BT = batch.need("mask", "new_logprobs", "ref_logprobs", "kl")
     pull_BT = np.where(mask_BT, KL_COEF * (1.0 - np.exp(ref_BT - new_BT)), 0.0) / mask_BT.sum()
@@ -237,7 +237,7 @@ ILLNESS = illness(
         "KL goes up with a larger beta",
         "loss increases",
     ),
-    sick=lambda: Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0)),
+    sick=lambda: Evidence((_flip_kl(healthy_batch()),), _curves(sign=-1.0)),
     well=lambda: Evidence((healthy_batch(),), _curves(sign=1.0)),
     scripts=Scripts(sick=changed("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "KL02"}),

@@ -232,7 +232,7 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
             )
 
 
-def _following(batch: Batch) -> Batch:
+def _with_policy_as_reference(batch: Batch) -> Batch:
     """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
     mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
     gradients_BT = np.where(mask_BT, -advantages_BT, 0.0) / mask_BT.sum()
@@ -262,7 +262,7 @@ ILLNESS = illness(
         "reference model is trained too",
         "reference changes during training",
     ),
-    sick=lambda: Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0)),
+    sick=lambda: Evidence((_with_policy_as_reference(healthy_batch()),), healthy_curves(ref_kl=0.0)),
     well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
     scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

@@ -60,7 +60,7 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
-def _falling(reward: float) -> Curves:
+def _falling_entropy(reward: float) -> Curves:
     """The entropy goes to 0.02 nats; the reward stands at `reward` from the middle on."""
     steps = np.arange(60)
     rewards_N = np.interp(steps, [0, 20], [0.3, reward]) + 0.005 * np.sin(steps)
@@ -84,7 +84,7 @@ ILLNESS = illness(
         "entropy keeps falling",
         "entropy increases",
     ),
-    sick=lambda: of_curves(_falling(0.4)),
-    well=lambda: of_curves(_falling(0.97)),
+    sick=lambda: of_curves(_falling_entropy(0.4)),
+    well=lambda: of_curves(_falling_entropy(0.97)),
     explains=frozenset({"ADV09", "MET07", "LOSS05"}),
 )

@@ -54,7 +54,7 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
-def _growing(last: float) -> Curves:
+def _growing_lengths(last: float) -> Curves:
     share_N = np.interp(np.arange(60), [0, 50], [0.05, last])
     return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
 
@@ -76,7 +76,7 @@ ILLNESS = illness(
         "answers too long",
         "every completion is clipped at the token limit",
     ),
-    sick=lambda: of_curves(_growing(0.7)),
-    well=lambda: of_curves(_growing(0.3)),
+    sick=lambda: of_curves(_growing_lengths(0.7)),
+    well=lambda: of_curves(_growing_lengths(0.3)),
     explains=frozenset({"MET07", "HYP01"}),
 )

@@ -60,7 +60,9 @@ def check_batch(batch: Batch) -> Verdict:
     lacking: list[str] = []
     for name in logged:
         try:
-            right, wrong = {"kl_mean": _kl, "clipped_share": _clipped, "reward_mean": _reward}[name](batch)
+            right, wrong = {"kl_mean": _kl_means, "clipped_share": _clip_means, "reward_mean": _reward_means}[name](
+                batch
+            )
         except Missing as missing:
             lacking += missing.names
             continue
@@ -108,7 +110,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy(f"{metric.label} is what its name says", places=metric.places)
 
 
-def _kl(batch: Batch) -> tuple[Means, Means]:
+def _kl_means(batch: Batch) -> tuple[Means, Means]:
     mask_BT, new_BT = batch.need("mask", "new_logprobs")
     if batch.get("kl") is None and batch.get("ref_logprobs") is None:
         raise Missing("kl or ref_logprobs")
@@ -140,7 +142,7 @@ def _kl(batch: Batch) -> tuple[Means, Means]:
     return right, wrong
 
 
-def _clipped(batch: Batch) -> tuple[Means, Means]:
+def _clip_means(batch: Batch) -> tuple[Means, Means]:
     mask_BT, clipped_BT = batch.need("mask", "clipped")
     inside_BT = clipped_BT & mask_BT
     right = {
@@ -160,7 +162,7 @@ def _clipped(batch: Batch) -> tuple[Means, Means]:
     return right, wrong
 
 
-def _reward(batch: Batch) -> tuple[Means, Means]:
+def _reward_means(batch: Batch) -> tuple[Means, Means]:
     (rewards_B,) = batch.need("rewards")
     if batch.settings.get("kl_placement") == "reward" and batch.settings.get("kl_coef"):
         raise Missing("rewards without the KL")

@@ -105,7 +105,7 @@ def _move(curves: Curves, name: str) -> tuple[float, float]:
     return last - first, max(FALL * float(np.abs(known_N).max()), noise)
 
 
-def _evaluated(after: float) -> Curves:
+def _with_evaluations(after: float) -> Curves:
     curves = healthy_curves()
     rates = ((0, 0.4), (60, after))
     evaluations = [{"step": step, "pass_at_1": rate, "pass_at_1_std_error": 0.015} for step, rate in rates]
@@ -126,7 +126,7 @@ ILLNESS = illness(
         "model exploits the reward",
         "overfits the reward function",
     ),
-    sick=lambda: of_curves(_evaluated(0.3)),
-    well=lambda: of_curves(_evaluated(0.6)),
+    sick=lambda: of_curves(_with_evaluations(0.3)),
+    well=lambda: of_curves(_with_evaluations(0.6)),
     explains=frozenset({"MET01", "MET02"}),
 )

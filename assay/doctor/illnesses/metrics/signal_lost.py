@@ -174,7 +174,7 @@ def _median(curves: Curves, name: str) -> float:
     return share if 0.0 <= share <= 1.0 else 0.0
 
 
-def _masked(rows: int) -> Batch:
+def _with_loss_of(rows: int) -> Batch:
     """Only the first rows are in the loss; everything that was computed from the others is left out."""
     batch = healthy_batch(update=1)
     mask_BT = batch.arrays["mask"] & (np.arange(len(batch.arrays["mask"])) < rows)[:, None]
@@ -201,7 +201,7 @@ ILLNESS = illness(
         "few samples carry signal",
         "learning is slow although steps are fast",
     ),
-    sick=lambda: Evidence((_masked(1),), healthy_curves(tokens_in_loss=400)),
-    well=lambda: Evidence((_masked(6),), healthy_curves(tokens_in_loss=1000)),
+    sick=lambda: Evidence((_with_loss_of(1),), healthy_curves(tokens_in_loss=400)),
+    well=lambda: Evidence((_with_loss_of(6),), healthy_curves(tokens_in_loss=1000)),
     explains=frozenset({"HYP01"}),
 )

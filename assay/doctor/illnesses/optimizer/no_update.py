@@ -145,7 +145,7 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
     if mask_BT is None or batch.get("advantages") is None or not np.any(batch.token_advantages[mask_BT]):
         return not_applicable("the update had no gradient, and no advantage that would ask for one is known")
     pulled_BT = mask_BT & (batch.token_advantages != 0)
-    clipped_BT = _clipped(batch)
+    clipped_BT = _clipped_tokens(batch)
     if clipped_BT is None:
         return not_enough_data("clipped, or new_logprobs and old_logprobs: whether clipping took the gradient away")
     if clipped_BT[pulled_BT].all():
@@ -158,7 +158,7 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
     )
 
 
-def _clipped(batch: Batch) -> Array | None:
+def _clipped_tokens(batch: Batch) -> Array | None:
     """Tokens whose gradient the clip may take away; None if unknown. In the first update no ratio is clipped."""
     clipped_BT, mask_BT, advantages_BT = batch.get("clipped"), batch.arrays["mask"], batch.token_advantages
     new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")

@@ -46,7 +46,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for first, second in combinations(judged, 2):
         if not _take_part_together(first, second):
             continue
-        shared = _shared(program, first, second)
+        shared = _shared_part(program, first, second)
         places = (second.value.place, first.value.place)
         if shared is None:
             yield healthy("the optimizers hold different parameters", places=places)
@@ -84,7 +84,7 @@ def _is_filtered(optimizer: Value) -> bool:
     )
 
 
-def _shared(program: Program, first: Optimizer, second: Optimizer) -> Value | None:
+def _shared_part(program: Program, first: Optimizer, second: Optimizer) -> Value | None:
     """A network that both hold, a weight that is tied between networks of both, or a part of networks of both."""
     for mine, theirs in product(first.networks or (), second.networks or ()):
         if same_network(mine, theirs) or contains(program, mine, theirs):
@@ -105,11 +105,11 @@ def _shared(program: Program, first: Optimizer, second: Optimizer) -> Value | No
         if not is_network(part) or part.order > last:
             continue
         above = [owner.value for owner in owners(program, part)]
-        mine, theirs = (
+        held_by_first, held_by_second = (
             [value for value in above if any(same_network(value, held) for held in optimizer.networks or ())]
             for optimizer in (first, second)
         )
-        if any(not same_network(one, other) for one, other in product(mine, theirs)):
+        if any(not same_network(mine, theirs) for mine, theirs in product(held_by_first, held_by_second)):
             return part
     return None
 

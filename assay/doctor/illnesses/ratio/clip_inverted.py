@@ -174,7 +174,7 @@ def _finding(name: str, fact: Fact, *facts: Fact, confidence: Confidence = Confi
 
 
 def sick() -> Evidence:
-    batch = _moved()
+    batch = _moved_batch()
     right = terms(batch)
     wrong_BT = np.where(right.mask_BT, surrogates(batch, right.settings)["max"], 0.0)
     alive_BT = right.mask_BT & ~((right.ratio_BT > 1.2) & (batch.token_advantages < 0))
@@ -185,7 +185,7 @@ def sick() -> Evidence:
     return of_batch(edited(batch, token_loss=wrong_BT, **follows))
 
 
-def _moved() -> Batch:
+def _moved_batch() -> Batch:
     """A later update: of the tokens with room for it, some have moved out of the clip range, on either side."""
     batch = healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
     old_BT, new_BT = batch.arrays["old_logprobs"], batch.arrays["new_logprobs"]
@@ -208,7 +208,7 @@ ILLNESS = illness(
         "clip function is wrong",
     ),
     sick=sick,
-    well=lambda: of_batch(_moved()),
+    well=lambda: of_batch(_moved_batch()),
     scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
 )

@@ -66,7 +66,7 @@ def check_batch(batch: Batch) -> Verdict:
     fact = Fact("largest |new - old|", distance, step=batch.step)
     if distance > 0.0:
         return healthy("the ratio leaves 1 after the first update", fact)
-    moved = _moved(batch)
+    moved = _how_weights_moved(batch)
     if moved is None:
         return not_enough_data(
             "update_norm (else learning_rate with gradient_norm, or policy_version with sampler_versions): whether the "
@@ -127,7 +127,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield healthy("the old log-probs are made before the updates", places=(place,))
 
 
-def _moved(batch: Batch) -> str | None:
+def _how_weights_moved(batch: Batch) -> str | None:
     """How it is known that the weights moved since sampling; "" if they did not; None if it is not known."""
     norm = batch.numbers.get("update_norm")
     if norm == 0 and batch.numbers.get("gradient_norm", 0.0) > 0:
@@ -137,11 +137,11 @@ def _moved(batch: Batch) -> str | None:
         behind = int(version - versions_B.max())
         return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
     if norm is None:
-        return _pushed(batch)
+        return _how_weights_were_pushed(batch)
     return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""
 
 
-def _pushed(batch: Batch) -> str | None:
+def _how_weights_were_pushed(batch: Batch) -> str | None:
     """A learning rate and a gradient move weights, though nobody measured by how much."""
     rate, gradients_BT = batch.settings.get("learning_rate", 0.0), batch.get("gradients")
     largest = 0.0 if gradients_BT is None else float(np.nanmax(np.abs(gradients_BT), initial=0.0))

@@ -68,7 +68,7 @@ def check_batch(batch: Batch) -> Verdict:
         if judged_B.sum() >= ROWS:
             near_mean_B = np.abs(recorded_B - mean_B) <= TOLERANCE
             near_sum_B = np.abs(recorded_B - sum_B.clip(-LOG_LIMIT, LOG_LIMIT)) <= TOLERANCE
-            return _judged(batch, judged_B, near_mean_B, near_sum_B, lengths_B, recorded_B - mean_B)
+            return _judge(batch, judged_B, near_mean_B, near_sum_B, lengths_B, recorded_B - mean_B)
     return _by_gradients(batch, mask_BT, difference_BT, lengths_B)
 
 
@@ -137,10 +137,10 @@ def _by_gradients(batch: Batch, mask_BT: Array, difference_BT: Array, lengths_B:
     pull_B = np.array([np.median(row[chosen]) if chosen.any() else np.nan for row, chosen in rows_of_pull])
     near_mean_B = np.abs(pull_B * lengths_B - 1.0) <= TOLERANCE
     near_sum_B = np.abs(pull_B - 1.0) <= TOLERANCE
-    return _judged(batch, judged_B, near_mean_B, near_sum_B, lengths_B, np.log(np.abs(pull_B * lengths_B) + 1e-30))
+    return _judge(batch, judged_B, near_mean_B, near_sum_B, lengths_B, np.log(np.abs(pull_B * lengths_B) + 1e-30))
 
 
-def _judged(
+def _judge(
     batch: Batch, judged_B: Array, near_mean_B: Array, near_sum_B: Array, lengths_B: Array, off_B: Array
 ) -> Verdict:
     rows, by_mean, by_sum = (

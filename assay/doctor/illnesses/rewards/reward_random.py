@@ -20,19 +20,12 @@ A judge that samples is reported too, as it should be: ask it at temperature 0, 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
 from assay.doctor.example_reward import one_change, reward_evidence
-from assay.doctor.reward_scores import different_pairs, unsteady_finding
-from assay.verdict import Severity, Verdict, healthy, not_enough_data
+from assay.doctor.reward_scores import judge_repeats
+from assay.verdict import Severity, Verdict
 
 
 def check_reward(trial: RewardTrial) -> Verdict:
-    if not trial.new_process:
-        return not_enough_data("no answer was scored in two processes")
-    different = different_pairs(trial.new_process)
-    if not different:
-        return healthy(f"{len(trial.new_process)} answers scored alike in two processes")
-    return unsteady_finding(
-        f"{len(different)} of {len(trial.new_process)} answers get another reward in a second process", different
-    )
+    return judge_repeats({"answers in a second process": trial.new_process}, "no answer was scored in two processes")
 
 
 ILLNESS = illness(

@@ -21,20 +21,13 @@ A reward that is random or remembers earlier calls gives other numbers here too;
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
 from assay.doctor.example_reward import one_change, reward_evidence
-from assay.doctor.reward_scores import different_pairs, unsteady_finding
-from assay.verdict import Severity, Verdict, healthy, not_enough_data
+from assay.doctor.reward_scores import judge_repeats
+from assay.verdict import Severity, Verdict
 
 
 def check_reward(trial: RewardTrial) -> Verdict:
-    if not trial.parallel:
-        return not_enough_data("no answer was scored by several processes")
-    different = different_pairs(trial.parallel)
-    if not different:
-        return healthy(f"{len(trial.parallel)} answers scored alike by several processes at once")
-    return unsteady_finding(
-        f"{len(different)} of {len(trial.parallel)} answers get another reward when several processes score at once",
-        different,
-    )
+    again = {"answers, scored by several processes at once,": trial.parallel}
+    return judge_repeats(again, "no answer was scored by several processes")
 
 
 ILLNESS = illness(

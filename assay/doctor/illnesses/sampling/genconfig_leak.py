@@ -50,7 +50,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if settings.truncation():
             continue  # said by the script: see SAMP02
-        leaks = _written(settings)
+        leaks = _written_settings(settings)
         if leaks:
             named = ", ".join(f"{name} = {shown_number(value)}" for name, value in leaks.items())
             yield finding(
@@ -84,7 +84,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             yield healthy("generate() ran without settings that the script did not ask for")
 
 
-def _written(settings: Settings) -> dict[str, Value]:
+def _written_settings(settings: Settings) -> dict[str, Value]:
     """What the script put into the model's own config and does not overrule at the call."""
     given = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
     inherited = Settings(given={name: value for name, value in settings.inherited.items() if name not in given})

@@ -67,7 +67,8 @@ def check_batch(batch: Batch) -> Verdict:
     only_one = batch.settings.get("top_k") == 1
     chances_B = log_chances(batch)
     log_chance = min(
-        -_log_evidence([len(group) for group in groups], [_agreed(rows, group, chances_B) for group in groups]), 0.0
+        -_log_evidence([len(group) for group in groups], [_agreed_chance(rows, group, chances_B) for group in groups]),
+        0.0,
     )
     expected = _expected_share(groups, chances_B)
     facts.append(Fact("share that independent samples would leave", expected, FEWER * share))
@@ -113,7 +114,7 @@ def _confidence(batch: Batch, share: float) -> Confidence:
     return Confidence.LIKELY if sure is Confidence.PROVEN and share < NEARLY_ALL else sure
 
 
-def _agreed(rows: list[Completion], group: list[int], chances_B: Array) -> float | None:
+def _agreed_chance(rows: list[Completion], group: list[int], chances_B: Array) -> float | None:
     """Log-probability of the completion that all rows of the group are; None if they differ."""
     return float(chances_B[group[0]]) if len({rows[row] for row in group}) == 1 else None
 

@@ -61,10 +61,11 @@ def check_batch(batch: Batch) -> Verdict:
     lag = _lag(batch)
     if batch.settings.get("correction", "off") != "off":
         return healthy("importance weights correct for a sampler that lags", *_lag_facts(batch, lag))
-    judged_BT = _judged(batch)
+    judged_BT = _judged_tokens(batch)
     if judged_BT is None:
         return _by_versions_alone(batch, lag)
-    mismatch = mean_distance(*batch.need("old_logprobs", "sampler_logprobs"), judged_BT)
+    old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
+    mismatch = mean_distance(old_BT, sampler_BT, judged_BT)
     limit = limit_between_passes(batch.settings)
     facts = (Fact("mean |old - sampler|", mismatch, limit, batch.step), *_lag_facts(batch, lag))
     if mismatch <= limit:
@@ -125,7 +126,7 @@ def _lag_facts(batch: Batch, lag: int | None) -> tuple[Fact, ...]:
     return () if lag is None else (Fact("versions the sampler is behind", lag, 0, batch.step),)
 
 
-def _judged(batch: Batch) -> Array | None:
+def _judged_tokens(batch: Batch) -> Array | None:
     """Loss tokens with a log-prob of the sampler and of old; None where there are too few."""
     mask_BT, sampler_BT, old_BT = (batch.get(name) for name in ("mask", "sampler_logprobs", "old_logprobs"))
     if mask_BT is None or sampler_BT is None or old_BT is None:
@@ -190,7 +191,7 @@ def _sampled_by(version: int, spread: float) -> Batch:
     return edited(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
 
 
-def _growing(last: float) -> Array:
+def _growth(last: float) -> Array:
     return np.linspace(1e-6, last, 60)
 
 
@@ -221,7 +222,7 @@ ILLNESS = illness(
         "parameter synchronization between training and vLLM",
     ),
     sick=lambda: Evidence(
-        (_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0))
+        (_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growth(0.2), mismatch_max=_growth(2.0))
     ),
     well=lambda: Evidence((_sampled_by(7, 1e-6),), healthy_curves()),
     scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),

@@ -69,18 +69,18 @@ def check_batch(batch: Batch) -> Verdict:
     asked_again = batch.get("plain_logprobs") is not None and batch.get("plain_raw_logprobs") is not None
     reported = batch.get("old_logprobs") is not None and batch.get("sampler_logprobs") is not None
     if asked_again and temperature != 1.0:
-        if untempered := _untempered(batch):
-            return _proven(untempered, f", but sampling was at {_shown(temperature)}", FIX_OF_ENGINE)
-        if divided := _divided_afterwards(batch, temperature):
-            return _proven(
+        if untempered := _untempered_sides(batch):
+            return _finding(untempered, f", but sampling was at {_in_words(temperature)}", FIX_OF_ENGINE)
+        if divided := _divided_sides(batch, temperature):
+            return _finding(
                 divided,
-                f" divided by {_shown(temperature)}: the division came after the log-softmax, so that the "
+                f" divided by {_in_words(temperature)}: the division came after the log-softmax, so that the "
                 "probabilities do not add up to 1",
             )
     if reported:
-        return _fitted(batch, temperature)
+        return _fit_temperatures(batch, temperature)
     if asked_again and any(batch.get(side) is not None and _same_weights(batch, side) for side in SIDES):
-        return healthy(f"the log-probs are those of temperature {_shown(temperature)}")
+        return healthy(f"the log-probs are those of temperature {_in_words(temperature)}")
     raise Missing("sampler_logprobs and old_logprobs, or plain_logprobs and plain_raw_logprobs")
 
 
@@ -93,7 +93,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if scored is None or drawn is None or (trained.draw.place, scoring.value.place) in seen:
             continue
         seen.add((trained.draw.place, scoring.value.place))
-        yield _compared(program, trained, scored, *drawn)
+        yield _compare(program, trained, scored, *drawn)
 
 
 def _sides(batch: Batch) -> Iterator[tuple[str, Array]]:
@@ -109,7 +109,7 @@ def _same_weights(batch: Batch, side: str) -> bool:
     return side == "new_logprobs" or batch.numbers.get("update", 0) == 0
 
 
-def _untempered(batch: Batch) -> dict[str, Fact]:
+def _untempered_sides(batch: Batch) -> dict[str, Fact]:
     """The sides whose numbers are those of temperature 1, each with its mean distance from what they should be."""
     found = {}
     plain_BT, raw_BT = batch.need("plain_logprobs", "plain_raw_logprobs")
@@ -126,7 +126,7 @@ def _untempered(batch: Batch) -> dict[str, Fact]:
     return found
 
 
-def _divided_afterwards(batch: Batch, temperature: float | None) -> dict[str, Fact]:
+def _divided_sides(batch: Batch, temperature: float | None) -> dict[str, Fact]:
     """The sides whose numbers are log-probs of temperature 1, divided by the temperature: not a distribution."""
     found: dict[str, Fact] = {}
     if not temperature or temperature <= 0:
@@ -141,14 +141,14 @@ def _divided_afterwards(batch: Batch, temperature: float | None) -> dict[str, Fa
     return found
 
 
-def _proven(found: dict[str, Fact], what: str, of_engine: str = "") -> Verdict:
+def _finding(found: dict[str, Fact], what: str, of_engine: str = "") -> Verdict:
     """`of_engine`: the fix where the trainer's numbers are right."""
     who = " and ".join(SIDES[side] for side in found)
     is_engines = set(found) == {"sampler_logprobs"}
     return finding(f"{who} log-probs are those of temperature 1{what}", *found.values(), fix=of_engine * is_engines)
 
 
-def _fitted(batch: Batch, temperature: float | None) -> Verdict:
+def _fit_temperatures(batch: Batch, temperature: float | None) -> Verdict:
     """old - sampler = (T - 1) * sampler + a term of the context, if the one is untempered and the other not."""
     inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
     old_N, sampler_N = (values_BT[inside_BT] for values_BT in batch.need("old_logprobs", "sampler_logprobs"))
@@ -168,7 +168,7 @@ def _fitted(batch: Batch, temperature: float | None) -> Verdict:
     bent = fit > FIT and alike > CORRELATION and _both_signs(difference_N)
     if bent and _plausible(float(slope), temperature):
         return finding(
-            f"trainer and sampler use different temperatures (sampling is stated at {_shown(temperature)}): old - "
+            f"trainer and sampler use different temperatures (sampling is stated at {_in_words(temperature)}): old - "
             f"sampler is {slope:+.2f} times the log-prob itself, a ratio of temperatures of {1 + slope:.2g} or further "
             "from 1",
             *facts,
@@ -196,7 +196,7 @@ def _plausible(slope: float, temperature: float | None) -> bool:
     return 0.2 * largest < abs(slope) < 1.2 * largest
 
 
-def _shown(temperature: float | None) -> str:
+def _in_words(temperature: float | None) -> str:
     return "an unstated temperature" if temperature is None else f"{temperature:.3g}"
 
 
@@ -221,7 +221,7 @@ def _drawn_at(program: Program, trained: Trained) -> tuple[float | None, tuple[V
     return None if number == 0 else (number, (given,), given.place if given.op == "constant" else draw.place)
 
 
-def _compared(
+def _compare(
     program: Program, trained: Trained, scored: Scale, drawn: float | None, set_by: tuple[Value, ...], where: Place
 ) -> Verdict:
     scoring = trained.scoring

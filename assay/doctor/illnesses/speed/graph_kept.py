@@ -51,7 +51,7 @@ KEPT = 3  # earlier updates whose numbers are still alive with a graph: one or t
 def check_source(program: Program) -> Iterator[Verdict]:
     behind = {id(value) for loss, _ in program.losses for value in ancestors(loss)}
     for append in program.of("append"):
-        kept = _kept(program, append, behind)
+        kept = _kept_value(program, append, behind)
         if kept is append:
             yield healthy("what is collected carries no graph", places=(append.place,))
         elif kept is not None:
@@ -63,7 +63,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
             )
     for value in program.of("in_place", "add"):
-        added = _added(program, value, behind)
+        added = _summand(program, value, behind)
         if added is not None:
             yield finding(
                 f"`{value.place.text}` adds up {added.shown} with its graph",
@@ -79,10 +79,10 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                 f"numbers of {kept.updates} earlier updates are kept with their graphs: detach() or item() them",
                 places=(kept.place,),
             )
-    yield from _summed(run)
+    yield from _sums_of_losses(run)
 
 
-def _kept(program: Program, append: Value, behind: set[int]) -> Value | None:
+def _kept_value(program: Program, append: Value, behind: set[int]) -> Value | None:
     """What is kept with a graph; the append itself if nothing is; None if that is not to be judged."""
     listing, value = append.input, append.argument("value")
     if listing is None or value is None or not append.context.loops:
@@ -112,7 +112,7 @@ def _is_only_read(listing: Value) -> bool:
     return all(user.op in HARMLESS or user.name.startswith("builtins.print") for user in listing.users)
 
 
-def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
+def _summand(program: Program, change: Value, behind: set[int]) -> Value | None:
     """loss of `total += loss`, where each turn differentiates its own part and the total is never differentiated."""
     total = change if change.op == "add" else change.input
     is_total = change.name == "augmented" or (total is not None and _comes_back(total))
@@ -178,7 +178,7 @@ def _is_partly_held(program: Program, model: Value, every: list[Optimizer]) -> b
     return any(contains(program, part, model) or contains(program, model, part) for part in held)
 
 
-def _summed(run: WatchedRun) -> Iterator[Verdict]:
+def _sums_of_losses(run: WatchedRun) -> Iterator[Verdict]:
     """Sums of losses that went backward already, and keep their graphs."""
     used = {id(value) for backward in run.backwards for value in above(backward.loss)}
     calls = run.graph.of("backward")

@@ -47,7 +47,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for value in program.of("generate"):
         if value.input is None:
             continue
-        found = _switched_off(program, value) or _checkpointed(program, value)
+        found = _switched_off(program, value) or _checkpointing(program, value)
         if found is not None:
             yield finding(found[0], places=(found[1].place, value.place))
         else:
@@ -99,7 +99,7 @@ def _is_of(owner: Value | None, model: Value | None) -> bool:
     return owner is not None and model is not None and same_network(owner, model)
 
 
-def _checkpointed(program: Program, call: Value) -> tuple[str, Value] | None:
+def _checkpointing(program: Program, call: Value) -> tuple[str, Value] | None:
     assert call.input is not None
     on = [value for value in program.of("gradient_checkpointing_enable") if _is_of(value.input, call.input)]
     off = [value for value in program.of("method") if value.name == "gradient_checkpointing_disable"]
