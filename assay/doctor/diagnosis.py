@@ -28,6 +28,8 @@ _NEEDED = {
     "source": "the script",
     "run": "a run under assay watch",
 }
+# a finding is never surer than its evidence allows: a text did not run, and a curve has many causes
+_SUREST = {"source": Confidence.LIKELY, "curves": Confidence.POSSIBLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +157,9 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         words.append(Word(illness, _ask(_together(illness, illness.run), evidence.run)))
     if illness.source is not None:
         check = _together(illness, illness.source)
-        words += [Word(illness, _ask(check, program), program.path) for program in evidence.programs]
+        words += [Word(illness, _ask(check, program, "source"), program.path) for program in evidence.programs]
     if illness.curves is not None and evidence.curves is not None:
-        words.append(Word(illness, _ask(illness.curves, evidence.curves)))
+        words.append(Word(illness, _ask(illness.curves, evidence.curves, "curves")))
     if illness.batch is not None:
         words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
     if illness.reward is not None and evidence.reward is not None:
@@ -224,9 +226,12 @@ def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:
     )
 
 
-def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
+def _ask(check: Callable[[Any], Verdict], piece: Any, kind: str = "") -> Verdict:
     try:
-        return check(piece)
+        verdict = check(piece)
+        surest = _SUREST.get(kind, Confidence.PROVEN)
+        is_surer = verdict.state is State.FINDING and verdict.confidence.rank > surest.rank
+        return replace(verdict, confidence=surest) if is_surer else verdict
     except Missing as missing:
         return not_enough_data(str(missing))
     except FAULTS as error:  # a check of ours is wrong: it may stand in somebody's training loop

@@ -20,6 +20,9 @@ B = GROUPS * SIZE
 EOS, PAD = 1, 0
 EPSILON = 1e-4  # of the advantages
 KL_COEF = 0.05
+SCORED = ("scored_again", "scored_padded", "scored_permuted", "scored_alone")
+GRADIENTS = ("gradients", "gradients_split", "gradients_perturbed")
+LOSSES = ("loss", "loss_again", "loss_padded", "loss_permuted", "loss_split", "loss_perturbed")
 ROUNDING = 2e-6  # what float32 leaves between two ways to compute the same log-prob
 
 
@@ -78,6 +81,19 @@ def scored_behind(batch: Batch, prompts_BP: Array, prompt_mask_BP: Array) -> dic
     attention_BS = np.concatenate([prompt_mask_BP, batch.arrays["attention_mask"][:, P:]], axis=1)
     ids_BS = np.concatenate([prompts_BP, batch.arrays["tokens"]], axis=1)
     return {"input_ids": ids_BS, "attention_mask": attention_BS, "position_ids": positions_of(attention_BS)}
+
+
+def chosen_rows(batch: Batch, rows: list[int]) -> Batch:
+    """A batch of these rows in this order, its advantages computed again; what the loss made of them is left out."""
+    arrays = {name: array[rows] for name, array in batch.arrays.items()}
+    follows = {**of_the_loss(batch), **_advantages(arrays["rewards"]), "group_ids": batch.arrays["group_ids"]}
+    return edited(batch, **{**arrays, **follows})
+
+
+def surer(batch: Batch, share: float) -> Batch:
+    """The same rows of a policy that is nearly certain of them: their log-probs are this share of what they were."""
+    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
+    return edited(batch, **{name: share * batch.arrays[name] for name in names}, ratio=None, kl=None)
 
 
 def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:
@@ -271,7 +287,7 @@ def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: in
     old_BT = near(-random.exponential(1.2, size=(B, T)) - 0.01, 0.0)
     new_BT = near(old_BT, 0.08) if update else old_BT
     again = {name: near(old_BT, ROUNDING) for name in ("sampler_logprobs", "plain_logprobs", "plain_raw_logprobs")}
-    scored = {f"scored_{how}": near(new_BT, ROUNDING) for how in ("again", "padded", "permuted", "alone")}
+    scored = {name: near(new_BT, ROUNDING) for name in SCORED}
     ref_BT = near(old_BT, 0.05)
     return {
         "old_logprobs": old_BT,
@@ -314,13 +330,10 @@ def _loss(values: Mapping[str, Any]) -> dict[str, Any]:
         "clipped": clipped_BT,
         "kl": kl_BT,
         "token_loss": np.where(mask_BT, -surrogate_BT + KL_COEF * kl_BT, 0.0),
-        "gradients": gradients_BT,
-        "gradients_split": gradients_BT,
-        "gradients_perturbed": gradients_BT,
+        **dict.fromkeys(GRADIENTS, gradients_BT),
         "policy_loss": policy_loss,
         "kl_loss": kl_loss,
         "kl_mean": float(kl_BT.sum() / tokens),
         "clipped_share": float(clipped_BT.sum() / tokens),
-        "loss": loss,
-        **{f"loss_{how}": loss for how in ("again", "padded", "permuted", "split", "perturbed")},
+        **dict.fromkeys(LOSSES, loss),
     }

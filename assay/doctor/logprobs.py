@@ -58,6 +58,20 @@ def gap_between(batch: Batch, one: str, other: str) -> Gap:
     return Gap(float(distance_BT.sum() / count), float(distance_BT.max()), int(row), int(token), count)
 
 
+def mean_distance(first_BT: Array, second_BT: Array, judged_BT: Array, fewest: int = 1) -> float:
+    """Mean |difference| over the judged tokens at which both are finite; NaN where these are fewer than `fewest`."""
+    both_BT = judged_BT & np.isfinite(first_BT) & np.isfinite(second_BT)
+    return float(np.abs(first_BT - second_BT)[both_BT].mean()) if both_BT.sum() >= fewest else float("nan")
+
+
+def versions_behind(batch: Batch) -> int | None:
+    """Versions between the oldest weights that sampled and those before the rollout's first update; None if unknown."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is None or not len(versions_B) or version is None:
+        return None
+    return int(version - batch.numbers.get("update", 0) - versions_B.min())
+
+
 def row_spans(batch: Batch) -> tuple[Array, Array]:
     """First column of each completion, and the column after its last: as recorded, else up to the last loss token.
 

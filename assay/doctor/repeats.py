@@ -13,7 +13,7 @@ import numpy as np
 from assay.doctor.evidence import Batch
 from assay.doctor.logprobs import completion_places, row_spans
 from assay.record.batch import Array
-from assay.verdict import Missing
+from assay.verdict import Confidence, Missing
 
 Completion = tuple[int, ...]
 Key = TypeVar("Key", bound=Hashable)
@@ -62,6 +62,17 @@ def values_by_key(keys: Iterable[Key], values: Iterable[Kept]) -> dict[Key, list
     for key, value in zip(keys, values, strict=True):
         found.setdefault(key, []).append(value)
     return found
+
+
+def certainty(batch: Batch) -> Confidence:
+    """How sure the log-probs are those of the distribution that was sampled from."""
+    settings = batch.settings
+    is_cut = settings.get("top_k", 0) > 0 or settings.get("top_p", 1.0) < 1 or settings.get("min_p", 0.0) > 0
+    if is_cut and not settings.get("support_kept"):
+        return Confidence.POSSIBLE
+    if batch.get("plain_logprobs") is not None or settings.get("temperature", 0.0) >= 1:
+        return Confidence.PROVEN
+    return Confidence.POSSIBLE if "temperature" in settings else Confidence.LIKELY
 
 
 def groups_of(batch: Batch) -> list[list[int]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from assay.doctor.evidence.reward import PROBLEMS_IN_ALL_FORMS, Pairs, ProbeScore, RewardTrial, Role
 from assay.machine.terminal import quote
@@ -108,7 +109,25 @@ def pays_as_much(trial: RewardTrial, role: Role, what: str) -> Verdict:
     return judge_order(trial, pairs, [pair for pair in pairs if lead(*pair) <= 0], what, fine)
 
 
-def different_pairs(pairs: Pairs) -> list[Pair]:
+def judge_repeats(repeats: Mapping[str, Pairs], missing: str) -> Verdict:
+    """Whether calls that were made twice gave the same rewards; the keys say what was called again, and how."""
+    tried = {what: pairs for what, pairs in repeats.items() if pairs}
+    if not tried:
+        return not_enough_data(missing)
+    different = {what: _different_pairs(pairs) for what, pairs in tried.items()}
+    changed = [f"{len(different[what])} of {len(pairs)} {what}" for what, pairs in tried.items() if different[what]]
+    if not changed:
+        counts = " and ".join(f"{len(pairs)} {what}" for what, pairs in tried.items())
+        return healthy(f"{counts} got the same reward again")
+    examples = tuple(
+        f"problem {first.probe.problem + 1}, {first.probe.role} {quote(first.probe.text)}: "
+        f"{_number(first)}, then {_number(second)}"
+        for first, second in chain(*different.values())
+    )
+    return finding(f"{' and '.join(changed)} get another reward", examples=examples[:EXAMPLES])
+
+
+def _different_pairs(pairs: Pairs) -> list[Pair]:
     """Pairs that differ. A call that ran out of time says nothing: the machine may have been busy."""
     return [
         (first, second)
@@ -121,16 +140,6 @@ def _is_same(first: float | None, second: float | None) -> bool:
     if first is None or second is None:
         return first is second
     return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-
-
-def unsteady_finding(message: str, pairs: Sequence[Pair]) -> Verdict:
-    """A finding on calls that gave one reward, then another."""
-    examples = tuple(
-        f"problem {first.probe.problem + 1}, {first.probe.role} {quote(first.probe.text)}: "
-        f"{_number(first)}, then {_number(second)}"
-        for first, second in pairs[:EXAMPLES]
-    )
-    return finding(message, examples=examples)
 
 
 def _number(score: ProbeScore) -> str:

@@ -6,6 +6,9 @@ measured against the size of the terms, not of their sum.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from assay.doctor.evidence import Batch
@@ -19,6 +22,14 @@ _OF_GRADIENT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 
 # of a log-prob computed twice by the trainer's own pass: 100 times what rounding leaves
 SAME_PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
+
+# of the mean |difference| of log-probs by two passes: rounding leaves a third of it
+OTHER_PASS = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
+
+
+def limit_between_passes(settings: Mapping[str, Any]) -> float:
+    """A mean |difference| beyond this is not rounding; that of bfloat16 where the dtype is not stated."""
+    return OTHER_PASS.get(settings.get("dtype", "bfloat16"), OTHER_PASS["bfloat16"])
 
 
 def loss_limit(batch: Batch, loss: float) -> float:

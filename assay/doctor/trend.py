@@ -18,6 +18,15 @@ STEPS = 20  # fewer steps have quarters of fewer than five: one of them would de
 SOLVED = 0.1  # of the range of rewards: a mean this near to the best one leaves nothing to learn
 
 
+def known_steps(curves: Curves, name: str, fewest: int = STEPS) -> Numbers:
+    """A metric in the steps that have a number of it. Raises Missing where these are fewer."""
+    (values_N,) = curves.need(name)
+    known_N: Numbers = values_N[np.isfinite(values_N)]
+    if len(known_N) < fewest:
+        raise Missing(f"{name} of {fewest} steps")
+    return known_N
+
+
 def quarter_medians(values_N: Numbers, name: str) -> tuple[float, float, float, float]:
     """Medians of the four quarters of the steps that have a number.
 

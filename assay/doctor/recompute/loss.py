@@ -14,7 +14,7 @@ from assay import grpo
 from assay.config.sections import LossConfig, choices_of
 from assay.doctor.arrays import plain, tensor
 from assay.doctor.recompute.match import ROUNDING, Array, Match, Variant, nearest
-from assay.doctor.recompute.terms import Terms, correction, kl_variants, loss_settings, terms, totals
+from assay.doctor.recompute.terms import Terms, correction, gradient_parts, kl_variants, loss_settings, terms, totals
 from assay.record.batch import Batch
 from assay.verdict import Missing
 
@@ -47,6 +47,15 @@ def weights(batch: Batch, aggregation: str) -> Array:
     if aggregation == PADDED:
         return np.asarray(mask_BT / max(counts.sequences * mask_BT.shape[1], 1))
     return plain(grpo.token_weights(tensor(mask_BT.astype(np.float64)), aggregation, counts))
+
+
+def expected_gradients(batch: Batch, settings: LossConfig | None = None) -> tuple[Array, Array]:
+    """`gradient_parts` with the tokens weighed as the settings say."""
+    return gradient_parts(batch, weights(batch, aggregation_of(batch)), settings)
+
+
+def without_clip(settings: LossConfig) -> LossConfig:
+    return replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
 
 
 def loss(batch: Batch) -> float:
@@ -228,7 +237,7 @@ SURROGATES = {
 def surrogates(batch: Batch, settings: LossConfig) -> dict[str, Array]:
     """The policy part of each token's loss, right ("min") and with the clip done wrong."""
     right = terms(batch, settings)
-    free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
+    free = without_clip(settings)
     advantages_BT = np.where(right.mask_BT, batch.token_advantages, 0.0)
     clamped_BT = np.clip(right.ratio_BT, 1 - settings.clip_low, 1 + settings.clip_high) * advantages_BT
     clamped_BT = -clamped_BT * correction(batch, settings)

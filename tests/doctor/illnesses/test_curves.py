@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Curves
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_curves
 from assay.doctor.illnesses.loss import zero_loss
 from assay.doctor.illnesses.metrics import (
     entropy_collapse,
@@ -259,7 +260,8 @@ def test_the_gradient_norm_is_finite_above_zero_steady_and_not_always_clipped(co
     ],
 )
 def test_settings_out_of_range_are_possible_findings(settings, severity):
-    verdict = hyperparameter.check_curves(healthy_curves(settings=settings))
+    (word,) = diagnose(of_curves(healthy_curves(settings=settings)), [hyperparameter.ILLNESS]).words
+    verdict = word.verdict
     assert (verdict.state, verdict.severity, verdict.confidence) == (State.FINDING, severity, Confidence.POSSIBLE)
     assert len(verdict.facts) == len(settings)
 

@@ -243,7 +243,7 @@ def test_on_policy_there_is_no_clip_to_judge():
 
 
 def clipped_batch(**settings):
-    (batch,) = clip_inverted.well().batches
+    (batch,) = clip_inverted.ILLNESS.well().batches
     return consistent(batch, token_loss=None, **settings) if settings else edited(batch, token_loss=None)
 
 
@@ -258,7 +258,7 @@ def test_the_clip_is_judged_by_gradients_alone_and_whatever_their_scale(objectiv
 
 
 def test_max_in_the_place_of_min_is_told_by_gradients():
-    (batch,) = clip_inverted.sick().batches
+    (batch,) = clip_inverted.ILLNESS.sick().batches
     assert "max(r A, clip(r) A)" in clip_inverted.check_batch(edited(batch, token_loss=None)).message
     assert "max(r A, clip(r) A)" in clip_inverted.check_batch(edited(batch, gradients=None)).message
 

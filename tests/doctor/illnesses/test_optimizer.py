@@ -105,26 +105,26 @@ def test_one_token_off_is_an_outlier_and_a_nan_is_another_illness():
 
 @pytest.mark.parametrize("objective", ["gspo", "cispo", "sapo"])
 def test_objectives_without_a_hard_token_clip_are_left_alone(objective):
-    (batch,) = clip_dead.sick().batches
+    (batch,) = clip_dead.ILLNESS.sick().batches
     assert clip_dead.check_batch(edited(batch, objective=objective)).state is State.NOT_APPLICABLE
 
 
 def test_a_loss_scaled_as_a_whole_hides_no_dead_clip():
-    (sick,), (well,) = clip_dead.sick().batches, clip_dead.well().batches
+    (sick,), (well,) = clip_dead.ILLNESS.sick().batches, clip_dead.ILLNESS.well().batches
     for batch, state in ((sick, State.FINDING), (well, State.HEALTHY)):
         scaled = edited(batch, gradients=7.0 * batch.arrays["gradients"])
         assert clip_dead.check_batch(scaled).state is state
 
 
 def test_gradients_of_another_loss_say_nothing_about_the_clip():
-    (batch,) = clip_dead.sick().batches
+    (batch,) = clip_dead.ILLNESS.sick().batches
     strange_BT = np.random.default_rng(0).standard_normal(batch.arrays["gradients"].shape)
     with pytest.raises(Missing):
         clip_dead.check_batch(edited(batch, gradients=strange_BT))
 
 
 def test_an_inverted_clip_pushes_the_same_tokens_and_is_told_by_those_it_holds_back(monkeypatch):
-    (batch,) = clip_dead.sick().batches
+    (batch,) = clip_dead.ILLNESS.sick().batches
     assert clip_dead.check_batch(batch).confidence is Confidence.PROVEN
     gradients_BT = batch.arrays["gradients"].copy()
     unwanted = np.flatnonzero(batch.arrays["advantages"] < 0)[0]
@@ -141,13 +141,13 @@ def test_a_first_update_clips_nothing():
 
 
 def test_a_kl_taken_off_the_reward_or_with_weight_zero_needs_no_gradient():
-    (batch,) = kl_no_grad.sick().batches
+    (batch,) = kl_no_grad.ILLNESS.sick().batches
     for change in ({"kl_placement": "reward"}, {"kl_coef": 0.0}):
         assert kl_no_grad.check_batch(edited(batch, **change)).state is State.NOT_APPLICABLE
 
 
 def test_a_policy_that_is_still_its_reference_has_no_slope_to_look_at():
-    (batch,) = kl_no_grad.sick().batches
+    (batch,) = kl_no_grad.ILLNESS.sick().batches
     same = edited(batch, ref_logprobs=batch.arrays["new_logprobs"])
     assert kl_no_grad.check_batch(same).state is State.NOT_APPLICABLE
 

@@ -91,7 +91,9 @@ def test_without_a_mask_only_the_numbers_are_judged():
 
 @pytest.mark.parametrize(("every", "state"), [(1, State.FINDING), (2, State.FINDING), (4, State.HEALTHY)])
 def test_skipped_updates_in_a_large_share_of_the_steps_are_a_possible_finding(every, state):
-    verdict = not_finite.check_curves(healthy_curves(updates_skipped=(np.arange(60) % every == 0).astype(int)))
+    curves = healthy_curves(updates_skipped=(np.arange(60) % every == 0).astype(int))
+    (word,) = diagnose(Evidence(curves=curves), [not_finite.ILLNESS]).words
+    verdict = word.verdict
     assert verdict.state is state
     if state is State.FINDING:
         assert verdict.confidence is Confidence.POSSIBLE

@@ -204,12 +204,12 @@ def test_only_k1_may_be_negative(estimator, state):
 
 @pytest.mark.parametrize("unread", [{"kl_coef": 0.0}, {"kl_placement": "reward"}])
 def test_without_a_kl_in_the_loss_there_is_no_sign(unread):
-    flipped = edited(kl_sign.sick().batches[0], **unread)
+    flipped = edited(kl_sign.ILLNESS.sick().batches[0], **unread)
     assert kl_sign.check_batch(flipped).state is NOT_APPLICABLE
 
 
 def test_gradients_alone_show_the_sign_of_the_kl():
-    (flipped,) = kl_sign.sick().batches
+    (flipped,) = kl_sign.ILLNESS.sick().batches
     assert kl_sign.check_batch(edited(flipped, kl_loss=None)).state is FINDING
     assert kl_sign.check_batch(healthy_batch(kl_loss=None)).state is HEALTHY
     # in a later update only rows without an advantage tell: here the group without signal

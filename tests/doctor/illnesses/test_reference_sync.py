@@ -66,7 +66,7 @@ def test_the_reference_is_asked_again():
     ],
 )
 def test_a_reference_that_follows_the_policy_is_equal_to_the_last_bit(changes, state, confidence):
-    (following,) = reference.sick().batches
+    (following,) = reference.ILLNESS.sick().batches
     verdict = reference.check_batch(edited(following, plain_ref_logprobs=None, **changes))
     assert verdict.state is state
     assert confidence is None or verdict.confidence is confidence

@@ -10,7 +10,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import SIZE, B, T, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import SIZE, B, T, chosen_rows, edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.sampling import (
     engine_mismatch,
     fixed_seed,
@@ -356,7 +356,7 @@ def test_empty_masks_and_nan_break_nothing_and_accuse_nobody(update, changes):
 def test_a_solved_and_a_hopeless_run_are_left_alone():
     batch = healthy_batch()
     names = [name for name in batch.arrays if name.endswith("_logprobs")]
-    certain = no_diversity.gathered(batch, [row - row % SIZE for row in range(B)])
+    certain = chosen_rows(batch, [row - row % SIZE for row in range(B)])
     solved = edited(certain, rewards=[1.0] * B, **{name: 1e-4 * certain.arrays[name] for name in names})
     for patient in (solved, edited(batch, rewards=[0.0] * B)):
         assert not diagnose(Evidence((patient,)), MINE).findings

@@ -60,7 +60,7 @@ def test_the_facts_name_the_stage_that_dominates_and_what_it_is_worth():
     assert facts["speed-up of the step if generated took half the time"] == pytest.approx(1 / (1 - 0.5 / 2.21))
     assert facts["milliseconds a generated token in generated"] == pytest.approx(1000 / 5120)
     assert facts["forward passes over the answers of a step"].startswith("4 ")
-    assert facts["answers a step"] == "16 (4 prompts x 4)"
+    assert facts["answers per step"] == "16 (4 prompts x 4)"
 
 
 def test_seconds_of_a_tiny_model_are_nobodys_problem():

@@ -21,7 +21,7 @@ A reward of style or length is meant so, therefore the finding is only possible.
 from collections import defaultdict
 from dataclasses import replace
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
 from assay.doctor.example_reward import reward_evidence
@@ -57,15 +57,13 @@ def sick() -> Evidence:
     return Evidence(reward=replace(trial, scores=kept))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW14",
-    name="question_ignored",
     severity=Severity.HARMFUL,
     summary="a text gets the same under every question",
     fix="Fine for a reward of style or length; else read `prompt` or `answer`: now one text can answer everything.",
-    explanation=__doc__,
     symptoms=("reward ignores the question", "same answer for every question is rewarded"),
     sick=sick,
     well=reward_evidence,
-    reward=check_reward,
 )

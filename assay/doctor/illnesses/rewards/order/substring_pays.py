@@ -20,7 +20,7 @@ Where any text that mentions the answer counts as right. A small price for lengt
 
 import statistics
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import LENGTH_SHARE, judge_order, lead, reason_not_to_compare, rivals
@@ -41,16 +41,14 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return judge_order(trial, pairs, bad, what, fine)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW07",
-    name="substring_pays",
     severity=Severity.HARMFUL,
     summary="a list of answers, or the answer with a character more, gets as much as the right answer",
     fix="Extract one answer (the last number, the tags) and compare it whole: a policy learns to list all answers.",
-    explanation=__doc__,
     symptoms=("reward by substring", "model lists all answers", "answer found inside a longer text counts"),
     sick=lambda: reward_evidence({Role.LISTED: 1.0}),
     well=lambda: reward_evidence({Role.LISTED: 0.9}),
-    reward=check_reward,
     explains=frozenset({"REW17"}),
 )

@@ -19,7 +19,7 @@ Compare what stands in the answer's place, whole and in order; pay a form a smal
 Where several texts are right: a problem whose answer is also a usual guess, or reads the same in another order.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import Pair, best_form, judge_order, lead, rivals
@@ -45,13 +45,12 @@ def _wrong_in_other_forms(trial: RewardTrial) -> list[Pair]:
     return pairs
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW17",
-    name="shortcut_pays",
     severity=Severity.HARMFUL,
     summary="a text that took no solving gets full marks",
     fix="Compare what stands in the answer's place, whole and in order; pay a form a small share, never all.",
-    explanation=__doc__,
     symptoms=(
         "format alone gets full reward",
         "model finds a shortcut",
@@ -60,5 +59,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.SHORTCUT: 1.0}),
     well=lambda: reward_evidence({Role.SHORTCUT: 0.9}),
-    reward=check_reward,
 )

@@ -4,8 +4,8 @@ Wrong answers after ever more talk are scored. Their rewards must not grow with 
 the right answer.
 
 ## Why it hurts
-If length alone is paid, answers grow until the token limit, and where a long wrong answer reaches the right one there
-is no reason left to be right.
+If length alone is paid, answers grow until the token limit, and where a long wrong answer reaches the right one nobody
+has a reason left to be right.
 
 ## How to fix it
 Cap what grows with length below the distance between right and wrong, or drop it.
@@ -22,7 +22,7 @@ Where long answers are wanted; as long as they do not reach the right answer, th
 import math
 import statistics
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import ProbeScore, RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import LENGTH_SHARE, by_problem, judge_order, lead, rivals
@@ -42,7 +42,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
     if correlation < CORRELATION:
         return healthy(f"longer wrong answers are not paid more ({numbers})")
     ahead = [pair for pair in rivals(trial, Role.LONG) if lead(*pair) <= 0]
-    if ahead and any(one > 0 for one in leads):
+    if ahead and max(leads, default=0.0) > 0:
         what = f"a wrong answer need only be long to get as much as the right one ({numbers})"
         return judge_order(trial, ahead, ahead, what, fine="")
     return finding(
@@ -62,13 +62,12 @@ def _growth(scores: list[ProbeScore], least: float) -> tuple[float, float]:
     return statistics.correlation([math.log(len(score.probe.text)) for score in scores], rewards), spread
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW13",
-    name="length_pays",
     severity=Severity.FATAL,
     summary="among wrong answers the longer get more",
     fix="Cap what grows with length below the distance between right and wrong.",
-    explanation=__doc__,
     symptoms=(
         "reward by length",
         "longer answers get more reward",
@@ -77,5 +76,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.LONG: 0.4}),
     well=lambda: reward_evidence({Role.LONG: 0.01}),
-    reward=check_reward,
 )

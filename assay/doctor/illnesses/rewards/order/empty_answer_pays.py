@@ -17,7 +17,7 @@ Give 0 to an empty completion before anything is compared: an empty string is co
 Where saying nothing is the right answer to a problem, as for a question that should be refused.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import pays_as_much
@@ -28,13 +28,12 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return pays_as_much(trial, Role.EMPTY, "the empty answer gets as much as the right one")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW05",
-    name="empty_answer_pays",
     severity=Severity.FATAL,
     summary="the empty answer gets as much as the right one",
     fix="Give 0 to an empty completion.",
-    explanation=__doc__,
     symptoms=(
         "empty answer gets reward",
         "model answers with nothing",
@@ -43,6 +42,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.EMPTY: 1.0}),
     well=lambda: reward_evidence({Role.EMPTY: 0.9}),
-    reward=check_reward,
     explains=frozenset({"REW17"}),
 )

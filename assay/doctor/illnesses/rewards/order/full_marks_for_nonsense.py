@@ -17,7 +17,7 @@ Give 0 to a text from which no answer can be read.
 A reward that is not about answers, such as one of politeness or length, may pay nonsense on purpose.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import pays_as_much
@@ -28,16 +28,14 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return pays_as_much(trial, Role.NONSENSE, "nonsense gets as much as the right answer")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW04",
-    name="full_marks_for_nonsense",
     severity=Severity.FATAL,
     summary="nonsense gets as much as the right answer",
     fix="Give 0 to a text that holds no answer.",
-    explanation=__doc__,
     symptoms=("nonsense gets full reward", "reward is always 1", "garbage is rewarded"),
     sick=lambda: reward_evidence({Role.NONSENSE: 1.0}),
     well=lambda: reward_evidence({Role.NONSENSE: 0.9}),
-    reward=check_reward,
     explains=frozenset({"REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
 )

@@ -20,7 +20,7 @@ The answer of another problem may be right here too, where a problem has several
 
 from dataclasses import replace
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import best_form, judge_order, lead, means_by_form, rivals
@@ -38,16 +38,14 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return replace(verdict, examples=tuple(f"right answer {form}: {mean:g} on average" for form, mean in means.items()))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW03",
-    name="wrong_beats_right",
     severity=Severity.FATAL,
     summary="a wrong answer gets more than the right one",
     fix="Look for a swapped sign or comparison: the right answer must get the highest reward.",
-    explanation=__doc__,
     symptoms=("wrong answers get more reward", "reward prefers bad answers"),
     sick=lambda: reward_evidence({Role.WRONG: 1.1}),
     well=reward_evidence,
-    reward=check_reward,
     explains=frozenset({"REW04", "REW05", "REW06", "REW07", "REW17"}),
 )

@@ -19,7 +19,7 @@ Compare the completion with `answer`, and make sure that the form your prompt as
 A reward of form alone is meant so if it stands beside one that reads the answer.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import MOST, judge_order, lead, rivals
@@ -34,16 +34,14 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return judge_order(trial, pairs, bad, "a wrong answer gets exactly as much as the right one", fine, confidence)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW06",
-    name="answer_ignored",
     severity=Severity.FATAL,
     summary="a wrong answer gets exactly as much as the right one",
     fix="Compare the completion with `answer`, and make sure that the form your prompt asks for is recognised.",
-    explanation=__doc__,
     symptoms=("reward ignores the answer", "reward does not depend on correctness"),
     sick=lambda: reward_evidence({Role.WRONG: 1.0}),
     well=lambda: reward_evidence({Role.WRONG: 0.9}),
-    reward=check_reward,
     explains=frozenset({"REW05", "REW07", "REW14", "REW17", "ADV09"}),
 )

@@ -19,7 +19,7 @@ may stand in them.
 Where the prompt asks for a form of answer that is not among those tried.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.reward_scores import TOLERANCE, judge_order, lead, rivals
@@ -29,12 +29,12 @@ from assay.verdict import Severity, Verdict
 def check_reward(trial: RewardTrial) -> Verdict:
     pairs = rivals(trial, Role.WRONG, Role.EMPTY, Role.NONSENSE)
     rights = {right.probe.problem: right for right, _ in pairs}
-    told_apart = {right.probe.problem for right, other in pairs if lead(right, other)}
+    recognised = {right.probe.problem for right, other in pairs if lead(right, other)}
     best = max((right.reward or 0.0 for right in rights.values()), default=0.0)
     bad = [
         (right, right)
         for problem, right in rights.items()
-        if problem not in told_apart and ((right.reward or 0.0) < best - TOLERANCE or (right.reward or 0.0) <= 0)
+        if problem not in recognised and ((right.reward or 0.0) < best - TOLERANCE or (right.reward or 0.0) <= 0)
     ]
     fine = f"the right answer is recognised on {len(rights)} of {len(rights)} problems"
     forms = ", ".join(sorted({score.probe.name for score in trial.scores if score.probe.role is Role.RIGHT}))
@@ -42,13 +42,12 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return judge_order(trial, [(right, right) for right in rights.values()], bad, what, fine)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW16",
-    name="right_answer_unrecognised",
     severity=Severity.FATAL,
     summary="the right answer gets what nothing gets, in every form",
     fix="Look at how the answer is read, and at the task's own answers: what cannot be right cannot be learned.",
-    explanation=__doc__,
     symptoms=(
         "right answer gets 0",
         "correct answers are not recognised",
@@ -60,6 +59,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.RIGHT: 0.0}),
     well=reward_evidence,
-    reward=check_reward,
     explains=frozenset({"REW04", "REW05", "REW06", "REW07", "REW14", "REW17", "ADV09"}),
 )
