@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_script import changed
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.graph import Value
@@ -121,20 +121,17 @@ def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
 
 WELL = changed("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV08",
-    name="broadcast",
     severity=Severity.FATAL,
     summary="mismatched shapes are broadcast: rows are weighted by the advantages of other rows",
     fix="Bring both sides to one shape: [B, 1] against tokens (unsqueeze(1)), [B] against sums over tokens.",
-    explanation=__doc__,
     symptoms=(
         "loss has shape [B, B]",
         "broadcasting error without exception",
         "advantage shape mismatch",
     ),
-    source=check_source,
     scripts=Scripts(WELL.replace("advantages.view(-1, 1)\n", "advantages.view(-1, 1).unsqueeze(-1)\n"), WELL),
-    run=check_run,
     explains=frozenset({"ADV05", "LOSS03", "MASK04"}),
 )

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
 from assay.doctor.example_reward import reward_evidence
@@ -292,13 +292,12 @@ def _example(*, residue: float, difference: float) -> Evidence:
     return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV04",
-    name="degenerate_std",
     severity=Severity.HARMFUL,
     summary="advantages are divided by a std that is 0, a rounding residue, or of one completion",
     fix="Use groups of two or more, an epsilon far above rounding (1e-4), and advantage 0 where all rewards are equal.",
-    explanation=__doc__,
     symptoms=(
         "advantages are huge",
         "division by zero std",
@@ -307,9 +306,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(residue=0.8, difference=0.02),
     well=lambda: _example(residue=1e-4, difference=0.03),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),
-    reward=check_reward,
     explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),
 )

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -195,21 +195,18 @@ def sick() -> Evidence:
     return of_batch(consistent(batch, advantages=(rewards_PG - mean_P1 / (std_P1 + 1e-4)).ravel()))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV05",
-    name="formula",
     severity=Severity.HARMFUL,
     summary="the advantages are not computed as the config says",
     fix="Compute advantages as (reward - group mean) / (group std + epsilon), in one place that reads the options.",
-    explanation=__doc__,
     symptoms=(
         "advantages do not match the formula",
         "advantages differ from the config",
     ),
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards - rewards.mean(dim=1, keepdim=True) /"),
         GRPO,

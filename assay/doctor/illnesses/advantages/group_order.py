@@ -30,7 +30,7 @@ from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch, scored_behind
@@ -191,13 +191,12 @@ def _prompts_by_turns() -> Evidence:
     return of_batch(replaced(moved, texts=texts))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV02",
-    name="group_order",
     severity=Severity.FATAL,
     summary="rows of one group answer different prompts",
     fix="Repeat each prompt in place (repeat_interleave, not repeat), or group rows by the id of their prompt.",
-    explanation=__doc__,
     symptoms=(
         "groups are mixed, different prompts in one group",
         "group order is wrong",
@@ -206,8 +205,6 @@ ILLNESS = Illness(
     ),
     sick=_prompts_by_turns,
     well=lambda: of_batch(healthy_batch()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(changed("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),
     explains=frozenset({"ADV01", "ADV05", "ALGN10"}),
 )

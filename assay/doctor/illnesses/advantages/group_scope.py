@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -157,13 +157,12 @@ def sick() -> Evidence:
     return of_batch(consistent(batch, advantages=advantages_B))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV01",
-    name="group_scope",
     severity=Severity.HARMFUL,
     summary="advantages are centred over the batch, not within each prompt's group",
     fix="Take the mean (and the std) of rewards over the completions of one prompt, not over the batch.",
-    explanation=__doc__,
     symptoms=(
         "advantages normalised over the whole batch",
         "advantage per batch not per group",
@@ -171,8 +170,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(changed("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),
     explains=frozenset({"ADV05", "MET04"}),
 )

@@ -30,7 +30,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -147,13 +147,12 @@ def sick() -> Evidence:
     return of_batch(consistent(batch, advantages=(rewards_PG / (std_P1 + 1e-4)).ravel()))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV03",
-    name="not_centred",
     severity=Severity.HARMFUL,
     summary="no baseline is subtracted from the rewards",
     fix="Subtract the group's mean reward before dividing by the std; leaving out the std does not leave out the mean.",
-    explanation=__doc__,
     symptoms=(
         "advantages are all positive",
         "no baseline",
@@ -161,8 +160,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),
     explains=frozenset({"ADV05", "MET01", "MET05"}),
 )

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -134,21 +134,18 @@ SICK = changed(
     "    advantages = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV06",
-    name="per_sequence_whiten",
     severity=Severity.FATAL,
     summary="advantages are whitened within each sequence, which erases whether the answer was good",
     fix="Whiten over all loss tokens of the batch, or not at all; group advantages are normalised already.",
-    explanation=__doc__,
     symptoms=(
         "advantages whitened per sequence",
         "reward signal disappears after whitening",
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, SICK.replace("(1, keepdim=True)", "()")),
     explains=frozenset({"ADV01", "ADV03", "ADV05", "ADV12", "MET07"}),
 )

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
@@ -197,13 +197,12 @@ SICK = WELL.replace("    returns = advantages + values\n", "").replace(
     "torch.rsqrt(spread + 1e-8)\n", "torch.rsqrt(spread + 1e-8)\n    returns = whitened + values\n"
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV07",
-    name="returns_from_whitened",
     severity=Severity.HARMFUL,
     summary="the critic is trained towards whitened advantages",
     fix="Make the returns from the raw advantages, then whiten the advantages for the policy.",
-    explanation=__doc__,
     symptoms=(
         "value loss does not fall",
         "critic does not learn",
@@ -211,8 +210,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(with_a_critic(healthy_batch(), whitened_first=True)),
     well=lambda: of_batch(with_a_critic(healthy_batch(), whitened_first=False)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ADV03", "ADV05", "ADV06"}),
 )

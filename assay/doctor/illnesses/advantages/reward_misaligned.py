@@ -32,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch
@@ -200,13 +200,12 @@ WELL = GRPO.replace("import prompts_of, rewards_of", "import answers_of, prompts
 )
 SICK = WELL.replace("answers_of(step, 8))", "sorted(answers_of(step, 8)))")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV10",
-    name="reward_misaligned",
     severity=Severity.FATAL,
     summary="rewards belong to other rows",
     fix="Let each reward carry the index of its row; collect results in the order in which they were asked for.",
-    explanation=__doc__,
     symptoms=(
         "rewards are assigned to the wrong completion",
         "rewards in the wrong order",
@@ -214,8 +213,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: of_batch(_with_twins()),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ADV05", "ADV09"}),
 )

@@ -30,7 +30,7 @@ from collections import Counter
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
 from assay.doctor.recompute.terms import kl_estimates
@@ -148,13 +148,12 @@ def laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
     return edited(batch, **changes, token_rewards=laid_BT, advantages=None)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV12",
-    name="reward_position",
     severity=Severity.FATAL,
     summary="the reward of an answer is not on its last trainable token",
     fix="Take the index of the last token from the mask, after any padding or gather, and add the reward there once.",
-    explanation=__doc__,
     symptoms=(
         "reward on the wrong token",
         "reward lands on padding",
@@ -162,5 +161,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(laid_on_tokens(healthy_batch(), at_the_end=False)),
     well=lambda: of_batch(laid_on_tokens(healthy_batch(), at_the_end=True)),
-    batch=check_batch,
 )

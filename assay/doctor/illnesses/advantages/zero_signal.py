@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.example_reward import reward_evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
@@ -118,7 +118,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"{share:.0%} of the groups had equal rewards in the last steps, at a mean reward of {mean:.2g}",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -207,13 +206,12 @@ def well() -> Evidence:
     return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 1.0))).reward)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV09",
-    name="zero_signal",
     severity=Severity.WASTEFUL,
     summary="most groups have equal rewards and teach nothing",
     fix="Look at the answers: they are too hard, too easy, or the reward cannot tell them apart.",
-    explanation=__doc__,
     symptoms=(
         "reward std is 0",
         "all rewards in a group are the same",
@@ -226,8 +224,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    curves=check_curves,
-    reward=check_reward,
     explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02", "REW12"}),
 )

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_batch_mates, rows_as_sampled
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
@@ -128,13 +128,12 @@ def _padding_seen(columns: int) -> Evidence:
 
 SICK = GENERATE.replace("model(input_ids=ids, attention_mask=attention)", "model(input_ids=ids)")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN05",
-    name="attention_mask",
     severity=Severity.HARMFUL,
     summary="padding is attended to, or real tokens are hidden",
     fix="Make the attention mask from lengths and pass it in every forward pass on padded rows.",
-    explanation=__doc__,
     symptoms=(
         "padding tokens are attended to",
         "missing attention mask",
@@ -143,8 +142,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _padding_seen(1),
     well=lambda: _padding_seen(0),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN04", "ALGN10", "KL05"}),
 )

@@ -28,7 +28,7 @@ from itertools import islice
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_trainers import GENERATE
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Value
@@ -226,19 +226,16 @@ SICK = GENERATE.replace(
 )
 WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN06",
-    name="mask_alias",
     severity=Severity.FATAL,
     summary="a mask is changed in place while it is in use under another name",
     fix="Copy the mask before changing it: mask.clone().",
-    explanation=__doc__,
     symptoms=(
         "mask changes after an in-place operation",
         "mask becomes empty by itself",
     ),
-    source=check_source,
     scripts=Scripts(SICK, WELL),
-    run=check_run,
     explains=frozenset({"ALGN05", "RAT01", "RAT07", "KL05", "SAMP06"}),
 )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_trainers import GENERATE
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
@@ -99,19 +99,17 @@ def _last_role(value: Value) -> str:
 
 SICK = GENERATE.replace("add_generation_prompt=True, ", "")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN08",
-    name="no_generation_prompt",
     severity=Severity.HARMFUL,
     summary="the chat template is applied without the generation prompt, the words after which the assistant answers",
     fix="Pass add_generation_prompt=True where a prompt is made.",
-    explanation=__doc__,
     symptoms=(
         "model continues the user's message",
         "add_generation_prompt is missing",
         "chat template without assistant turn",
         "model answers as the user",
     ),
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
 )

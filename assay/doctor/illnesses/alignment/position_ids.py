@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.context import mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, P, edited, healthy_batch, noisy, of_batch
@@ -180,21 +180,18 @@ def _with_gap(columns: int) -> Evidence:
     return of_batch(edited(batch, position_ids=positions_BS, scored_alone=alone_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN04",
-    name="position_ids",
     severity=Severity.HARMFUL,
     summary="the positions of the scoring pass count padding",
     fix="Derive position_ids from the attention mask, (attention_mask.cumsum(1) - 1).clamp(min=0), in every forward "
     "pass.",
-    explanation=__doc__,
     symptoms=(
         "left padding changes log-probs",
         "wrong position ids with left padding",
     ),
     sick=lambda: _with_gap(2),
     well=lambda: _with_gap(0),
-    batch=check_batch,
-    run=check_run,
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN10", "KL05"}),
 )

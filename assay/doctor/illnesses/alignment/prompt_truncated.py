@@ -29,7 +29,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
@@ -195,13 +195,12 @@ def _example(limit: int) -> Evidence:
     return of_batch(edited(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN07",
-    name="prompt_truncated",
     severity=Severity.HARMFUL,
     summary="prompts were cut on the right and lack their last words, after which the policy answers",
     fix="Leave prompts that are too long out, or cut them on the left.",
-    explanation=__doc__,
     symptoms=(
         "prompt is truncated",
         "prompt too long and cut off",
@@ -209,8 +208,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(limit=7),
     well=lambda: _example(limit=8),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(GENERATE.replace('truncation_side="left"', 'truncation_side="right"'), GENERATE),
     explains=frozenset({"ADV09", "MET03"}),
 )

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -97,13 +97,12 @@ SICK = GENERATE.replace(
     '    ids = torch.cat([prompts["input_ids"], completions], dim=1)\n',
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN02",
-    name="retokenise",
     severity=Severity.HARMFUL,
     summary="the trained ids are not the sampled ids",
     fix="Carry the sampled ids to the loss; decode them for the reward only.",
-    explanation=__doc__,
     symptoms=(
         "tokens change after decode and encode",
         "retokenization changes the ids",
@@ -111,8 +110,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _other_id(behind_end=False),
     well=lambda: _other_id(behind_end=True),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN03", "ALGN05", "ALGN09", "ALGN10", "ADV10", "MASK01"}),
 )

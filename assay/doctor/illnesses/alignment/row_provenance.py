@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
@@ -217,13 +217,12 @@ def _example(shift: int) -> Evidence:
     return of_batch(consistent(batch, old_logprobs=old_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN10",
-    name="row_provenance",
     severity=Severity.FATAL,
     summary="log-probs or advantages of a row belong to another sample",
     fix="Shuffle, filter and gather all arrays of a batch together, by one index.",
-    explanation=__doc__,
     symptoms=(
         "rows are mixed up after shuffling",
         "log-probs of another sample",
@@ -232,8 +231,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(shift=1),
     well=lambda: _example(shift=0),
-    batch=check_batch,
-    run=check_run,
     explains=frozenset(
         {
             "ADV01", "ADV03", "ADV05", "ADV10", "CLIP01", "KL05", "LOSS06", "MET05", "MET06", "MET07", "NUM02", "RAT01",

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.logprobs import both_finite
@@ -219,21 +219,18 @@ SCRIPT_WELL = SCRIPT_SICK.replace(
     "[entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs)]",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN09",
-    name="sampled_token_logp",
     severity=Severity.HARMFUL,
     summary="the sampler's log-probs belong to the likeliest token, not to the sampled one",
     fix="Look the engine's log-prob up by the id of the sampled token; do not take the first candidate.",
-    explanation=__doc__,
     symptoms=(
         "log-prob of the argmax instead of the sampled token",
         "vLLM returns log-probs of the top token",
     ),
     sick=lambda: _example(likeliest=True),
     well=lambda: _example(likeliest=False),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SCRIPT_SICK, SCRIPT_WELL),
     explains=frozenset({"ALGN01", "MET07", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01"}),
 )

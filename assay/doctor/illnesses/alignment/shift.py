@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -264,13 +264,12 @@ def _moved(lag: int) -> Evidence:
 
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN01",
-    name="shift",
     severity=Severity.FATAL,
     summary="log-probs belong to the previous or the next token",
     fix="Take the log-prob of token t from output t - 1: shift logits and targets against each other exactly once.",
-    explanation=__doc__,
     symptoms=(
         "log-probs are shifted by one token",
         "off by one in log-probs",
@@ -278,8 +277,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _moved(1),
     well=lambda: _moved(0),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, LOOP),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "KL05", "ALGN09", "ALGN10"}),
 )

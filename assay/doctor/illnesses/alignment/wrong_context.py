@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.context import Row, last_place, rows_as_sampled
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_trainers import LOOP
@@ -175,13 +175,12 @@ SICK = SICK.replace(
     "F.log_softmax(logits[:, :-1], dim=-1).gather(-1, completions[:, 1:]",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN03",
-    name="wrong_context",
     severity=Severity.FATAL,
     summary="completions are scored after another prompt, or without one",
     fix="Score prompt + completion of one and the same row, with the ids that the engine was given.",
-    explanation=__doc__,
     symptoms=(
         "log-probs computed without the prompt",
         "completions scored with the wrong prompt",
@@ -189,8 +188,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _prompts_moved_by(1),
     well=lambda: _prompts_moved_by(0),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, LOOP),
     explains=frozenset(
         {"SAMP06", "SAMP01", "ALGN01", "ALGN04", "ALGN05", "ALGN10", "SYNC01", "RAT01", "RAT07", "KL05"}

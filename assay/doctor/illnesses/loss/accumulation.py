@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_script import IN_PARTS
 from assay.programs.facts.loss.accumulation import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, shares
 from assay.programs.graph import UNKNOWN
@@ -119,20 +119,17 @@ WELL = IN_PARTS.replace(
 )
 SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS02",
-    name="accumulation",
     severity=Severity.HARMFUL,
     summary="the gradients of the parts of a batch do not add up to that of the batch",
     fix="Divide the mean loss of each part by the number of parts, once; accelerate's backward does it itself.",
-    explanation=__doc__,
     symptoms=(
         "gradient accumulation gives another result",
         "loss too large with gradient accumulation",
         "accumulation steps change the learning",
     ),
-    source=check_source,
     scripts=Scripts(sick=SICK, well=WELL),
-    run=check_run,
     explains=frozenset({"LOSS03", "LOSS05"}),
 )

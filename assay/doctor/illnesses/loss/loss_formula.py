@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
@@ -130,13 +130,12 @@ def _scaled(factor: float) -> Batch:
     return edited(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS06",
-    name="loss_formula",
     severity=Severity.HARMFUL,
     summary="the loss is not the one that the config says",
     fix="Compute the configured objective over the mask, and divide once, by counts over the whole update.",
-    explanation=__doc__,
     symptoms=(
         "loss does not match the paper",
         "loss formula is wrong",
@@ -147,5 +146,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(_scaled(0.5)),
     well=lambda: of_batch(_scaled(1.0)),
-    batch=check_batch,
 )

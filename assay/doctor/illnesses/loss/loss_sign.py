@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -152,13 +152,12 @@ def _turned(sign: float) -> Batch:
     return edited(batch, **arrays, **numbers)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS01",
-    name="loss_sign",
     severity=Severity.FATAL,
     summary="the loss has the wrong sign: the policy learns to avoid what is rewarded",
     fix="Keep exactly one minus between the objective and the loss that is minimised.",
-    explanation=__doc__,
     symptoms=(
         "reward goes down",
         "loss has the wrong sign",
@@ -168,9 +167,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(_turned(-1.0)),
     well=lambda: of_batch(_turned(1.0)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),
-    run=check_run,
     explains=frozenset({"LOSS06", "RAT04", "KL01", "CLIP02", "MET01", "MET02", "MET06"}),
 )

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import IN_PARTS
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -158,13 +158,12 @@ def _example(*, own_counts: bool) -> Evidence:
     return of_batch(edited(batch, gradients_split=gradients_BT * factors_B1))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS03",
-    name="split_dependence",
     severity=Severity.HARMFUL,
     summary="loss and gradient depend on how the batch is cut into micro-batches",
     fix="Count the denominators over the whole update before its first part, and divide every part by them.",
-    explanation=__doc__,
     symptoms=(
         "micro batch size changes the result",
         "loss depends on micro-batches",
@@ -172,9 +171,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(own_counts=True),
     well=lambda: _example(own_counts=False),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(IN_PARTS.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4"), IN_PARTS),
-    run=check_run,
     explains=frozenset({"LOSS06", "MET06"}),
 )

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.example_script import GRPO, changed
 from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
@@ -269,13 +269,12 @@ def _late_clip(step: OptimizerStep) -> Place | None:
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
 SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS04",
-    name="step_order",
     severity=Severity.FATAL,
     summary="gradients are cleared, computed, clipped and used in the wrong order",
     fix="Clear, backward, clip, step, and then the scheduler: in this order, once for each update.",
-    explanation=__doc__,
     symptoms=(
         "zero_grad in the wrong place",
         "gradients are never cleared",
@@ -283,8 +282,6 @@ ILLNESS = Illness(
         "max_grad_norm does not work",
         "gradients add up over steps",
     ),
-    source=check_source,
     scripts=Scripts(sick=SICK, well=GRPO),
-    run=check_run,
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
 from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_beyond_luck
@@ -94,7 +94,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"loss and gradient are 0 in most steps, with a reward of {reward:.2g}: {cause}",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -312,13 +311,12 @@ def sick() -> Evidence:
     return Evidence((_detached(0.0),), curves)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS05",
-    name="zero_loss",
     severity=Severity.HARMFUL,
     summary="the loss is 0 and nothing is learned",
     fix="Look at the gradient norm: if it is 0 too, follow the cause that the finding names.",
-    explanation=__doc__,
     symptoms=(
         "loss is zero",
         "loss is 0",
@@ -330,7 +328,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=lambda: Evidence((_detached(1.0),), healthy_curves(loss=1e-5)),
-    batch=check_batch,
-    curves=check_curves,
     explains=frozenset({"MET05", "RAT02", "OPT02", "OPT01"}),
 )

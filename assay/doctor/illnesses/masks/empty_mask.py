@@ -27,7 +27,7 @@ from itertools import combinations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import B, edited, healthy_batch, of_batch, of_the_loss
@@ -162,13 +162,12 @@ SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (end
     "loss = (((-gain + 0.04 * kl) * mask).sum(dim=1) / mask.sum(dim=1)).mean()",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK06",
-    name="empty_mask",
     severity=Severity.FATAL,
     summary="a batch or a row without loss tokens: a division by 0, or nothing to learn from",
     fix="Bound the denominator from below (clamp(min=1)) and skip an update without loss tokens.",
-    explanation=__doc__,
     symptoms=(
         "division by zero in the mask",
         "nan when a completion is empty",
@@ -177,8 +176,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(float("nan")),
     well=lambda: _example(None),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, SICK.replace("mask.sum(dim=1))", "mask.sum(dim=1).clamp(min=1))")),
     explains=frozenset(
         {"LOSS03", "LOSS05", "LOSS06", "MASK04", "MASK07", "MASK08", "MET05", "MET06", "MET07", "NUM03", "OPT02"}

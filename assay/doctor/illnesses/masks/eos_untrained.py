@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import EOS, healthy_batch, healthy_curves
@@ -96,7 +96,6 @@ def check_curves(curves: Curves) -> Verdict:
         "do at last, and the reward has not risen; an EOS that is not trained does this",
         fact,
         Fact("median share of truncated rows in the first quarter", cut_first, FEW_CUT),
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -202,13 +201,12 @@ def _example(*, eos_trained: bool, truncated: float) -> Evidence:
     return Evidence((consistent(batch, mask=mask_BT),), curves)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK01",
-    name="eos_untrained",
     severity=Severity.HARMFUL,
     summary="rows that ended have mask 0 on their EOS: the policy never learns to stop",
     fix="Make the mask from the number of sampled tokens, EOS included; never by comparing ids with padding.",
-    explanation=__doc__,
     symptoms=(
         "model never stops",
         "no EOS, completions run to the limit",
@@ -218,9 +216,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(eos_trained=False, truncated=1.0),
     well=lambda: _example(eos_trained=True, truncated=0.2),
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
     explains=frozenset({"LOSS06", "MASK06", "MET03", "MET06"}),
 )

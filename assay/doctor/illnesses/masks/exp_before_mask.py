@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.example_script import changed
 from assay.doctor.examples import healthy_batch, of_batch
@@ -115,13 +115,12 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
 
 WELL = changed("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK08",
-    name="exp_before_mask",
     severity=Severity.HARMFUL,
     summary="exp or a division is applied to masked values, and inf * 0 is NaN",
     fix="Replace values under the mask (torch.where, masked_fill) before exp and division, not after.",
-    explanation=__doc__,
     symptoms=(
         "nan from exp of padding",
         "inf times 0 under the mask",
@@ -129,8 +128,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: of_batch(healthy_batch(update=1, loss_perturbed=float("nan"))),
     well=lambda: of_batch(healthy_batch(update=1)),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(WELL.replace("-1e4", "float('-inf')"), WELL),
     explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "NUM03", "OPT02"}),
 )

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -145,13 +145,12 @@ def _example(columns: int) -> Evidence:
     return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK04",
-    name="padding_dependence",
     severity=Severity.HARMFUL,
     summary="the loss changes when padding is added",
     fix="Divide the sum over loss tokens by a count of loss tokens or rows, never by the size of a tensor.",
-    explanation=__doc__,
     symptoms=(
         "loss depends on padding",
         "loss changes with batch size",
@@ -159,9 +158,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(columns=1),
     well=lambda: _example(columns=0),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(changed("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),
-    run=check_run,
     explains=frozenset({"LOSS03", "LOSS06", "MET06"}),
 )

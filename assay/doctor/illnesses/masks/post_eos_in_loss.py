@@ -29,7 +29,7 @@ from itertools import islice
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import T, healthy_batch, of_batch
@@ -156,13 +156,12 @@ def _example(extra: int) -> Evidence:
     return of_batch(consistent(batch, mask=mask_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK02",
-    name="post_eos_in_loss",
     severity=Severity.HARMFUL,
     summary="tokens after the end of a completion are in the loss",
     fix="Cut the mask at the first EOS (which stays inside), or make it from the number of sampled tokens.",
-    explanation=__doc__,
     symptoms=(
         "tokens after EOS are trained",
         "padding is in the loss",
@@ -170,8 +169,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(extra=2),
     well=lambda: _example(extra=0),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),
     explains=frozenset({"ALGN02", "LOSS06", "MET06", "RAT01", "SAMP06"}),
 )

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import WHOLE
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
@@ -164,18 +164,15 @@ def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:
     return np.array([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK03",
-    name="prompt_in_loss",
     severity=Severity.HARMFUL,
     summary="tokens of the prompt are in the loss",
     fix="Begin the loss mask at the first sampled token; shift it together with the log-probs.",
-    explanation=__doc__,
     symptoms=("prompt tokens are in the loss", "model learns to repeat the prompt", "loss includes the question",),
     sick=lambda: _example(prompt_trained=True),
     well=lambda: _example(prompt_trained=False),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(WHOLE.replace("torch.zeros_like(prompts)", "torch.ones_like(prompts)"), WHOLE),
     explains=frozenset(
         {

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
@@ -193,13 +193,12 @@ def _example(*, leak: float) -> Evidence:
     return of_batch(edited(batch, loss_perturbed=batch.number("loss") + leak))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK07",
-    name="stat_without_mask",
     severity=Severity.HARMFUL,
     summary="a mean, std or quantile includes values outside of the mask",
     fix="Give every reduction the mask: take the mean, std or quantile of values[mask] only.",
-    explanation=__doc__,
     symptoms=(
         "mean over padded tokens",
         "statistics include padding",
@@ -207,8 +206,6 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(leak=0.01),
     well=lambda: _example(leak=1e-8),
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(
         GRPO + "    print(step, kl.mean().item())\n",
         GRPO + "    print(step, ((kl * mask).sum() / mask.sum()).item())\n",

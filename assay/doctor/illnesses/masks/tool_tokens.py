@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.consistent import consistent
@@ -77,13 +77,12 @@ def _example(*, trained: bool) -> Evidence:
     return of_batch(consistent(batch, forced=forced_BT, mask=mask_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK05",
-    name="tool_tokens",
     severity=Severity.HARMFUL,
     summary="tokens that the policy did not sample are in the loss",
     fix="Set the mask to 0 on tool output, template text and added EOS while the sequence is put together.",
-    explanation=__doc__,
     symptoms=(
         "tool output is trained",
         "observation tokens are in the loss",
@@ -91,6 +90,5 @@ ILLNESS = Illness(
     ),
     sick=lambda: _example(trained=True),
     well=lambda: _example(trained=False),
-    batch=check_batch,
     explains=frozenset({"RAT07", "SAMP06"}),
 )
