@@ -49,9 +49,6 @@ class _Silent:
     def finished(self) -> None: ...
 
 
-Wrapper = Callable[[Callable[..., object]], Callable[..., object]]
-
-
 def run_trial(plant: Plant, *, seed: int, directory: Path, settings: Sequence[str] = ()) -> Path:
     """Trains in `directory` with the plant applied and returns it. A run that fails is a result like any other."""
     from assay.train.run.run import start
@@ -94,14 +91,14 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def planted(replaces: Mapping[str, Wrapper]) -> Iterator[None]:
-    """Functions and methods by dotted name, wrapped while entered and put back however it ends."""
+def planted(replaces: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+    """Functions and methods by dotted name, replaced while entered and put back however it ends."""
     before: list[tuple[Any, str, Any]] = []
     try:
-        for dotted, wrapper in replaces.items():
+        for dotted, replacement in replaces.items():
             owner, name = _owner(dotted)
             before.append((owner, name, vars(owner).get(name, _ABSENT)))
-            setattr(owner, name, wrapper(getattr(owner, name)))
+            setattr(owner, name, _with_original(replacement, getattr(owner, name)))
         yield
     finally:
         for owner, name, original in reversed(before):
@@ -109,6 +106,15 @@ def planted(replaces: Mapping[str, Wrapper]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+def _with_original(replacement: Callable[..., object], original: Callable[..., object]) -> Callable[..., object]:
+    """A function, which unlike `partial` becomes a method where a class holds it."""
+
+    def call(*arguments: Any, **named: Any) -> object:
+        return replacement(original, *arguments, **named)
+
+    return call
 
 
 def _owner(dotted: str) -> tuple[Any, str]:

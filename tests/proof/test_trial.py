@@ -45,10 +45,13 @@ def test_groups_of_the_quick_runs_have_different_rewards(run_path):
 
 def test_what_was_wrapped_is_put_back():
     function, method = assay.train.step.verbs.choose, CausalPolicy.logprobs
-    names = {"assay.train.step.verbs.choose": lambda original: None, "assay.policy.causal.CausalPolicy.logprobs": str}
+    names = {
+        "assay.train.step.verbs.choose": lambda original, *arguments: (original, *arguments),
+        "assay.policy.causal.CausalPolicy.logprobs": lambda original, policy, inputs: (original, inputs),
+    }
     with planted(names):
-        assert assay.train.step.verbs.choose is None
-        assert CausalPolicy.logprobs == str(method)
+        assert assay.train.step.verbs.choose(1, 2) == (function, 1, 2)
+        assert CausalPolicy.logprobs(None, "inputs") == (method, "inputs")
     assert assay.train.step.verbs.choose is function
     assert CausalPolicy.logprobs is method
 
@@ -73,7 +76,7 @@ def test_a_name_that_does_not_exist_is_refused_and_what_came_before_it_is_put_ba
 
 def test_an_inherited_method_is_not_left_behind_in_the_class():
     inherited = CheckpointError.__str__
-    with planted({"assay.train.run.checkpoint.CheckpointError.__str__": lambda original: lambda error: "planted"}):
+    with planted({"assay.train.run.checkpoint.CheckpointError.__str__": lambda original, error: "planted"}):
         assert str(CheckpointError()) == "planted"
     assert "__str__" not in vars(CheckpointError)
     assert CheckpointError.__str__ is inherited
@@ -82,12 +85,9 @@ def test_an_inherited_method_is_not_left_behind_in_the_class():
 def test_the_trainer_really_runs_with_the_plant_and_edits_come_after_it(run_path):
     calls = []
 
-    def counted(original):
-        def credit(*given, **named):
-            calls.append(1)
-            return original(*given, **named)
-
-        return credit
+    def counted(original, *given, **named):
+        calls.append(1)
+        return original(*given, **named)
 
     def edited(batch):
         return batch.of({"step": 99})

@@ -113,19 +113,13 @@ def test_the_model_says_what_is_recorded_by_every_way(kept):
 def test_the_rows_are_scored_as_usual_twice_backwards_alone_and_beside_a_longer_one(kept):
     rest, confirmed = [], []
 
-    def seen(original):
-        def logprobs_by_row(policy, batch):
-            rest.append((batch.rows, batch.inputs.targets_BT.shape[1]))
-            return original(policy, batch)
+    def seen(original, policy, batch):
+        rest.append((batch.rows, batch.inputs.targets_BT.shape[1]))
+        return original(policy, batch)
 
-        return logprobs_by_row
-
-    def confirming(original):
-        def logprobs(policy, inputs, **how):
-            confirmed.append(not rest and len(inputs.lengths) == 2)
-            return original(policy, inputs, **how)
-
-        return logprobs
+    def confirming(original, policy, inputs, **how):
+        confirmed.append(not rest and len(inputs.lengths) == 2)
+        return original(policy, inputs, **how)
 
     with planted(
         {"assay.train.recheck.logprobs_by_row": seen, "assay.policy.causal.CausalPolicy.logprobs": confirming}
