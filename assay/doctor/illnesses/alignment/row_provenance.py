@@ -31,8 +31,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
+from assay.doctor.recompute.consistent import consistent
 from assay.programs.run.roles import MOST, Piece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
@@ -221,7 +222,7 @@ def _example(shift: int) -> Evidence:
     """The old log-probs of all rows, shifted by so many rows."""
     batch = healthy_batch()
     old_BT = np.roll(batch.arrays["old_logprobs"], shift, axis=0)
-    return of_batch(edited(batch, old_logprobs=old_BT, **_loss({**batch.arrays, "old_logprobs": old_BT})))
+    return of_batch(consistent(batch, old_logprobs=old_BT))
 
 
 def sick() -> Evidence:

@@ -35,8 +35,9 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import EOS, healthy_batch, healthy_curves
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
+from assay.doctor.recompute.consistent import consistent
 from assay.doctor.trend import quarter_medians
 from assay.programs.facts.masks.lost_ends import cut_before_end, masks_without_ends
 from assay.programs.facts.masks.masks import definition, fillings
@@ -160,8 +161,7 @@ def _example(*, eos_trained: bool, truncated: float) -> Evidence:
         length_mean=40.0 + (64.0 * truncated - 40.0) * progress_N,
         reward_mean=0.3 - 0.05 * progress_N,
     )
-    values = {**batch.arrays, "mask": mask_BT}
-    return Evidence((edited(batch, mask=mask_BT, **_loss(values)),), curves)
+    return Evidence((consistent(batch, mask=mask_BT),), curves)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:

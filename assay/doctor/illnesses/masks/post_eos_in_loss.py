@@ -32,7 +32,8 @@ import numpy as np
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import behind_tokens
 from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
 from assay.programs.program import Program
@@ -111,7 +112,7 @@ def _example(extra: int) -> Evidence:
     batch = healthy_batch()
     lengths_B, tokens_BT = batch.need("lengths", "tokens")
     mask_BT = np.arange(tokens_BT.shape[1]) < lengths_B[:, None] + extra
-    return of_batch(edited(batch, mask=mask_BT, **_loss({**batch.arrays, "mask": mask_BT})))
+    return of_batch(consistent(batch, mask=mask_BT))
 
 
 def check_source(program: Program) -> Iterator[Verdict]:

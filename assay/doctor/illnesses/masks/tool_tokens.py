@@ -27,7 +27,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -75,7 +76,7 @@ def _example(*, trained: bool) -> Evidence:
     forced_BT = np.zeros(batch.arrays["mask"].shape, dtype=bool)
     forced_BT[[2, 6, 11], 1:3] = True
     mask_BT = batch.arrays["mask"] & (trained | ~forced_BT)
-    return of_batch(edited(batch, forced=forced_BT, mask=mask_BT, **_loss({**batch.arrays, "mask": mask_BT})))
+    return of_batch(consistent(batch, forced=forced_BT, mask=mask_BT))
 
 
 def sick() -> Evidence:
