@@ -15,8 +15,8 @@ import numpy as np
 
 from assay.doctor.catalogue import KINDS, Illness, catalogue, illnesses_looking_at
 from assay.doctor.evidence import Evidence
-from assay.doctor.trend import STEPS
-from assay.doctor.usable import usable
+from assay.doctor.evidence.usable import usable
+from assay.doctor.facts.trend import STEPS
 from assay.machine.faults import FAULTS
 from assay.programs.program import Program
 from assay.verdict import LOUD, Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data

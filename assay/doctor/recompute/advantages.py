@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
 from assay.grpo import BASELINES, REWARD_LIMIT, SCALES, STDS, group_advantages
 from assay.record.batch import Batch
@@ -176,10 +176,13 @@ class Rewards:
 
     @property
     def means(self) -> Array:
-        return np.asarray(np.nanmean(self.by_group, axis=1, keepdims=True))
+        return plain(tensor(self.by_group).nanmean(dim=1, keepdim=True))
 
     def stds(self, kind: str) -> Array:
-        return np.asarray(np.nanstd(self.by_group, axis=1, ddof=int(kind == "sample"), keepdims=True))
+        """Written out for the mistakes below: grpo.group_advantages centres before it divides."""
+        scored_P1 = (~np.isnan(self.by_group)).sum(axis=1, keepdims=True)
+        squares_P1 = tensor(self.by_group - self.means).square().nansum(dim=1, keepdim=True)
+        return plain((squares_P1 / (scored_P1 - int(kind == "sample"))).sqrt())
 
 
 def advantages(batch: Batch) -> Array:

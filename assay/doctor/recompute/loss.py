@@ -15,7 +15,7 @@ import numpy as np
 
 from assay import grpo
 from assay.config.sections import LossConfig, choices_of
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.match import ROUNDING, Array, Match, Variant, nearest
 from assay.doctor.recompute.terms import TokenTerms, correction, kl_variants, loss_settings, terms, totals
 from assay.record.batch import Batch

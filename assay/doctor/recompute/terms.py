@@ -14,7 +14,7 @@ import numpy as np
 
 from assay import grpo
 from assay.config.sections import LossConfig, choices_of
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
 from assay.record.batch import Batch
 from assay.types import Totals

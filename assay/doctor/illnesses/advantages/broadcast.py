@@ -31,7 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.graph import Value
 from assay.programs.program import Program

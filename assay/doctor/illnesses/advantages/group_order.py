@@ -32,8 +32,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.advantages.advantages import weighs_policy
 from assay.programs.facts.advantages.groups import (
     Expansion,

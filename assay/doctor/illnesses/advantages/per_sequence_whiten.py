@@ -31,8 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings

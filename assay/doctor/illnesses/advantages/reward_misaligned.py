@@ -34,9 +34,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.logprobs import row_spans
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.logprobs import row_spans
 from assay.programs.facts.rewards.pairing import mispairings, zips
 from assay.programs.program import Program
 from assay.record.batch import Array

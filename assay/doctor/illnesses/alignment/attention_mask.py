@@ -31,10 +31,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program

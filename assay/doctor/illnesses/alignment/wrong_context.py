@@ -28,10 +28,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.context import Row, rows_given
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.context import Row, rows_given
 from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens, rows_as_sampled
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network

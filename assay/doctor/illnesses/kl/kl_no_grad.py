@@ -31,8 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.illnesses.ratio.clip_dead import fitted
 from assay.doctor.recompute import gradient_parts
 from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights

@@ -33,8 +33,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
 from assay.programs.run.origins import above, chosen_ids, differences_in

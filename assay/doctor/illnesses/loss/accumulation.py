@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import UPDATE, changed
+from assay.doctor.examples.scripts import UPDATE, changed
 from assay.programs.facts.loss.accumulation import (
     Part,
     Share,

@@ -29,7 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import is_solved, quarter_medians, reward_range
+from assay.doctor.facts.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 LOW = 0.1  # nats a token: one likely token of 98 % nearly everywhere

@@ -31,7 +31,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import STEPS, is_solved
+from assay.doctor.facts.trend import STEPS, is_solved
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 REFUSED = 2  # updates: one may be an accident

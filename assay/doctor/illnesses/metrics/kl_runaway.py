@@ -30,7 +30,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import STEPS, is_solved, quarter_medians
+from assay.doctor.facts.trend import STEPS, is_solved, quarter_medians
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 FAR = 1.0  # nats a token from the reference; trained models of the field stay below 0.3

@@ -34,7 +34,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import quarter_medians, reward_range
+from assay.doctor.facts.trend import quarter_medians, reward_range
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, shown
 
 GAIN = 0.1  # of the range of rewards: what the training reward must have gained

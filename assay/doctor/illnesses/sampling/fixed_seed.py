@@ -33,10 +33,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.repeats import Completion, completions, groups_of, log_chances
 from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
-from assay.doctor.repeats import Completion, completions, groups_of, log_chances
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program

@@ -39,8 +39,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.sampling.stale_copies import samplers
 from assay.programs.program import Program
 from assay.programs.run.draws import behaviour

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import completion_places, row_spans
+from assay.doctor.facts.logprobs import completion_places, row_spans
 from assay.record.batch import Array
 from assay.verdict import Missing
 

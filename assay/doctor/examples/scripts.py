@@ -1,4 +1,64 @@
-"""Two small clean trainers as text. The example scripts of several illnesses are these with one line changed."""
+"""Three small clean trainers as text. The example scripts of several illnesses are these with a line or two changed."""
+
+GRPO = """
+import copy
+import torch
+from transformers import AutoModelForCausalLM
+from task import prompts_of, rewards_of
+
+policy = AutoModelForCausalLM.from_pretrained("tiny")
+reference = copy.deepcopy(policy).eval().requires_grad_(False)
+optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
+
+def score(model, ids, start):
+    logits = model(ids).logits[:, start - 1 : -1].float()
+    return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, start:].unsqueeze(-1)).squeeze(-1)
+
+for step in range(100):
+    prompts = prompts_of(step).repeat_interleave(8, dim=0)
+    start = prompts.shape[1]
+    ids = policy.generate(prompts, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=64)
+    ends = (ids[:, start:] == policy.config.eos_token_id).int()
+    mask = (ends.cumsum(dim=1) - ends == 0).float()
+    rewards = rewards_of(ids[:, start:]).view(-1, 8)
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + 1e-4)
+    advantages = advantages.view(-1, 1)
+    with torch.no_grad():
+        old = score(policy, ids, start)
+        ref = score(reference, ids, start)
+    for epoch in range(2):
+        new = score(policy, ids, start)
+        ratio = torch.exp(new - old)
+        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+        gain = torch.min(ratio * advantages, clipped * advantages)
+        kl = torch.exp(ref - new) - (ref - new) - 1
+        loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+# what one turn of its inner loop does
+UPDATE = GRPO[GRPO.index("        new = score(") :]
+
+
+def changed(old: str, new: str) -> str:
+    """The script with one text replaced."""
+    assert GRPO.count(old) == 1, old
+    return GRPO.replace(old, new)
+
+
+# the same with log-probs of the whole sequence, where the mask leaves the prompt out
+WHOLE = (
+    GRPO.replace("logits[:, start - 1 : -1]", "logits[:, :-1]")
+    .replace("ids[:, start:].unsqueeze(-1)", "ids[:, 1:].unsqueeze(-1)")
+    .replace(
+        "mask = (ends.cumsum(dim=1) - ends == 0).float()",
+        "sampled = (ends.cumsum(dim=1) - ends == 0).int()\n"
+        "    mask = torch.cat([torch.zeros_like(prompts), sampled], dim=1)[:, 1:].float()",
+    )
+)
 
 GENERATE = """
 import torch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import Gap, gap_between, row_spans
+from assay.doctor.facts.logprobs import Gap, gap_between, row_spans
 from assay.record.batch import Array
 from assay.verdict import Missing
 
