@@ -13,7 +13,7 @@ from assay.doctor.explain import FAMILIES, answers, as_json, by_family, explaine
 from assay.doctor.inputs import Recompute, read_reports
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import UnknownCode, select
-from assay.doctor.report.summary import Summary
+from assay.doctor.report.summary import sum_up
 from assay.doctor.search import search
 from assay.machine import durable
 from assay.verdict import State
@@ -49,7 +49,7 @@ def run(
             durable.replace_file(out, f"{text}\n".encode("utf-8", "backslashreplace"))
         except OSError as error:
             raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
-        counts = reports[0].counts if len(reports) == 1 else Summary.of(reports)
+        counts = reports[0].counts if len(reports) == 1 else sum_up(reports)
         print(f"{escaped(str(out))}: {counts}", file=sys.stderr)
     for report in reports if out is not None or how in ("json", "sarif") else ():  # nobody reads these as they are
         if report.failure:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,31 +52,26 @@ def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute:
 
 
 def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None, raises: bool) -> Report:
+    unread, crash = "", None
     try:
-        with _Looking(path):
-            return _diagnose_path(path, illnesses, recompute)
+        with _looking_at(path):
+            evidence = open_evidence(path)
+            if recompute is not None:
+                left_out: list[str] = []
+                # of equal words the last batch's counts
+                batches = (*evidence.batches, *recompute(path, left_out.append))
+                evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *left_out))
+            diagnosis = diagnose(evidence, illnesses)
+            notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
+            if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
+                notes.insert(0, NO_TRAINING)
+            return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
     except UNREADABLE as error:
         if raises:
             raise
-        return _failed_report(path, unread=str(error))
+        unread = str(error)
     except Exception as error:
-        return _failed_report(path, crash=_crash(error))
-
-
-def _diagnose_path(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
-    evidence = open_evidence(path)
-    if recompute is not None:
-        left_out: list[str] = []
-        batches = (*evidence.batches, *recompute(path, left_out.append))  # of equal words the last batch's counts
-        evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *left_out))
-    diagnosis = diagnose(evidence, illnesses)
-    notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
-    if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
-        notes.insert(0, NO_TRAINING)
-    return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
-
-
-def _failed_report(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
+        crash = _crash(error)
     return Report(str(path), Diagnosis(()), "nothing that could be looked at", True, unread=unread, crash=crash)
 
 
@@ -132,18 +128,12 @@ def _once(reports: Sequence[Report]) -> list[Report]:
     return kept
 
 
-class _Looking:
+@contextmanager
+def _looking_at(path: Path) -> Iterator[None]:
     """One line on a terminal's stderr while a long run is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._line = f"looking at {escaped(str(path))} ..." if sys.stderr.isatty() else ""
-
-    def __enter__(self) -> None:
-        self._show(self._line)
-
-    def __exit__(self, *_: object) -> None:
-        self._show("\r\x1b[K" if self._line else "")
-
-    def _show(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    is_shown = sys.stderr.isatty()
+    try:
+        print(f"looking at {escaped(str(path))} ..." if is_shown else "", end="", file=sys.stderr, flush=True)
+        yield
+    finally:
+        print("\r\x1b[K" if is_shown else "", end="", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import NO_TRAINING, Report, escaped
-from assay.doctor.report.summary import Summary, missing_in_short
+from assay.doctor.report.summary import missing_in_short, sum_up
 from assay.verdict import Severity, State
 
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
@@ -32,7 +32,7 @@ def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: boo
     missing = missing_in_short(reports)
     rest += _line(f"not enough data  {missing}", width) if missing and not all_passes else []
     blocks += ["\n".join(rest)] if rest else []
-    return "\n\n".join([*blocks, "\n".join(_line(str(Summary.of(reports)), width))])
+    return "\n\n".join([*blocks, "\n".join(_line(sum_up(reports), width))])
 
 
 def _others(reports: Sequence[Report], width: int) -> list[str]:
@@ -80,7 +80,7 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
         failed += [escaped(report.failure)] if report.failure else []
     if len(reports) == 1 and not reports[0].failure:
         return "\n".join([*notes, *found, *failed, f"{escaped(reports[0].path)}: {reports[0].counts}"])
-    return "\n".join([*found, *notes, *failed, str(Summary.of(reports))])
+    return "\n".join([*found, *notes, *failed, sum_up(reports)])
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
