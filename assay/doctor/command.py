@@ -73,7 +73,7 @@ def exit_code(reports: Sequence[Report], fail_on: str) -> int:
 def explain(text: str, *, json: bool) -> int:
     """Of a code or a name its page, of a family its list, of plain words the illnesses that show so; of "" all."""
     known = by_family()
-    shown: Illness | list[Illness] | None = find(text, known) if text else known
+    shown: Illness | list[Illness] | None = find(text) if text else known
     family = [illness for illness in known if illness.family == text]
     if shown is None:
         shown = family or [hit.illness for hit in search(text, known)]

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.catalogue import Illness, as_name, by_code, catalogue
 from assay.doctor.report.select import UnknownCode, nearest
 from assay.doctor.report.text import bold, wrapped
 
@@ -51,25 +51,17 @@ def looks_at(illness: Illness) -> list[str]:
     return [kind for kind in _KINDS if illness.looks_at(kind)]
 
 
-def find(text: str, known: Sequence[Illness]) -> Illness | None:
+def find(text: str) -> Illness | None:
     """The illness of that code or name. None of plain words; UnknownCode of what looks like a code or a name."""
-    wanted = text.strip().lower().replace("-", "_")
-    for illness in known:
-        if wanted in (illness.code.lower(), illness.name):
-            return illness
-    if not re.fullmatch(r"[a-z]{2,5}\d{1,2}|\w+_\w+", wanted):
-        return None
-    names = [*(illness.code for illness in known), *(illness.name for illness in known)]
-    raise UnknownCode(f"{text[:40]!r} is not a code or a name of an illness; {nearest(text, names)}")
+    illness = by_code(text)
+    if illness is None and re.fullmatch(r"[a-z]{2,5}\d{1,2}|\w+_\w+", as_name(text)):
+        raise UnknownCode(f"{text[:40]!r} is not a code or a name of an illness; {nearest(text, catalogue())}")
+    return illness
 
 
 def answers(text: str, found: Sequence[Illness], *, width: int) -> str:
     """What plain words lead to: a line for each illness, and what to run next."""
-    names = max(len(illness.name) for illness in found)
-    lines = [*wrapped(f"{text!r} may be:", width), ""]
-    for illness in found:
-        head = f"  {illness.code:<7}{illness.severity:<9}{illness.name:<{names}}  "
-        lines += wrapped(illness.summary, width, head, " " * min(len(head), width // 2))
+    lines = [*wrapped(f"{text!r} may be:", width), "", *_rows(found, found, width)]
     lines += ["", *wrapped(f"read more:     assay explain {found[0].code}", width, "", " " * 15)]
     codes = [illness.code for illness in found if not illness.needs_a_call]
     if codes:
@@ -82,17 +74,24 @@ def answers(text: str, found: Sequence[Illness], *, width: int) -> str:
 
 def listed(known: Sequence[Illness], *, width: int, colour: bool) -> str:
     lines: list[str] = []
-    names = max(len(illness.name) for illness in known)
     for family, words in FAMILIES.items():
         members = [illness for illness in known if illness.family == family]
         of_rewards = [illness.code for illness in members if illness.needs_a_call]
         whose = f" ({of_rewards[0]} to {of_rewards[-1]}: assay reward-check)" if of_rewards else ""
         if members:
             lines += [*([""] if lines else []), bold(f"{family}  {words}{whose}", colour)]
-        for illness in members:
-            head = f"  {illness.code:<7}{illness.severity:<9}{illness.name:<{names}}  "
-            lines += wrapped(illness.summary, width, head, " " * min(len(head), width // 2))
+        lines += _rows(members, known, width)
     return "\n".join(lines)
+
+
+def _rows(illnesses: Sequence[Illness], beside: Sequence[Illness], width: int) -> list[str]:
+    """A line or more of each illness; its name is as wide as the longest of those that stand `beside` it."""
+    names = max(len(illness.name) for illness in beside)
+    lines = []
+    for illness in illnesses:
+        head = f"  {illness.code:<7}{illness.severity:<9}{illness.name:<{names}}  "
+        lines += wrapped(illness.summary, width, head, " " * min(len(head), width // 2))
+    return lines
 
 
 def explained(illness: Illness, *, width: int, colour: bool) -> str:

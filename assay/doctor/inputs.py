@@ -95,7 +95,6 @@ def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequenc
 def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
     """Notes on what comments silence, and on comments that name no code or silence nothing."""
     checked_codes = {illness.code for illness in illnesses if illness.source is not None}
-    known = [word for illness in catalogue() for word in (illness.code, illness.name)]
     notes = [
         f"{place}: {code} is silenced by a comment{f': {ignore.reason}' if ignore.reason else ''}"
         for (code, place), ignore in program.silenced.items()
@@ -103,7 +102,7 @@ def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
     for ignore in program.ignores:
         named = {word: by_code(word) for word in sorted(ignore.codes)}
         unknown = [word for word, illness in named.items() if illness is None]
-        notes += [f"{ignore.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
+        notes += [f"{ignore.place}: ignore[{word}] is not a code; {nearest(word, catalogue())}" for word in unknown]
         codes = {illness.code if illness else "" for illness in named.values()}
         if ignore not in program.used_ignores and codes and codes <= checked_codes:
             notes.append(f"{ignore.place}: `{ignore.place.text}` silences nothing; take it away")

@@ -47,7 +47,7 @@ def _std_of_the_others(original, rewards_PG, **how):  # type: ignore[no-untyped-
     """Leave-one-out mean and std with a tiny epsilon: where all others are equal, their std is 0."""
     scored_PG = rewards_PG.nan_to_num(nan=0.0)
     columns = range(scored_PG.shape[1])
-    others_PGN = torch.stack([scored_PG[:, [one for one in columns if one != own]] for own in columns], dim=1)
+    others_PGN = torch.stack([scored_PG[:, [column for column in columns if column != own]] for own in columns], dim=1)
     return (scored_PG - others_PGN.mean(dim=2)) / (others_PGN.std(dim=2) + 1e-4)
 
 
@@ -82,7 +82,7 @@ def _the_first_answer_counts(original, prompts, rollouts, **how):  # type: ignor
 def _in_order_of_completion(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
     """The first answer takes longest to score, so that its reward comes last: every row gets its successor's."""
     groups = original(prompts, rollouts, **how)
-    scores = [one for group in groups for one in group.scores]
+    scores = [score for group in groups for score in group.scores]
     moved = iter(scores[1:] + scores[:1])
     return [replace(group, scores=tuple(next(moved) for _ in group.scores)) for group in groups]
 

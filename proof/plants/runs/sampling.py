@@ -18,7 +18,7 @@ def _without_temperature(original, policy, inputs, **how):  # type: ignore[no-un
 
 def _with_support_lost(original, engine, prompts, **how):  # type: ignore[no-untyped-def]
     """The engine truncates; what it sampled among never reaches the trainer."""
-    return [[replace(one, support=None) for one in group] for group in original(engine, prompts, **how)]
+    return [[replace(rollout, support=None) for rollout in group] for group in original(engine, prompts, **how)]
 
 
 def _greedy(original, engine, prompts, **how):  # type: ignore[no-untyped-def]
