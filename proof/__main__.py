@@ -27,11 +27,11 @@ from assay.doctor.catalogue import KINDS, Illness, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis
 from proof.child import Job, outcomes_of
 from proof.healthy import HEALTHY_RUNS, Healthy
-from proof.outcome import Outcome, described, of_healthy, of_planted
+from proof.outcome import Outcome, describe, of_healthy, of_planted
 from proof.plants.plant import Plant
 from proof.plants.runs import plants
 from proof.table import Report, save
-from proof.trial import diagnosed, failure_of, run_trial, steps_recorded
+from proof.trial import diagnose_trial, failure_of, run_trial, steps_recorded
 
 OUT = Path("runs/proof.md")
 
@@ -104,7 +104,7 @@ def line_on(outcome: Outcome) -> str:
 
 def _planted_job(illness: Illness, seed: int, known: Sequence[Illness]) -> Job:
     def broken(error: str) -> Outcome:
-        return Outcome(illness.name, seed, illness.code, described(plants()[illness.code]), error=error)
+        return Outcome(illness.name, seed, illness.code, describe(plants()[illness.code]), error=error)
 
     def work(directory: Path) -> Outcome:
         diagnosis, facts = _try(plants()[illness.code], seed, known, directory)
@@ -126,7 +126,7 @@ def _healthy_job(run: Healthy, seed: int, known: Sequence[Illness]) -> Job:
 def _try(plant: Plant, seed: int, known: Sequence[Illness], directory: Path) -> tuple[Diagnosis, dict[str, Any]]:
     began = time.monotonic()
     run_trial(plant, seed=seed, directory=directory)
-    diagnosis = diagnosed(directory, plant, known)
+    diagnosis = diagnose_trial(directory, plant, known)
     return diagnosis, {"steps": steps_recorded(directory), "seconds": time.monotonic() - began}
 
 

@@ -65,7 +65,7 @@ def of_planted(illness: Illness, seed: int, diagnosis: Diagnosis, *, steps: int,
         name=illness.name,
         seed=seed,
         code=illness.code,
-        how=described(plants().get(illness.code)),
+        how=describe(plants().get(illness.code)),
         rank=rank,
         confidence=str(findings[rank - 1].confidence) if rank else "",
         message=findings[rank - 1].verdict.message if rank else _silence(illness, diagnosis),
@@ -98,10 +98,10 @@ def _outcome(diagnosis: Diagnosis, false: Sequence[Word], **facts: Any) -> Outco
     )
 
 
-def described(plant: Plant | None) -> str:
+def describe(plant: Plant | None) -> str:
     """How the illness was planted: what was wrapped, set, or edited.
 
-    >>> described(Plant(("optimizer.epochs=2",), {"assay.train.step.verbs.score": lambda original: original}))
+    >>> describe(Plant(("optimizer.epochs=2",), {"assay.train.step.verbs.score": lambda original: original}))
     'wraps verbs.score; optimizer.epochs=2'
     """
     if plant is None:

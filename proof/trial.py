@@ -1,6 +1,6 @@
 """One run of the real trainer, small and quick, with an illness planted in it or without; and the doctor's word on it.
 
-Plant --> planted(...): start(config, directory) --> read_run(directory) --> Diagnosis
+Plant --> apply_plant(...): start(config, directory) --> read_run(directory) --> Diagnosis
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run_trial(plant: Plant, *, seed: int, directory: Path, settings: Sequence[st
     config = configuration.load(None, [setting.replace(REWARDS, rewards.__file__) for setting in chosen])
     # read at the first matrix product of the process, which a run in bfloat16 may not be the first to make
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    with planted(plant.replaces), _silence(), contextlib.suppress(RunFailed):
+    with apply_plant(plant.replaces), _silence(), contextlib.suppress(RunFailed):
         start(config, directory, _Silent())
     return directory
 
@@ -75,7 +75,7 @@ def failure_of(directory: Path) -> str:
     return "" if "finished" in kinds else "the run did not finish"
 
 
-def diagnosed(directory: Path, plant: Plant, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
+def diagnose_trial(directory: Path, plant: Plant, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
     """What the doctor says of the run; the plant's edits stand between the trainer and the doctor."""
     evidence = read_run(directory)
     if plant.edits is not None:
@@ -91,7 +91,7 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def planted(replaces: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+def apply_plant(replaces: Mapping[str, Callable[..., object]]) -> Iterator[None]:
     """Functions and methods by dotted name, replaced while entered and put back however it ends."""
     before: list[tuple[Any, str, Any]] = []
     try:

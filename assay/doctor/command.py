@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.doctor.catalogue import Illness, catalogue
-from assay.doctor.explain import FAMILIES, answers, as_json, by_family, explained, find, listed
+from assay.doctor.explain import FAMILIES, answers, as_json, by_family, find, list_illnesses, page_on
 from assay.doctor.inputs import Recompute, read_reports
 from assay.doctor.report import LEVELS, Report, escaped, write
 from assay.doctor.report.select import UnknownCode, select
@@ -86,9 +86,9 @@ def explain(text: str, *, json: bool) -> int:
     if json:
         print_report(as_json(shown))
     elif isinstance(shown, Illness):
-        print_report(explained(shown, width=width_of_terminal(), colour=in_colour()))
+        print_report(page_on(shown, width=width_of_terminal(), colour=in_colour()))
     elif family or not text:
-        print_report(listed(shown, width=width_of_terminal(), colour=in_colour()))
+        print_report(list_illnesses(shown, width=width_of_terminal(), colour=in_colour()))
     else:
         print_report(answers(text, shown, width=width_of_terminal()))
     return 0

@@ -129,7 +129,7 @@ def is_padding(batch: Batch, ids: Array) -> bool:
     return bool((ids == stated).all()) if stated is not None else len(set(ids.tolist())) == 1
 
 
-def moved_by_company(batch: Batch) -> tuple[str, Gap] | None:
+def moved_by_batch_mates(batch: Batch) -> tuple[str, Gap] | None:
     """How the log-probs change with padding, order and batch-mates: (which way, gap). None if that was not tried, or
     if the same scoring repeated gives other numbers anyway."""
     if batch.get("scored_again") is None:
@@ -152,7 +152,7 @@ def moved_by_company(batch: Batch) -> tuple[str, Gap] | None:
 
 def moved_at_all(batch: Batch) -> tuple[str, Gap] | None:
     """The same, and how far the log-probs of the first update are from the plain ones."""
-    moved = moved_by_company(batch)
+    moved = moved_by_batch_mates(batch)
     has_both = all(batch.get(name) is not None for name in ("new_logprobs", "plain_logprobs"))
     if not has_both or batch.numbers.get("update") != 0:
         return moved

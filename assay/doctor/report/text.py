@@ -83,7 +83,7 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
     return "\n".join([*found, *notes, *failed, sum_up(reports)])
 
 
-def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """Lines of at most `width` characters, except for a longer word: codes and paths are never broken."""
     return textwrap.wrap(
         escaped(text),
@@ -146,20 +146,20 @@ def _crashes(report: Report, width: int, where: str = "") -> list[str]:
 def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) -> list[str]:
     seen = f", seen in the {word.seen_in}" if word.seen_in else ""
     lines = [f"{_paint(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}{seen}]"]
-    lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
+    lines += wrap(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
-        lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+        lines += wrap(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
     lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
     lines += _places(report, word, width, why)
-    lines += wrapped(f"fix: {word.fix}", width, _INDENT, _INDENT)
+    lines += wrap(f"fix: {word.fix}", width, _INDENT, _INDENT)
     if word.verdict.edit is not None:
         edit = word.verdict.edit
         sentence = f"edit {edit.place}: {edit.place.text} -> {edit.replacement}"
-        lines += wrapped(sentence, width, _INDENT, f"{_INDENT}  ")
+        lines += wrap(sentence, width, _INDENT, f"{_INDENT}  ")
     lines.append(f"{_INDENT}more: assay explain {word.code}")
     for follower in report.diagnosis.consequences(word.code):
         sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
-        lines += wrapped(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
+        lines += wrap(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
         lines += [f"{_INDENT}    {escaped(line)}" for line in follower.verdict.examples if why]
     return lines
 
@@ -172,22 +172,22 @@ def _places(report: Report, word: Word, width: int, why: bool) -> list[str]:
         more = f", and {word.batches - 1} more" if word.batches > 1 else ""
         if not more and seen in (report.path, Path(report.path).name):
             return []
-        return wrapped(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines = wrapped(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
+        return wrap(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines = wrap(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
     for place in places[1:MOST_PLACES]:
-        lines += wrapped(f"see {place}  {place.text}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+        lines += wrap(f"see {place}  {place.text}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     if len(places) > MOST_PLACES:
         lines.append(f"{_INDENT}- and {len(places) - MOST_PLACES} more places")
     if why:
         for sentence in word.verdict.why:
-            lines += wrapped(f"why: {sentence}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+            lines += wrap(f"why: {sentence}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     return lines
 
 
 def _healthy(word: Word, width: int, most: int) -> list[str]:
     lines = _line(f"healthy  {_title(word)}: {word.verdict.message}", width)
     for fact in word.verdict.facts[:most]:
-        lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+        lines += wrap(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
     lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
     if 0 < most < len(word.verdict.facts):
         lines.append(f"{_INDENT}- {len(word.verdict.facts) - most} more with --select {word.code}")
@@ -195,7 +195,7 @@ def _healthy(word: Word, width: int, most: int) -> list[str]:
 
 
 def _line(sentence: str, width: int) -> list[str]:
-    return wrapped(sentence, width, "", _INDENT)
+    return wrap(sentence, width, "", _INDENT)
 
 
 def _crashed_words(report: Report) -> list[Word]:

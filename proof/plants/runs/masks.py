@@ -53,7 +53,7 @@ def _divided_by_the_width(original, *, mask_BT, totals, **how):  # type: ignore[
 
 
 def _tool_in_the_middle(batch: Batch) -> Batch:
-    """This trainer has no tools: a token of every row is said to be one's."""
+    """This trainer has no tools: a token of every row is marked as the output of one."""
     forced_BT = np.zeros(batch.arrays["mask"].shape, dtype=bool)
     forced_BT[:, 1] = True
     return edited(batch, forced=forced_BT)

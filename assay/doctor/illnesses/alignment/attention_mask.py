@@ -34,7 +34,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
-from assay.doctor.facts.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
+from assay.doctor.facts.context import Row, is_padding, mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program
@@ -106,7 +106,7 @@ def has_extra_tokens(batch: Batch, row: Row) -> bool:
 
 def _by_numbers(batch: Batch, known: str, looked: int = 0) -> Verdict:
     """The mask is right or not on record: do log-probs move with padding, and is that the positions' fault?"""
-    moved = moved_by_company(batch)
+    moved = moved_by_batch_mates(batch)
     if moved is None:
         if looked:
             return healthy(f"the mask of {looked} rows hides padding and nothing else", Fact("rows compared", looked))

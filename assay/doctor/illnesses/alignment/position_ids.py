@@ -33,7 +33,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.facts.context import mask_faults, moved_at_all, moved_by_company, rows_given
+from assay.doctor.facts.context import mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.programs.run.rows import position_shifts
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
@@ -150,7 +150,7 @@ def _rows_of_another_illness(batch: Batch) -> set[int]:
 
 def _without_positions(batch: Batch, dtype: str | None) -> Verdict:
     """The numbers alone: padding moves them although the attention mask is right, so the positions are left."""
-    moved = moved_by_company(batch)
+    moved = moved_by_batch_mates(batch)
     if moved is None:
         raise Missing("position_ids")
     how, gap = moved
