@@ -75,7 +75,8 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
                 f"[{word.confidence}]{follows}"
             )
         failed += [
-            f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed_words(report)
+            f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}"
+            for word in report.diagnosis.of(State.CRASHED)
         ]
         failed += [escaped(report.failure)] if report.failure else []
     if len(reports) == 1 and not reports[0].failure:
@@ -138,7 +139,7 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
 def _crashes(report: Report, width: int, where: str = "") -> list[str]:
     return [
         line
-        for word in _crashed_words(report)
+        for word in report.diagnosis.of(State.CRASHED)
         for line in _line(f"crashed  {_title(word)}{where}: {word.verdict.message}", width)
     ]
 
@@ -196,10 +197,6 @@ def _healthy(word: Word, width: int, most: int) -> list[str]:
 
 def _line(sentence: str, width: int) -> list[str]:
     return wrap(sentence, width, "", _INDENT)
-
-
-def _crashed_words(report: Report) -> list[Word]:
-    return report.diagnosis.of(State.CRASHED)
 
 
 def _title(word: Word) -> str:
