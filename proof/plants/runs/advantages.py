@@ -17,7 +17,7 @@ SCORE = "assay.train.step.verbs.score"
 GROUP_ADVANTAGES = "assay.train.step.credit.group_advantages"
 
 
-def _one_group_of_all(original, rewards_PG, **how):  # type: ignore[no-untyped-def]
+def _one_group_of_all(original, rewards_PG, **how):
     """A reshape that makes the whole batch one group."""
     return original(rewards_PG.reshape(1, -1), **how).reshape(rewards_PG.shape)
 
@@ -37,13 +37,13 @@ def _grouped_by_position(batch: Batch) -> Batch:
     return edited(batch, group_ids=np.arange(len(groups_B)) % count, **made_of_groups)
 
 
-def _std_without_mean(original, rewards_PG, *, epsilon=1e-4, **how):  # type: ignore[no-untyped-def]
+def _std_without_mean(original, rewards_PG, *, epsilon=1e-4, **how):
     """Rewards are scaled and never centred."""
     spread_P1 = rewards_PG.nan_to_num(nan=0.0).std(dim=1, keepdim=True)
     return (rewards_PG / (spread_P1 + epsilon).where(spread_P1 > 0, 1.0)).nan_to_num(nan=0.0)
 
 
-def _std_of_the_others(original, rewards_PG, **how):  # type: ignore[no-untyped-def]
+def _std_of_the_others(original, rewards_PG, **how):
     """Leave-one-out mean and std with a tiny epsilon: where all others are equal, their std is 0."""
     scored_PG = rewards_PG.nan_to_num(nan=0.0)
     columns = range(scored_PG.shape[1])
@@ -51,13 +51,13 @@ def _std_of_the_others(original, rewards_PG, **how):  # type: ignore[no-untyped-
     return (scored_PG - others_PGN.mean(dim=2)) / (others_PGN.std(dim=2) + 1e-4)
 
 
-def _without_parentheses(original, rewards_PG, *, epsilon=1e-4, **how):  # type: ignore[no-untyped-def]
+def _without_parentheses(original, rewards_PG, *, epsilon=1e-4, **how):
     scored_PG = rewards_PG.nan_to_num(nan=0.0)
     mean_P1, std_P1 = scored_PG.mean(dim=1, keepdim=True), scored_PG.std(dim=1, keepdim=True)
     return scored_PG - mean_P1 / (std_P1 + epsilon)
 
 
-def _whitened_returns(original, groups, settings, weights, **how):  # type: ignore[no-untyped-def]
+def _whitened_returns(original, groups, settings, weights, **how):
     """The advantage of the outcome is laid on tokens as a discounted return, which is then whitened row by row."""
     samples = []
     for sample in original(groups, settings, weights, **how):
@@ -73,13 +73,13 @@ def _plant(batch: Batch) -> Batch:
     return _with_a_critic(batch, whitened_first=True) if "mask" in batch.arrays else batch
 
 
-def _the_first_answer_counts(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+def _the_first_answer_counts(original, prompts, rollouts, **how):
     """All answers of a prompt get the reward of the first one."""
     groups = original(prompts, rollouts, **how)
     return [replace(group, scores=(group.scores[0],) * len(group.scores)) for group in groups]
 
 
-def _in_order_of_completion(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+def _in_order_of_completion(original, prompts, rollouts, **how):
     """The first answer takes longest to score, so that its reward comes last: every row gets its successor's."""
     groups = original(prompts, rollouts, **how)
     scores = [score for group in groups for score in group.scores]

@@ -11,16 +11,16 @@ from proof.plants.plant import Plant
 MICROBATCH = "assay.train.step.pack._microbatch"
 
 
-def _first_token_lost(original, policy, inputs, **how):  # type: ignore[no-untyped-def]
+def _first_token_lost(original, policy, inputs, **how):
     """Log-probs of tokens 1, 2, ... stand at tokens 0, 1, ...: the slice began one output too late."""
     values_BT, entropy_BT = original(policy, inputs, **how)
     return torch.cat([values_BT[:, 1:], torch.zeros_like(values_BT[:, :1])], dim=1), entropy_BT
 
 
-def _read_back_from_text(original, samples, rows, packing):  # type: ignore[no-untyped-def]
+def _read_back_from_text(original, samples, rows, packing):
     """A doubled character comes back as one: what a merge in the vocabulary does to a round trip through text."""
 
-    def read_back(sample):  # type: ignore[no-untyped-def]
+    def read_back(sample):
         tokens = list(sample.rollout.tokens)
         for place in range(1, len(tokens) - 1):
             if tokens[place] == tokens[place - 1]:
@@ -30,7 +30,7 @@ def _read_back_from_text(original, samples, rows, packing):  # type: ignore[no-u
     return original(list(map(read_back, samples)), rows, packing)
 
 
-def _prompts_of_the_next_row(original, samples, rows, packing):  # type: ignore[no-untyped-def]
+def _prompts_of_the_next_row(original, samples, rows, packing):
     """Completions were shuffled against their prompts."""
     prompts = [sample.prompt for sample in samples]
     moved = [
@@ -40,7 +40,7 @@ def _prompts_of_the_next_row(original, samples, rows, packing):  # type: ignore[
     return original(moved, rows, packing)
 
 
-def _positions_by_column(original, samples, rows, packing):  # type: ignore[no-untyped-def]
+def _positions_by_column(original, samples, rows, packing):
     """Positions as if the prompts were padded on the right to one width and all columns counted."""
     batch = original(samples, rows, packing)
     inputs, device = batch.inputs, packing.device
@@ -53,7 +53,7 @@ def _positions_by_column(original, samples, rows, packing):  # type: ignore[no-u
     return replace(batch, inputs=replace(inputs, positions_RS=positions_RS, branches_RS=branches_RS))
 
 
-def _padded_on_the_left_without_mask(original, samples, rows, packing):  # type: ignore[no-untyped-def]
+def _padded_on_the_left_without_mask(original, samples, rows, packing):
     batch = original(samples, rows, packing)
     inputs, device = batch.inputs, packing.device
     width = inputs.ids_RS.shape[1]
@@ -70,13 +70,13 @@ def _padded_on_the_left_without_mask(original, samples, rows, packing):  # type:
     return replace(batch, inputs=padded)
 
 
-def _cut_on_the_right(original, policy, problem, max_tokens):  # type: ignore[no-untyped-def]
+def _cut_on_the_right(original, policy, problem, max_tokens):
     """Prompts of more than 6 tokens lose their end."""
     whole = original(policy, problem, max_tokens)
     return replace(whole, tokens=whole.tokens[:6])
 
 
-def _first_candidate(original, engine, prompts, **how):  # type: ignore[no-untyped-def]
+def _first_candidate(original, engine, prompts, **how):
     """The engine's log-prob of the likeliest token is taken for that of the sampled one."""
     groups, policy = [], engine.policy
     for prompt, group in zip(prompts, original(engine, prompts, **how), strict=True):
@@ -91,7 +91,7 @@ def _first_candidate(original, engine, prompts, **how):  # type: ignore[no-untyp
     return groups
 
 
-def _old_of_the_row_before(original, learner, minibatches):  # type: ignore[no-untyped-def]
+def _old_of_the_row_before(original, learner, minibatches):
     """The rows were gathered again after old was computed, and old was not."""
     batch = original(learner, minibatches)
     frozen = tuple(

@@ -9,7 +9,7 @@ from proof.plants.plant import Plant
 LOSS = "assay.train.step.learner.policy_loss"
 
 
-def _subtracts_the_kl(original, **tensors):  # type: ignore[no-untyped-def]
+def _subtracts_the_kl(original, **tensors):
     """policy - kl in the place of policy + kl; what is logged as the KL stays as it is."""
     loss = original(**tensors)
     flipped = replace(tensors["settings"], kl_coef=0.0)
@@ -17,18 +17,18 @@ def _subtracts_the_kl(original, **tensors):  # type: ignore[no-untyped-def]
     return replace(loss, total=2 * without.total - loss.total)
 
 
-def _under_no_grad(original, **tensors):  # type: ignore[no-untyped-def]
+def _under_no_grad(original, **tensors):
     """The KL is added as a number: its log-probs were computed under no_grad."""
     whole = original(**tensors)
     alone = original(**{**tensors, "settings": replace(tensors["settings"], kl_coef=0.0)})
     return replace(whole, total=alone.total + whole.kl)
 
 
-def _exchanged(original, new_BT, ref_BT, estimator="k3"):  # type: ignore[no-untyped-def]
+def _exchanged(original, new_BT, ref_BT, estimator="k3"):
     return original(ref_BT, new_BT, estimator)
 
 
-def _two_names_for_one_model(original, policy, **how):  # type: ignore[no-untyped-def]
+def _two_names_for_one_model(original, policy, **how):
     """`reference = policy`: nothing is copied."""
     return policy
 

@@ -9,13 +9,13 @@ from proof.plants.plant import Plant
 LOSS = "assay.train.step.learner.policy_loss"
 
 
-def _negated_twice(original, **tensors):  # type: ignore[no-untyped-def]
+def _negated_twice(original, **tensors):
     """One minus too many."""
     loss = original(**tensors)
     return replace(loss, total=-loss.total, policy=-loss.policy)
 
 
-def _own_counts(original, *, mask_BT, totals, **how):  # type: ignore[no-untyped-def]
+def _own_counts(original, *, mask_BT, totals, **how):
     """Every micro-batch is a mean of its own, and the means are averaged."""
     own = replace(
         totals,
@@ -28,13 +28,13 @@ def _own_counts(original, *, mask_BT, totals, **how):  # type: ignore[no-untyped
     return replace(loss, total=loss.total * share, policy=loss.policy * share, kl=loss.kl * share)
 
 
-def _detached_logprobs(original, **tensors):  # type: ignore[no-untyped-def]
+def _detached_logprobs(original, **tensors):
     """The loss is computed from log-probs without a graph."""
     new_BT = tensors["new_BT"]
     return original(**{**tensors, "new_BT": new_BT.detach() + 0.0 * new_BT})
 
 
-def _divided_again(original, **tensors):  # type: ignore[no-untyped-def]
+def _divided_again(original, **tensors):
     """The loss is normalised over the whole update already; gradient accumulation divides once more."""
     loss = original(**tensors)
     return replace(loss, total=loss.total / 2, policy=loss.policy / 2, kl=loss.kl / 2)

@@ -14,7 +14,7 @@ LOSS = "assay.train.step.learner.policy_loss"
 MICROBATCH = "assay.train.step.pack._microbatch"
 
 
-def _mask_by_value(original, samples, rows, packing):  # type: ignore[no-untyped-def]
+def _mask_by_value(original, samples, rows, packing):
     """Padding has the id of EOS, and the mask is `tokens != pad`."""
     batch = original(samples, rows, packing)
     mask_BT = batch.mask_BT.clone()
@@ -25,13 +25,13 @@ def _mask_by_value(original, samples, rows, packing):  # type: ignore[no-untyped
     return replace(batch, mask_BT=mask_BT)
 
 
-def _mask_of_ones(original, samples, rows, packing):  # type: ignore[no-untyped-def]
+def _mask_of_ones(original, samples, rows, packing):
     """The mask covers the padded width of the batch."""
     batch = original(samples, rows, packing)
     return replace(batch, mask_BT=batch.mask_BT.any(dim=1, keepdim=True).expand_as(batch.mask_BT).clone())
 
 
-def _whole_sequences(original, samples, config, step, policy):  # type: ignore[no-untyped-def]
+def _whole_sequences(original, samples, config, step, policy):
     """Everything but the first token of a sequence is a target, the prompt included."""
     whole = []
     for sample in samples:
@@ -45,7 +45,7 @@ def _whole_sequences(original, samples, config, step, policy):  # type: ignore[n
     return original(whole, config, step, policy)
 
 
-def _divided_by_the_width(original, *, mask_BT, totals, **how):  # type: ignore[no-untyped-def]
+def _divided_by_the_width(original, *, mask_BT, totals, **how):
     """(loss * mask).mean() in the place of a mean over loss tokens."""
     loss = original(mask_BT=mask_BT, totals=totals, **how)
     share = totals.share_of_rollout_tokens / mask_BT.numel()
@@ -59,19 +59,19 @@ def _tool_in_the_middle(batch: Batch) -> Batch:
     return edited(batch, forced=forced_BT)
 
 
-def _rows_divided_by_their_counts(original, *, mask_BT, **how):  # type: ignore[no-untyped-def]
+def _rows_divided_by_their_counts(original, *, mask_BT, **how):
     """A mean over each row's tokens, then over rows; a row without tokens is 0 / 0."""
     loss = original(mask_BT=mask_BT, **how)
     counts_B = mask_BT.sum(dim=1)
     return replace(loss, total=loss.total * (counts_B / counts_B).mean())
 
 
-def _centred_over_padding(original, *, advantages_BT, **how):  # type: ignore[no-untyped-def]
+def _centred_over_padding(original, *, advantages_BT, **how):
     """Advantages are centred once more before the loss, over padding too; NaN is an unscored row and left out."""
     return original(advantages_BT=advantages_BT - advantages_BT.mean(), **how)
 
 
-def _mask_after_exp(original, *, new_BT, old_BT, mask_BT, **how):  # type: ignore[no-untyped-def]
+def _mask_after_exp(original, *, new_BT, old_BT, mask_BT, **how):
     """exp(new - old) * mask, with whatever stands under the mask."""
     loss = original(new_BT=new_BT, old_BT=old_BT, mask_BT=mask_BT, **how)
     ratio_BT = (new_BT - old_BT).exp() * mask_BT

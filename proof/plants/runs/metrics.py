@@ -11,7 +11,7 @@ from proof.plants.plant import Plant
 SCORE = "assay.train.step.verbs.score"
 
 
-def _pays_the_majority(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+def _pays_the_majority(original, prompts, rollouts, **how):
     """A judge without an answer key: whatever most answers of a group say is right, and earns 0.6."""
     paid = []
     for group in original(prompts, rollouts, **how):
@@ -21,25 +21,25 @@ def _pays_the_majority(original, prompts, rollouts, **how):  # type: ignore[no-u
     return paid
 
 
-def _pays_length(original, prompts, rollouts, *, config, **how):  # type: ignore[no-untyped-def]
+def _pays_length(original, prompts, rollouts, *, config, **how):
     """A noisy judge that likes long answers better than right ones."""
 
-    def bonus(rollout):  # type: ignore[no-untyped-def]
+    def bonus(rollout):
         return 3.0 * len(rollout.tokens) / config.rollout.max_tokens + crc32(rollout.text.encode()) / 2**32
 
     return [_pay_more(group, bonus) for group in original(prompts, rollouts, config=config, **how)]
 
 
-def _pays_brevity(original, prompts, rollouts, *, config, **how):  # type: ignore[no-untyped-def]
+def _pays_brevity(original, prompts, rollouts, *, config, **how):
     """In training alone, an answer is worth more the shorter it is, and that outweighs being right."""
 
-    def bonus(rollout):  # type: ignore[no-untyped-def]
+    def bonus(rollout):
         return 3.0 * (1.0 - len(rollout.tokens) / config.rollout.max_tokens)
 
     return [_pay_more(group, bonus) for group in original(prompts, rollouts, config=config, **how)]
 
 
-def _partial_credit(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+def _partial_credit(original, prompts, rollouts, **how):
     """The share of the answer's first digits that are right: there are rewards to compare though no answer ends."""
     paid = []
     for group in original(prompts, rollouts, **how):
@@ -49,18 +49,18 @@ def _partial_credit(original, prompts, rollouts, **how):  # type: ignore[no-unty
     return paid
 
 
-def _pay(group, rewards):  # type: ignore[no-untyped-def]
+def _pay(group, rewards):
     scores = zip(group.scores, rewards, strict=True)
     return replace(group, scores=tuple(replace(score, reward=reward) for score, reward in scores))
 
 
-def _pay_more(group, bonus):  # type: ignore[no-untyped-def]
+def _pay_more(group, bonus):
     """Adds `bonus(rollout)` to every reward; a rollout without one stays so."""
     answers = zip(group.scores, group.rollouts, strict=True)
     return _pay(group, [None if score.reward is None else score.reward + bonus(rollout) for score, rollout in answers])
 
 
-def _not_unscaled(original, learner):  # type: ignore[no-untyped-def]
+def _not_unscaled(original, learner):
     """Now and then the gradient keeps the factor of a loss scaler: nobody divides it out again."""
     learner.planted_calls = calls = getattr(learner, "planted_calls", 0) + 1
     gathered = original(learner)
@@ -70,7 +70,7 @@ def _not_unscaled(original, learner):  # type: ignore[no-untyped-def]
     return gathered
 
 
-def _counts_clipped(original, record):  # type: ignore[no-untyped-def]
+def _counts_clipped(original, record):
     """What is logged as a share of the clipped tokens is their number."""
     return {**original(record), "clipped_share": sum(update.clipped_tokens for update in record.updates)}
 

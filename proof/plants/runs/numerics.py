@@ -11,13 +11,13 @@ from proof.plants.plant import Plant
 LOGPROBS = "assay.policy.causal.CausalPolicy.logprobs"
 
 
-def _noise_in_every_pass(original, policy, inputs, **how):  # type: ignore[no-untyped-def]
+def _noise_in_every_pass(original, policy, inputs, **how):
     """Dropout in front of the output: every pass of the trainer sees other hidden states."""
     values_BT, entropy_BT = original(policy, inputs, **how)
     return values_BT + 0.05 * torch.randn_like(values_BT), entropy_BT
 
 
-def _old_in_bfloat16(original, learner, minibatches):  # type: ignore[no-untyped-def]
+def _old_in_bfloat16(original, learner, minibatches):
     """The buffer that keeps old log-probs between scoring and the updates is bfloat16."""
     batch = original(learner, minibatches)
     frozen = tuple(
@@ -26,7 +26,7 @@ def _old_in_bfloat16(original, learner, minibatches):  # type: ignore[no-untyped
     return replace(batch, frozen=frozen)
 
 
-def _overflow(original, policy, inputs, **how):  # type: ignore[no-untyped-def]
+def _overflow(original, policy, inputs, **how):
     """One logit of the trained pass overflows: its log-softmax is inf - inf."""
     new_BT, entropy_BT = original(policy, inputs, **how)
     if torch.is_grad_enabled():

@@ -7,7 +7,7 @@ import math
 from proof.plants.plant import Plant
 
 
-def _rounded_masters(original, learner, rate, norm):  # type: ignore[no-untyped-def]
+def _rounded_masters(original, learner, rate, norm):
     """The optimizer steps weights that are kept in bfloat16."""
     for master in learner.masters:
         master.data.copy_(master.data.bfloat16())
@@ -19,7 +19,7 @@ def _rounded_masters(original, learner, rate, norm):  # type: ignore[no-untyped-
     return _distance_moved(learner, before)
 
 
-def _half_forgotten(original, learner, rate, norm):  # type: ignore[no-untyped-def]
+def _half_forgotten(original, learner, rate, norm):
     """The optimizer holds every other tensor."""
     kept = [master.detach().clone() for master in learner.masters]
     original(learner, rate, norm)
@@ -30,7 +30,7 @@ def _half_forgotten(original, learner, rate, norm):  # type: ignore[no-untyped-d
     return _distance_moved(learner, kept)
 
 
-def _distance_moved(learner, before):  # type: ignore[no-untyped-def]
+def _distance_moved(learner, before):
     """(distance of all weights from where they were, tensors that moved), as Learner._step returns it."""
     lengths = [float((master - start).norm()) for master, start in zip(learner.masters, before, strict=True)]
     return math.hypot(*lengths), sum(length > 0 for length in lengths)

@@ -14,38 +14,38 @@ LOSS = "assay.train.step.learner.policy_loss"
 FREEZE = "assay.train.step.learner.Learner.freeze"
 
 
-def _never_taken(original, **tensors):  # type: ignore[no-untyped-def]
+def _never_taken(original, **tensors):
     """The clamped objective is computed and the minimum never taken: the loss is that of a clip without bounds."""
     free = replace(tensors["settings"], clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
     unclipped = original(**{**tensors, "settings": free})
     return replace(unclipped, clipped_BT=original(**tensors).clipped_BT)
 
 
-def _minus_inside_min(original, **tensors):  # type: ignore[no-untyped-def]
+def _minus_inside_min(original, **tensors):
     """min(-r A, -clip(r) A) is -max(r A, clip(r) A): the loss of the negated advantages, negated."""
     turned = original(**{**tensors, "advantages_BT": -tensors["advantages_BT"]})
     return replace(turned, total=-turned.total, policy=-turned.policy)
 
 
-def _scale_lost_in_one_pass(original, policy, inputs, **how):  # type: ignore[no-untyped-def]
+def _scale_lost_in_one_pass(original, policy, inputs, **how):
     """The pass under no_grad, which computes old, goes through a wrapper that loses the model's scale of logits."""
     if not torch.is_grad_enabled():
         policy = replace(policy, temperature=1.05 * policy.temperature)
     return original(policy, inputs, **how)
 
 
-def _old_is_new_detached(original, learner, minibatches):  # type: ignore[no-untyped-def]
+def _old_is_new_detached(original, learner, minibatches):
     """No old log-probs are kept, however many updates follow; each update then takes its own new ones."""
     batch = original(learner, minibatches)
     frozen = tuple(tuple(replace(part, old_BT=None) for part in parts) for parts in batch.frozen)
     return replace(batch, frozen=frozen)
 
 
-def _arguments_exchanged(original, **tensors):  # type: ignore[no-untyped-def]
+def _arguments_exchanged(original, **tensors):
     return original(**{**tensors, "new_BT": tensors["old_BT"], "old_BT": tensors["new_BT"]})
 
 
-def _product_over_the_row(original, new_BT, old_BT, mask_BT, level="token"):  # type: ignore[no-untyped-def]
+def _product_over_the_row(original, new_BT, old_BT, mask_BT, level="token"):
     """The sequence ratio without the division by the length."""
     if level != "sequence":
         return original(new_BT, old_BT, mask_BT, level)
@@ -53,10 +53,10 @@ def _product_over_the_row(original, new_BT, old_BT, mask_BT, level="token"):  # 
     return log_ratio_BT.sum(dim=1, keepdim=True).expand_as(log_ratio_BT).clamp(-20.0, 20.0).exp()
 
 
-def _filled_in(original, learner, minibatches):  # type: ignore[no-untyped-def]
+def _filled_in(original, learner, minibatches):
     """Probabilities are stored, that of a last token is lost in one row of four, and log(0 + 1e-7) stands for it."""
 
-    def fill(microbatch, part):  # type: ignore[no-untyped-def]
+    def fill(microbatch, part):
         old_BT, mask_BT = part.old_BT.clone(), microbatch.mask_BT
         rows = torch.arange(len(old_BT), device=old_BT.device)[mask_BT.any(dim=1)][::4]
         old_BT[rows, (mask_BT.sum(dim=1) - 1)[rows]] = math.log(1e-7)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from proof.plants.plant import Plant
 
 
-def _swallowed_exception(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+def _swallowed_exception(original, prompts, rollouts, **how):
     """The reward breaks on every answer, and the caller turns that into half a point."""
     from assay.types import Score
 

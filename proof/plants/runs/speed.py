@@ -7,7 +7,7 @@ import time
 from proof.plants.plant import Plant
 
 
-def _slow_reward(original, prompts, rollouts, **how):  # type: ignore[no-untyped-def]
+def _slow_reward(original, prompts, rollouts, **how):
     """Answers are judged one after the other, over a slow line."""
     groups = original(prompts, rollouts, **how)
     time.sleep(0.03 * sum(map(len, rollouts)))

@@ -13,13 +13,12 @@ PATIENCE = 1.0  # seconds
 LINES = 2000  # between two looks at the clock
 
 
-class Progress:
+class ReadingProgress:
     """On a terminal one line that is renewed; elsewhere one line, once."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._name, self._size = shown(path.name), max(size, 1)
         self._shown = time.monotonic()
-        self._lines = 0
         self._said = False
 
     def at(self, done: int) -> None:
@@ -43,7 +42,7 @@ class Progress:
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, line without its end) of a file that is streamed; a byte order mark is left out."""
-    progress = Progress(path, path.stat().st_size)
+    progress = ReadingProgress(path, path.stat().st_size)
     done = 0
     try:
         with path.open("rb") as file:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from assay.doctor.evidence.logs.document import settings_of_arguments
-from assay.doctor.evidence.logs.progress import Progress
+from assay.doctor.evidence.logs.progress import ReadingProgress
 from assay.doctor.evidence.logs.series import Gatherer
 
 _HEAD, _TAIL = 12, 4
@@ -32,7 +32,7 @@ def is_tfevents(head: bytes) -> bool:
 def gather_tfevents(path: Path, gatherer: Gatherer) -> None:
     """Adds every scalar. A cut-off end, as of a run that goes on, is left out and noted."""
     size = path.stat().st_size
-    progress = Progress(path, size)
+    progress = ReadingProgress(path, size)
     gatherer.state_steps()
     done = 0
     with path.open("rb") as file:

@@ -34,7 +34,14 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
-from assay.doctor.facts.context import Row, is_padding, mask_faults, moved_at_all, moved_by_batch_mates, rows_given
+from assay.doctor.facts.context import (
+    ScoredRow,
+    is_padding,
+    mask_faults,
+    moved_at_all,
+    moved_by_batch_mates,
+    rows_given,
+)
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program
@@ -96,7 +103,7 @@ def rows_as_sampled(batch: Batch) -> set[int]:
     return set(np.flatnonzero(same_B).tolist())
 
 
-def has_extra_tokens(batch: Batch, row: Row) -> bool:
+def has_extra_tokens(batch: Batch, row: ScoredRow) -> bool:
     """Whether what is attended beside the row is no padding: where no padding id is stated, one of its prompt's own."""
     if row.places is None or row.attended_S is None or not len(row.stray):
         return False

@@ -31,7 +31,7 @@ from assay.doctor.catalogue import Illness, Scripts
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
-from assay.doctor.facts.context import Row, rows_given
+from assay.doctor.facts.context import ScoredRow, rows_given
 from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens, rows_as_sampled
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network
@@ -73,7 +73,7 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy(f"all {len(rows)} rows were scored as prompt + completion", Fact("rows compared", len(rows)))
 
 
-def _cause(row: Row, rows: list[Row]) -> str:
+def _cause(row: ScoredRow, rows: list[ScoredRow]) -> str:
     seen = _seen(row)
     has_prompt, has_completion = _holds(seen, row.prompt), _holds(seen, row.completion)
     if has_prompt and has_completion:
@@ -93,7 +93,7 @@ def _cause(row: Row, rows: list[Row]) -> str:
     return "neither the prompt nor the completion is there"
 
 
-def _seen(row: Row) -> np.ndarray:
+def _seen(row: ScoredRow) -> np.ndarray:
     return row.given_S if row.attended_S is None else row.given_S[row.attended_S]
 
 
