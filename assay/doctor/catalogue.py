@@ -116,5 +116,9 @@ def illnesses_looking_at(*kinds: str) -> tuple[Illness, ...]:
 
 def by_code(code: str) -> Illness | None:
     """An illness by its code or its name, whatever the case: RAT01, rat01, ratio_not_one, ratio-not-one."""
-    wanted = code.strip().lower().replace("-", "_")
+    wanted = as_name(code)
     return next((illness for illness in catalogue() if wanted in (illness.code.lower(), illness.name)), None)
+
+
+def as_name(text: str) -> str:
+    return text.strip().lower().replace("-", "_")

@@ -21,8 +21,8 @@ from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import size_of_model
-from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
-from assay.doctor.rounding import SAME_PASS
+from assay.doctor.facts.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
+from assay.doctor.facts.rounding import SAME_PASS
 from assay.machine.terminal import escape
 from assay.record import (
     RunDirectory,

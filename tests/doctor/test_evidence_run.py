@@ -48,7 +48,7 @@ def test_a_whole_run_has_curves_settings_and_batches(tmp_path):
     assert evidence.curves.steps.tolist() == [1, 2, 3]
     assert evidence.curves.need("loss")[0].tolist() == [0.5, 0.5, 0.5]
     assert evidence.curves.need_timings("seconds")[0].tolist() == [2.0, 2.0, 2.0]
-    assert evidence.curves.need_evaluations("pass_at_1")[0].tolist() == [0.25]
+    assert [row["pass_at_1"] for row in evidence.curves.evaluations] == [0.25]
     assert [row["kind"] for row in evidence.curves.events] == ["finished"]
     assert evidence.curves.setting("objective") == "dapo"
     assert [batch.step for batch in evidence.batches] == [1, 1, 2, 3]

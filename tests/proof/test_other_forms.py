@@ -13,7 +13,7 @@ from assay.doctor.recompute.consistent import consistent
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.verdict import Confidence, State
 from proof.plants.plant import Plant
-from proof.trial import diagnosed, run_trial
+from proof.trial import diagnose_trial, run_trial
 
 GENERATE = "assay.engine.shared_weights.SharedWeightsEngine.generate"
 LOSS = "assay.train.step.learner.policy_loss"
@@ -161,7 +161,7 @@ FORMS = {
 def test_a_fault_in_another_form_is_named_first(form, run_path):
     code, plant = FORMS[form]
     run_trial(plant, seed=1, directory=run_path)
-    found = diagnosed(run_path, plant).findings
+    found = diagnose_trial(run_path, plant).findings
     assert found, "nothing was found"
     assert found[0].code == code, [(word.code, word.verdict.message) for word in found]
     illness = by_code(code)

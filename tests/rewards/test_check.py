@@ -9,7 +9,7 @@ from assay.doctor.catalogue import Illness, by_code, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Evidence, RewardTrial
 from assay.doctor.evidence.reward import Probe, ProbeScore, Role
-from assay.doctor.reward_scores import best_form, lead
+from assay.doctor.facts.rewards import best_form, lead
 from assay.reward_check.command import CheckResult, fails, write_json, write_text
 from assay.reward_check.probes import FORMS, HOSTILE, as_rollout, decode, is_ordinary, probes_of
 from assay.types import Problem

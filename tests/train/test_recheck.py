@@ -21,7 +21,7 @@ from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
 from assay.train.run import checkpoint, run
 from assay.verdict import Confidence, State
 from proof.plants.runs import plants
-from proof.trial import planted
+from proof.trial import apply_plant
 
 SMALL = {
     "run.steps": 4,
@@ -113,21 +113,15 @@ def test_the_model_says_what_is_recorded_by_every_way(kept):
 def test_the_rows_are_scored_as_usual_twice_backwards_alone_and_beside_a_longer_one(kept):
     rest, confirmed = [], []
 
-    def seen(original):
-        def logprobs_by_row(policy, batch):
-            rest.append((batch.rows, batch.inputs.targets_BT.shape[1]))
-            return original(policy, batch)
+    def seen(original, policy, batch):
+        rest.append((batch.rows, batch.inputs.targets_BT.shape[1]))
+        return original(policy, batch)
 
-        return logprobs_by_row
+    def confirming(original, policy, inputs, **how):
+        confirmed.append(not rest and len(inputs.lengths) == 2)
+        return original(policy, inputs, **how)
 
-    def confirming(original):
-        def logprobs(policy, inputs, **how):
-            confirmed.append(not rest and len(inputs.lengths) == 2)
-            return original(policy, inputs, **how)
-
-        return logprobs
-
-    with planted(
+    with apply_plant(
         {"assay.train.recheck.logprobs_by_row": seen, "assay.policy.causal.CausalPolicy.logprobs": confirming}
     ):
         _, now = asked(kept, "update-00000006")[0]
@@ -177,10 +171,10 @@ def test_what_a_record_only_suggests_the_model_proves(tmp_path, code, alone, sam
     """What the passes were given is not in the record; it shows where the code that scored is still the one at hand."""
     plant = plants()[code]
     settings = {name.replace(".", "__"): value for name, _, value in (one.partition("=") for one in plant.settings)}
-    with planted(plant.replaces):
+    with apply_plant(plant.replaces):
         path = trained(tmp_path / "run", **settings)
     record = read_run(path)
-    with planted(plant.replaces if same_code else {}):
+    with apply_plant(plant.replaces if same_code else {}):
         batches, _ = asked(path)
     before, after = (
         {word.code: str(word.confidence) for word in diagnose(evidence, [by_code(code)]).findings}
@@ -210,7 +204,7 @@ def test_weights_of_another_version_than_the_one_that_sampled_are_refused(copy):
 
 def test_rollouts_of_a_sampler_that_lags_are_not_used(tmp_path):
     plant = plants()["SYNC01"]
-    with planted(plant.replaces):
+    with apply_plant(plant.replaces):
         path = trained(tmp_path / "run")
     with pytest.raises(RunError, match="update-00000006 has policy version 6, which sampled no recorded rollout"):
         asked(path)

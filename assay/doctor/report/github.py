@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import NO_TRAINING, Report, escape, file_and_cell
-from assay.doctor.report.summary import Summary
+from assay.doctor.report.summary import sum_up
 from assay.verdict import State
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -35,7 +35,7 @@ def write(reports: Sequence[Report]) -> str:
             title = "could not be read" if report.unread else "could not be analysed"
             lines.append(command("error", {"title": title, "file": report.path}, escape(report.failure)))
     whole = f"{escape(reports[0].path)}: {reports[0].counts}"
-    return "\n".join([*lines, str(Summary.of(reports)) if len(reports) > 1 or reports[0].failure else whole])
+    return "\n".join([*lines, sum_up(reports) if len(reports) > 1 or reports[0].failure else whole])
 
 
 def _where(report: Report, word: Word) -> dict[str, str]:

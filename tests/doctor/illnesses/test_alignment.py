@@ -6,10 +6,10 @@ Shape legend: B completions, T completion tokens, P prompt tokens, S tokens give
 import numpy as np
 import pytest
 
-from assay.doctor.context import last_place
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import B, T, edited, healthy_batch
+from assay.doctor.facts.context import last_place
 from assay.doctor.illnesses.alignment import attention_mask, position_ids, retokenise, shift, wrong_context
 from assay.verdict import Confidence, Missing, State
 

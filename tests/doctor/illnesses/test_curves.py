@@ -8,6 +8,7 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_curves
+from assay.doctor.facts.trend import is_solved, quarter_medians, reward_range
 from assay.doctor.illnesses.loss import zero_loss
 from assay.doctor.illnesses.metrics import (
     entropy_collapse,
@@ -20,7 +21,6 @@ from assay.doctor.illnesses.metrics import (
 )
 from assay.doctor.illnesses.optimizer import hyperparameter, no_update
 from assay.doctor.illnesses.speed import slow_step
-from assay.doctor.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Confidence, Missing, Severity, State
 
 ALL = (

@@ -7,6 +7,7 @@ import pytest
 
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import EOS, PAD, edited, healthy_batch, healthy_curves
+from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.illnesses.alignment import prompt_truncated, row_provenance, sampled_token_logp
 from assay.doctor.illnesses.loss import split_dependence
 from assay.doctor.illnesses.masks import (
@@ -19,7 +20,6 @@ from assay.doctor.illnesses.masks import (
     stat_without_mask,
     tool_tokens,
 )
-from assay.doctor.rounding import gradients_off, loss_limit
 from assay.verdict import Confidence, Missing, Severity, State
 
 MINE = [

@@ -11,6 +11,7 @@ import pytest
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, B, T, chosen_rows, edited, healthy_batch, healthy_curves
+from assay.doctor.facts.repeats import log_chances
 from assay.doctor.illnesses.sampling import (
     engine_mismatch,
     fixed_seed,
@@ -18,7 +19,6 @@ from assay.doctor.illnesses.sampling import (
     temperature_mismatch,
     truncated_sampling,
 )
-from assay.doctor.repeats import log_chances
 from assay.verdict import Confidence, Missing, State
 
 MINE = [one.ILLNESS for one in (temperature_mismatch, truncated_sampling, no_diversity, fixed_seed, engine_mismatch)]

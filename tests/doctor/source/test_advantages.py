@@ -6,7 +6,7 @@ from read_script import codes_in
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.example_script import GRPO
+from assay.doctor.examples.scripts import GRPO
 from assay.doctor.illnesses.advantages.returns_from_whitened import SICK as WHITENED_RETURNS
 from assay.doctor.illnesses.advantages.returns_from_whitened import WELL as CRITIC
 from assay.programs.read.script import read_program

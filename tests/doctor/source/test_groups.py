@@ -3,7 +3,7 @@
 import pytest
 from read_script import codes_in
 
-from assay.doctor.example_script import GRPO
+from assay.doctor.examples.scripts import GRPO
 
 SHAPED = "rewards = rewards_of(ids[:, start:]).view(-1, 8)"
 CENTRED = "advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + 1e-4)"

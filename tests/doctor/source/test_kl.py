@@ -3,7 +3,7 @@
 import pytest
 from read_script import codes_in
 
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 
 CODES = "KL01 KL02 KL03 KL04 KL05".split()
 KL = "kl = torch.exp(ref - new) - (ref - new) - 1"

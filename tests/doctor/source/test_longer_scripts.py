@@ -4,7 +4,7 @@ import pytest
 from read_script import edited, likely_codes_in
 
 from assay.doctor.catalogue import by_code
-from assay.doctor.example_script import GRPO
+from assay.doctor.examples.scripts import GRPO
 
 CODES = (
     "SAMP02 SAMP04 RAT02 RAT04 RAT08 CLIP01 KL01 KL05 LOSS01 LOSS02 LOSS03 OPT02 OPT03 SYNC01 NUM01 MODE01 PERF02 "

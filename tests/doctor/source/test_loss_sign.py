@@ -3,7 +3,7 @@
 import pytest
 from read_script import codes_in
 
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 
 LOSS = "(-gain + 0.04 * kl)"
 GAIN = "gain = torch.min(ratio * advantages, clipped * advantages)"

@@ -6,8 +6,7 @@ from read_script import codes_in
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.example_script import GRPO, WHOLE
-from assay.doctor.example_trainers import LOOP
+from assay.doctor.examples.scripts import GRPO, LOOP, WHOLE
 from assay.programs.read.script import read_program
 
 CODES = ("MASK01", "MASK02", "MASK03", "MASK04", "MASK06", "MASK07", "MASK08")

@@ -4,7 +4,7 @@ import pytest
 from read_script import codes_in, edited
 
 from assay.doctor.catalogue import by_code
-from assay.doctor.example_script import GRPO
+from assay.doctor.examples.scripts import GRPO
 
 CODES = "OPT01 OPT02 OPT03 OPT04 SYNC01 NUM01 NUM02 MODE01 PERF01 PERF02".split()
 LOADED = 'policy = AutoModelForCausalLM.from_pretrained("tiny")'

@@ -4,7 +4,7 @@ import pytest
 from read_script import codes_in
 
 from assay.doctor.catalogue import by_code
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 
 CODES = "RAT01 RAT02 RAT03 RAT04 RAT05 RAT06 RAT07 RAT08 CLIP01 CLIP02 LOSS01".split()
 RATIO = "ratio = torch.exp(new - old)"

@@ -3,7 +3,7 @@
 import pytest
 from read_script import codes_in
 
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.examples.scripts import GENERATE
 
 REWARDS = (
     "rewards = torch.tensor([reward(text, answers) for text in tokenizer.batch_decode(completions)]).view(-1, GROUP)"

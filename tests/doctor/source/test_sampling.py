@@ -3,7 +3,7 @@
 import pytest
 from read_script import edited, findings_in
 
-from assay.doctor.example_trainers import GENERATE, LOOP
+from assay.doctor.examples.scripts import GENERATE, LOOP
 
 HEAD = """
 import copy, random

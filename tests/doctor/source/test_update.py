@@ -3,7 +3,7 @@
 import pytest
 from read_script import codes_in
 
-from assay.doctor.example_script import GRPO
+from assay.doctor.examples.scripts import GRPO
 
 CODES = ("LOSS02", "LOSS03", "LOSS04")
 UPDATE = GRPO[GRPO.index("    for epoch in range(2):") :]

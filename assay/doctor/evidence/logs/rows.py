@@ -15,7 +15,7 @@ from assay.doctor.evidence.logs.progress import lines_of
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number
 from assay.machine.terminal import quote
 
-_LONG = ({"name", "tag", "metric", "key"}, "value")  # one number per line, under its name
+_NAMES = ("key", "metric", "name", "tag")  # of a log with one number per line, its "value"
 _NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf|NaN|Infinity)"
 _PRINTED = re.compile(rf"'([^'\n]{{1,200}})': '?({_NUMBER})'?(?=[,}}])")  # {'loss': 0.5, 'reward': '0.25'}
 _VERL_LINE = re.compile(r"\bstep:(\d+) - ")
@@ -53,17 +53,13 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 
 
 def gather_json_lines(path: Path, gatherer: Gatherer) -> None:
+    row: Mapping[str, Any]
     for _, row in json_rows(path, gatherer.notes):
-        add_json_row(row, gatherer)
-
-
-def add_json_row(row: Mapping[str, Any], gatherer: Gatherer) -> None:
-    names, value = _LONG
-    name = next((row[key] for key in sorted(names) if isinstance(row.get(key), str)), None)
-    if name is not None and value in row:
-        steps = {key: row[key] for key in row if key in ("step", "global_step", "_step")}
-        row = {**steps, name: row[value]}
-    gatherer.add_row(row)
+        name = next((row[key] for key in _NAMES if isinstance(row.get(key), str)), None)
+        if name is not None and "value" in row:
+            steps = {key: row[key] for key in row if key in ("step", "global_step", "_step")}
+            row = {**steps, name: row["value"]}
+        gatherer.add_row(row)
 
 
 def gather_csv(path: Path, gatherer: Gatherer) -> None:

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.example_script import changed
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.graph import Value
 from assay.programs.program import Program

@@ -37,9 +37,10 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.rewards import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.doctor.recompute.advantages import (
     centring,
     groups_of,
@@ -49,7 +50,6 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.reward_scores import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
 from assay.programs.graph import Value
 from assay.programs.program import Program

@@ -32,9 +32,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch, scored_behind
-from assay.doctor.repeats import values_by_key
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.repeats import values_by_key
 from assay.programs.facts.advantages.advantages import weighs_policy
 from assay.programs.facts.advantages.groups import (
     Expansion,

@@ -32,10 +32,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.advantages import (
-    Centring,
+    GroupMeans,
     centring,
     has_whole_groups,
     nearest_advantages,
@@ -112,7 +112,7 @@ def _is_raw(batch: Batch) -> bool:
     return match.fits and "not centred" in match.variant.name
 
 
-def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool:
+def _is_multiple(advantages_B: Array, rewards_B: Array, found: GroupMeans) -> bool:
     """A = c r with one c > 0 for each group."""
     for rows in found.rows_P:
         rewards, advantages = rewards_B[rows], advantages_B[rows]

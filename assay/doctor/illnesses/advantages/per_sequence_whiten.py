@@ -31,8 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import changed
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import changed
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import token_scalings

@@ -33,8 +33,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
+from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.advantages.advantages import plain, scalings
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value

@@ -34,10 +34,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch
-from assay.doctor.logprobs import row_spans
-from assay.doctor.repeats import values_by_key
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.logprobs import row_spans
+from assay.doctor.facts.repeats import values_by_key
 from assay.programs.facts.rewards.pairing import mispairings, zips
 from assay.programs.program import Program
 from assay.record.batch import Array

@@ -34,10 +34,10 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
-from assay.doctor.example_reward import reward_evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.repeats import values_by_key
-from assay.doctor.reward_scores import MOST, TOLERANCE, reward_groups
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.repeats import values_by_key
+from assay.doctor.facts.rewards import MOST, TOLERANCE, reward_groups
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 

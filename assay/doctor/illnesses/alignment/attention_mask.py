@@ -31,10 +31,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_batch_mates, rows_as_sampled
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, noisy, of_batch, positions_of
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.context import (
+    ScoredRow,
+    is_padding,
+    mask_faults,
+    moved_at_all,
+    moved_by_batch_mates,
+    rows_as_sampled,
+)
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program
@@ -79,7 +86,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         )
 
 
-def has_extra_tokens(batch: Batch, row: Row) -> bool:
+def has_extra_tokens(batch: Batch, row: ScoredRow) -> bool:
     """Whether what is attended beside the row is not padding; where no padding id is stated: one of its prompt's."""
     if row.places is None or row.attended_S is None or not len(row.stray):
         return False

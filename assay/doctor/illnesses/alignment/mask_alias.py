@@ -29,7 +29,7 @@ from itertools import islice
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
 from assay.programs.graph import UNKNOWN, Value

@@ -31,9 +31,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import illness
-from assay.doctor.context import mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import SIZE, P, edited, healthy_batch, noisy, of_batch
+from assay.doctor.facts.context import mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.programs.run.rows import position_shifts
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array

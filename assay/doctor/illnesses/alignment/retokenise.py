@@ -31,9 +31,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import row_lengths
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.logprobs import row_lengths
 from assay.programs.facts.sampling.draws import draws
 from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.facts.sampling.tokens import is_text

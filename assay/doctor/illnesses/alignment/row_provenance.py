@@ -32,9 +32,9 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.rounding import dtype_of
 from assay.programs.run.roles import MOST, Piece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun

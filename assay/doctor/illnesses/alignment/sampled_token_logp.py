@@ -30,8 +30,8 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import both_finite
-from assay.doctor.rounding import dtype_of
+from assay.doctor.facts.logprobs import both_finite
+from assay.doctor.facts.rounding import dtype_of
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy
 from assay.programs.graph import Value

@@ -33,10 +33,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
-from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.programs.facts.positions import BUILT, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value

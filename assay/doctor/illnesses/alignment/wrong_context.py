@@ -28,10 +28,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.context import Row, last_place, rows_as_sampled
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch, scored_behind
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.context import ScoredRow, last_place, rows_as_sampled
 from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network
@@ -102,7 +102,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
-def _cause(row: Row, rows: list[Row]) -> str:
+def _cause(row: ScoredRow, rows: list[ScoredRow]) -> str:
     seen = _seen(row)
     has_prompt, has_completion = _holds(seen, row.prompt), _holds(seen, row.completion)
     if has_prompt and has_completion:
@@ -122,7 +122,7 @@ def _cause(row: Row, rows: list[Row]) -> str:
     return "neither the prompt nor the completion is there"
 
 
-def _seen(row: Row) -> Array:
+def _seen(row: ScoredRow) -> Array:
     return row.given_S if row.attended_S is None else row.given_S[row.attended_S]
 
 

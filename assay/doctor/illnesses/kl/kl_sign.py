@@ -32,8 +32,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.loss import kl_is_placed
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign

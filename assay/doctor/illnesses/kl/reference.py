@@ -33,10 +33,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, healthy_curves
-from assay.doctor.logprobs import mean_distance
-from assay.doctor.rounding import limit_between_passes
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.logprobs import mean_distance
+from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
 from assay.programs.run.origins import above, chosen_ids, differences_in

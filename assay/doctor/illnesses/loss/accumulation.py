@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.example_script import IN_PARTS
+from assay.doctor.examples.scripts import IN_PARTS
 from assay.programs.facts.loss.accumulation import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, shares
 from assay.programs.graph import UNKNOWN
 from assay.programs.program import Program

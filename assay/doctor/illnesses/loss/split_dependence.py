@@ -35,11 +35,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import IN_PARTS
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import IN_PARTS
+from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.illnesses.loss.accumulation import judge_splits
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
-from assay.doctor.rounding import gradients_off, loss_limit
 from assay.programs.facts.loss.accumulation import is_of_whole, shares, token_mean
 from assay.programs.program import Program
 from assay.programs.run.token_weights import Split, TokenWeights

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
     clears_of_unknown,

@@ -30,11 +30,11 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.facts.trend import STEPS, is_solved, reward_range
 from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_beyond_luck
 from assay.doctor.illnesses.masks.empty_mask import cannot_be_meant
 from assay.doctor.illnesses.metrics.signal_lost import weights_of
 from assay.doctor.recompute.advantages import has_whole_groups, other_kind
-from assay.doctor.trend import STEPS, is_solved, reward_range
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEAR = 1e-3  # of the mean |advantage|

@@ -29,8 +29,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import B, edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.masks.counts import count_of, is_guarded
 from assay.programs.facts.masks.masks import Applied, fillings
 from assay.programs.program import Program

@@ -34,11 +34,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import EOS, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.trend import quarter_medians
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.trend import quarter_medians
 from assay.programs.facts.masks.lost_ends import cut_before_end, masks_without_ends
 from assay.programs.facts.masks.masks import Filled, definition, fillings
 from assay.programs.graph import Value

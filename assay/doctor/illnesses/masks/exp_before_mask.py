@@ -32,8 +32,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.example_script import changed
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program

@@ -28,10 +28,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.rounding import loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
-from assay.doctor.rounding import loss_limit
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
 from assay.programs.graph import Value

@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import WHOLE
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import WHOLE
 from assay.programs.facts.masks.masks import definition, fillings
 from assay.programs.program import Program
 from assay.record.batch import Array

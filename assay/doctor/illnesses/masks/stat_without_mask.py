@@ -30,10 +30,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
-from assay.doctor.rounding import gradients_off, loss_limit
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, token_scalings
 from assay.programs.graph import Value

@@ -29,7 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import is_solved, quarter_medians, reward_range
+from assay.doctor.facts.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
 LOW = 0.1  # nats per token: one likely token of 98 % nearly everywhere

@@ -31,7 +31,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import is_solved, known_steps
+from assay.doctor.facts.trend import is_solved, known_steps
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 REFUSED = 2  # updates: one may be an accident

@@ -29,7 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import STEPS, is_solved, quarter_medians
+from assay.doctor.facts.trend import STEPS, is_solved, quarter_medians
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 FAR = 1.0  # nats per token from the reference; trained models of the field stay below 0.3

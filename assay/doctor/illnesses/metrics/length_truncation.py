@@ -29,7 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import is_solved, quarter_medians
+from assay.doctor.facts.trend import is_solved, quarter_medians
 from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
 MANY = 0.5  # of the answers cut off

@@ -32,8 +32,8 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import changed
 from assay.doctor.recompute.terms import kl_estimates
 from assay.programs.facts.metrics import check_labels
 from assay.programs.program import Program

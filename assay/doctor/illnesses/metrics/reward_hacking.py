@@ -34,7 +34,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import quarter_medians, reward_range
+from assay.doctor.facts.trend import quarter_medians, reward_range
 from assay.machine.terminal import quote
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 

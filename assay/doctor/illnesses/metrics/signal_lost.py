@@ -29,10 +29,10 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.logprobs import completion_places
+from assay.doctor.facts.logprobs import completion_places
+from assay.doctor.facts.trend import SOLVED, STEPS, is_solved
 from assay.doctor.recompute.loss import is_part
 from assay.doctor.recompute.terms import correction, loss_settings
-from assay.doctor.trend import SOLVED, STEPS, is_solved
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 

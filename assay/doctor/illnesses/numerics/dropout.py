@@ -33,9 +33,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.rounding import SAME_PASS, dtype_of
+from assay.doctor.examples.scripts import changed
+from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.modes import dropout_of, mode_at
 from assay.programs.facts.sampling.samplers import is_trained

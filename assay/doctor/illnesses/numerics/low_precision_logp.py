@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network

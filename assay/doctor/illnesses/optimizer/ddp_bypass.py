@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.example_script import changed
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
 from assay.programs.facts.optimizer.ownership import is_network, trained_networks
 from assay.programs.facts.origin import network, same_network

@@ -41,10 +41,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Curves
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.trend import is_solved, quarter_medians
 from assay.doctor.recompute.terms import stated_objective
-from assay.doctor.trend import is_solved, quarter_medians
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
 from assay.programs.program import Program
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data

@@ -34,10 +34,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.trend import known_steps
 from assay.doctor.recompute.terms import stated_objective
-from assay.doctor.trend import known_steps
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun

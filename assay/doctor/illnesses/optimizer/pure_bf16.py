@@ -32,8 +32,8 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network

@@ -31,8 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import SCORED, edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.loss import expected_gradients, without_clip
 from assay.doctor.recompute.match import fit_scale
 from assay.doctor.recompute.terms import loss_settings, terms

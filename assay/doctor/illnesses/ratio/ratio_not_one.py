@@ -35,10 +35,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.logprobs import MEAN_LOW_PRECISION, versions_behind
-from assay.doctor.rounding import SAME_PASS, dtype_of
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, versions_behind
+from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array

@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import Objective
 from assay.programs.facts.ratio import differences, uses

@@ -32,11 +32,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.config.sections import LossConfig
-from assay.doctor.arrays import plain, tensor
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import changed
 from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.scripts import changed
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
 from assay.programs.facts.kinds import Kind

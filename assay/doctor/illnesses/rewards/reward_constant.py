@@ -36,10 +36,10 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import B, edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.reward_scores import TOLERANCE, completion_rewards, reads_no_answer
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
 from assay.programs.program import Program

@@ -29,8 +29,8 @@ from collections import Counter
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role, is_timeout
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import EXAMPLES
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import EXAMPLES
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 FATAL_SHARE = 0.25  # of right and wrong answers; a run stops by itself above reward.max_failed, by default this

@@ -19,8 +19,8 @@ A judge that samples is reported too, as it should be: ask it at temperature 0, 
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import one_change, reward_evidence
-from assay.doctor.reward_scores import judge_repeats
+from assay.doctor.examples.reward import one_change, reward_evidence
+from assay.doctor.facts.rewards import judge_repeats
 from assay.verdict import Severity, Verdict
 
 

@@ -19,8 +19,8 @@ A model that has solved its task gets the highest reward by right; then only har
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import TOLERANCE, completion_rewards
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import TOLERANCE, completion_rewards
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_enough_data
 
 SATURATED = 0.95  # share of completions with the highest reward

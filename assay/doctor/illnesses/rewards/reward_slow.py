@@ -23,7 +23,7 @@ import statistics
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import reward_evidence
+from assay.doctor.examples.reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 LONGEST_STEP = 30.0  # seconds of scoring

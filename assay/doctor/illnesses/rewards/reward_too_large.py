@@ -19,7 +19,7 @@ Where advantages are divided by the std of the group and all rewards of a group 
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
+from assay.doctor.examples.reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 LARGEST = 1e4  # beyond it float32 loses the differences that advantages are made of

@@ -20,8 +20,8 @@ A reward that is random or remembers earlier calls gives other numbers here too;
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import one_change, reward_evidence
-from assay.doctor.reward_scores import judge_repeats
+from assay.doctor.examples.reward import one_change, reward_evidence
+from assay.doctor.facts.rewards import judge_repeats
 from assay.verdict import Severity, Verdict
 
 

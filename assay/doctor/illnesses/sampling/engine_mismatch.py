@@ -37,7 +37,14 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
-from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, Gap, both_finite, gap_between, versions_behind
+from assay.doctor.facts.logprobs import (
+    LARGEST_FLOAT32,
+    MEAN_LOW_PRECISION,
+    Gap,
+    both_finite,
+    gap_between,
+    versions_behind,
+)
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 

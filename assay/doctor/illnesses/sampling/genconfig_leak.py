@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.origin import network
 from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
 from assay.programs.graph import Value

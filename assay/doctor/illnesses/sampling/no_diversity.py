@@ -35,9 +35,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
-from assay.doctor.repeats import Completion, certainty, completions, groups_of, log_chances
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.repeats import Completion, certainty, completions, groups_of, log_chances
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
 from assay.programs.facts.sampling.scoring import made_of

@@ -39,10 +39,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.logprobs import mean_distance, versions_behind
-from assay.doctor.rounding import limit_between_passes
+from assay.doctor.examples.scripts import changed
+from assay.doctor.facts.logprobs import mean_distance, versions_behind
+from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.sampling.stale_copies import samplers
 from assay.programs.program import Program
 from assay.programs.run.draws import behaviour

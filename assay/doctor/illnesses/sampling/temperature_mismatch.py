@@ -36,9 +36,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between, versions_behind
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between, versions_behind
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import Scale, scale_of
 from assay.programs.graph import Value

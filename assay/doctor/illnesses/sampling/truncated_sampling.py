@@ -35,9 +35,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import both_finite
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.logprobs import both_finite
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of

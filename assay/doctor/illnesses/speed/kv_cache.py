@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.modes import mode_at
 from assay.programs.facts.origin import network, same_network

@@ -21,8 +21,8 @@ A reward of form alone is meant so if it stands beside one that reads the answer
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import MOST, judge_order, lead, rivals
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import MOST, judge_order, lead, rivals
 from assay.verdict import Confidence, Severity, Verdict
 
 

@@ -19,8 +19,8 @@ A reward that is not about answers, such as one of politeness or length, may pay
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import pays_as_much
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import pays_as_much
 from assay.verdict import Severity, Verdict
 
 

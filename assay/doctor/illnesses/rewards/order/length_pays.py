@@ -24,8 +24,8 @@ import statistics
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import ProbeScore, RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import LENGTH_SHARE, by_problem, judge_order, lead, rivals
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import LENGTH_SHARE, by_problem, judge_order, lead, rivals
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_enough_data
 
 CORRELATION = 0.8  # of reward and log length, over wrong answers that differ in length alone

@@ -24,8 +24,8 @@ from dataclasses import replace
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import BASIC, TOLERANCE, reads_no_answer
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import BASIC, TOLERANCE, reads_no_answer
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 

@@ -21,8 +21,8 @@ Where the prompt asks for a form of answer that is not among those tried.
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import TOLERANCE, judge_order, lead, rivals
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import TOLERANCE, judge_order, lead, rivals
 from assay.verdict import Severity, Verdict
 
 

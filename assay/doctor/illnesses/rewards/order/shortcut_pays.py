@@ -21,8 +21,8 @@ Where several texts are right: a problem whose answer is also a usual guess, or 
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import Pair, best_form, judge_order, lead, rivals
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import Pair, best_form, judge_order, lead, rivals
 from assay.verdict import Severity, Verdict
 
 

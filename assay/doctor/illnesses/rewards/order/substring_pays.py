@@ -22,8 +22,8 @@ import statistics
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import LENGTH_SHARE, judge_order, lead, reason_not_to_compare, rivals
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import LENGTH_SHARE, judge_order, lead, reason_not_to_compare, rivals
 from assay.verdict import Severity, Verdict, not_applicable
 
 

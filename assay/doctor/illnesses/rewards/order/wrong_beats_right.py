@@ -22,8 +22,8 @@ from dataclasses import replace
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import best_form, judge_order, lead, means_by_form, rivals
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import best_form, judge_order, lead, means_by_form, rivals
 from assay.verdict import Severity, State, Verdict
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.recompute.advantages import advantages
+from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 
 GROUPS, SIZE, P, T = 4, 4, 6, 12
@@ -31,17 +33,16 @@ def healthy_batch(*, update: int = 0, seed: int = 0, **changes: Any) -> Batch:
     random = np.random.default_rng(seed)
     values = {**_settings(), **_sampled_fields(random)}
     values |= _logprobs(values, random, update)
-    values |= _advantages(values["rewards"])
-    values |= _loss(values)
     values |= {"step": 5, "update": update, "policy_version": 7 + update, **_MEASURED}
-    values |= {name: value for name, value in changes.items() if name != "texts"}
+    values |= {"advantages": advantages(Batch.of(values)), "reward_mean": float(values["rewards"].mean())}
     rows = range(B)
     texts = {
         "prompt": [f"question {row // SIZE}" for row in rows],
         "completion": [f"answer {row}" for row in rows],
         "prompt_id": [f"q{row // SIZE}" for row in rows],
     }
-    return Batch.of(values, texts=changes.get("texts", texts), source="example")
+    whole = consistent(Batch.of(values, texts=changes.pop("texts", texts), source="example"))
+    return edited(whole, **changes) if changes else whole
 
 
 def edited(batch: Batch, **changes: Any) -> Batch:
@@ -86,8 +87,8 @@ def scored_behind(batch: Batch, prompts_BP: Array, prompt_mask_BP: Array) -> dic
 def chosen_rows(batch: Batch, rows: list[int]) -> Batch:
     """A batch of these rows in this order, its advantages computed again; what the loss made of them is left out."""
     arrays = {name: array[rows] for name, array in batch.arrays.items()}
-    follows = {**of_the_loss(batch), **_advantages(arrays["rewards"]), "group_ids": batch.arrays["group_ids"]}
-    return edited(batch, **{**arrays, **follows})
+    chosen = edited(batch, **{**arrays, **of_the_loss(batch), "group_ids": batch.arrays["group_ids"]})
+    return edited(chosen, advantages=advantages(chosen), reward_mean=float(arrays["rewards"].mean()))
 
 
 def surer(batch: Batch, share: float) -> Batch:
@@ -297,43 +298,4 @@ def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: in
         "entropy": np.where(mask_BT, random.uniform(0.3, 1.5, size=(B, T)), 0.0),
         **again,
         **scored,
-    }
-
-
-def _advantages(rewards_B: Array) -> dict[str, Any]:
-    rewards_GS = rewards_B.reshape(GROUPS, SIZE)
-    centred_GS = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
-    advantages_GS = centred_GS / (rewards_GS.std(axis=1, ddof=1, keepdims=True) + EPSILON)
-    return {"advantages": advantages_GS.reshape(B), "reward_mean": float(rewards_B.mean())}
-
-
-def _loss(values: Mapping[str, Any]) -> dict[str, Any]:
-    """dapo: -min(r A, clip(r) A) and k3, as means over all loss tokens."""
-    mask_BT, new_BT, old_BT, ref_BT = (
-        values[name] for name in ("mask", "new_logprobs", "old_logprobs", "ref_logprobs")
-    )
-    advantages_BT = np.broadcast_to(values["advantages"][:, None], mask_BT.shape)
-    tokens = mask_BT.sum()
-    ratio_BT = np.where(mask_BT, np.exp(new_BT - old_BT), 1.0)
-    surrogate_BT = np.minimum(ratio_BT * advantages_BT, ratio_BT.clip(0.8, 1.2) * advantages_BT)
-    clipped_BT = mask_BT & (((ratio_BT < 0.8) & (advantages_BT < 0)) | ((ratio_BT > 1.2) & (advantages_BT > 0)))
-    difference_BT = new_BT - ref_BT
-    kl_BT = np.where(mask_BT, np.expm1(-difference_BT) + difference_BT, 0.0)
-    policy_gradients_BT = -advantages_BT * ratio_BT * ~clipped_BT
-    kl_gradients_BT = KL_COEF * (1.0 - np.exp(-difference_BT))
-    gradients_BT = np.where(mask_BT, policy_gradients_BT + kl_gradients_BT, 0.0) / tokens
-    policy_loss = float(-(surrogate_BT * mask_BT).sum() / tokens)
-    kl_loss = float(KL_COEF * kl_BT.sum() / tokens)
-    loss = policy_loss + kl_loss
-    return {
-        "ratio": ratio_BT,
-        "clipped": clipped_BT,
-        "kl": kl_BT,
-        "token_loss": np.where(mask_BT, -surrogate_BT + KL_COEF * kl_BT, 0.0),
-        **dict.fromkeys(GRADIENTS, gradients_BT),
-        "policy_loss": policy_loss,
-        "kl_loss": kl_loss,
-        "kl_mean": float(kl_BT.sum() / tokens),
-        "clipped_share": float(clipped_BT.sum() / tokens),
-        **dict.fromkeys(LOSSES, loss),
     }

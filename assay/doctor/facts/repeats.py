@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import completion_places, row_spans
+from assay.doctor.facts.logprobs import completion_places, row_spans
 from assay.record.batch import Array
 from assay.verdict import Confidence, Missing
 

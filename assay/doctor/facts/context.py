@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.logprobs import gap_between, row_spans
+from assay.doctor.facts.logprobs import gap_between, row_spans
 from assay.record.batch import Array
 from assay.verdict import Fact, Missing
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class ScoredRow:
     """One row of the scoring pass. `places` are the columns that hold its prompt and completion; None: not found."""
 
     number: int
@@ -43,7 +43,7 @@ class Row:
         return self.places[~self.attended_S[self.places]]
 
 
-def rows_given(batch: Batch) -> list[Row]:
+def rows_given(batch: Batch) -> list[ScoredRow]:
     """All rows with a completion. Raises Missing without input_ids, tokens or the prompts."""
     given_BS, tokens_BT, prompts_BP, prompt_mask_BP = batch.need("input_ids", "tokens", "prompt_tokens", "prompt_mask")
     attention_BS, mask_BT = batch.get("attention_mask"), batch.get("mask")
@@ -59,13 +59,13 @@ def rows_given(batch: Batch) -> list[Row]:
                 again = _places(given_BS[number], prompt, answer, attended_S)
                 if again is not None and (places is None or _is_attended(again, attended_S)):
                     completion, places = answer, again
-        rows.append(Row(number, prompt, completion, given_BS[number], attended_S, places))
+        rows.append(ScoredRow(number, prompt, completion, given_BS[number], attended_S, places))
     if not rows:
         raise Missing("a row with completion tokens")
     return rows
 
 
-def rows_as_sampled(batch: Batch) -> list[Row]:
+def rows_as_sampled(batch: Batch) -> list[ScoredRow]:
     """Rows trained on the ids that were sampled, and on no more: only these are as long as `lengths` says."""
     rows = rows_given(batch)
     tokens_BT, sampled_BT, lengths_B, mask_BT = (
