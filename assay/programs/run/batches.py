@@ -6,12 +6,11 @@ Shape legend: B completions, T token columns of the log-probs, S tokens given to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.examine.part import stack
-from assay.programs.run.asked import Answer
 from assay.programs.run.objective import objective_of, penalty_of
 from assay.programs.run.rewards import credit_of
 from assay.programs.run.roles import Piece, is_corrected
@@ -20,9 +19,12 @@ from assay.programs.run.sight import numbers_of
 from assay.programs.run.watched import Backward, Update, WatchedRun
 from assay.record.batch import Array, Batch, BatchError
 
+if TYPE_CHECKING:
+    from assay.policy.plain import Plain
+
 MOST_ROWS = 256
 ASKED = 3  # updates for which the model is asked again
-Ask = Callable[[int, Sequence[Sequence[int]], float], Answer | None]
+Ask = Callable[[int, Sequence[Sequence[int]], float], "list[Plain] | None"]
 _NO_PASS = frozenset(("input_ids", "attention_mask", "position_ids", "labels", "cache_position"))
 
 

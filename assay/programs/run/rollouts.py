@@ -99,13 +99,13 @@ def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
     if len(prompts_BP) != len(sequences_BL) or not np.array_equal(sequences_BL[:, :width], prompts_BP):
         return None
     config = call.config
-    eos_ids = _as_ids(config.get("eos_token_id")) or run.models[call.model].eos_ids
+    eos_ids = token_ids(config.get("eos_token_id")) or run.models[call.model].eos_ids
     sampled_BT = sequences_BL[:, width:]
     lengths_B, finished_B = _ends(sampled_BT, eos_ids)
     settings: dict[str, Any] = {"temperature": float(config.get("temperature") or 1.0)}
     if eos_ids:
         settings["eos_ids"] = list(eos_ids)
-    pad = _as_ids(config.get("pad_token_id"))
+    pad = token_ids(config.get("pad_token_id"))
     if pad:
         settings["pad_id"] = pad[0]
     if isinstance(config.get("max_new_tokens"), int):
@@ -137,10 +137,11 @@ def _cuts(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config.get(name) if config.get(name) is not None else off for name, off in cuts.items()}
 
 
-def _as_ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    return tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else ()
+def token_ids(setting: Any) -> tuple[int, ...]:
+    """Of a setting such as eos_token_id, which holds one or several."""
+    if isinstance(setting, int) and not isinstance(setting, bool):
+        return (setting,)
+    return tuple(token for token in setting if isinstance(token, int)) if isinstance(setting, (list, tuple)) else ()
 
 
 def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:

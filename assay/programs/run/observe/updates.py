@@ -5,10 +5,16 @@ What is put off costs the script nothing while it is observed: it is read in one
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.programs.run.asked import Answer, ask
+import torch
+from torch import nn
+
+from assay.machine.faults import FAULTS
+from assay.policy.plain import Plain, plain_logprobs_of_rows
 from assay.programs.run.batches import ASKED, batch_of, fields_of
 from assay.programs.run.observe.models import Models
 from assay.programs.run.roles import find_roles
@@ -21,7 +27,7 @@ class UpdateReader:
     def __init__(self, run: WatchedRun, models: Models) -> None:
         self.run, self.models = run, models
         self._fields: Mapping[str, Any] | None = None
-        self._answers: dict[tuple[Any, ...], Answer | None] = {}
+        self._answers: dict[tuple[Any, ...], list[Plain] | None] = {}
         self._later: list[tuple[Update, WatchedRun]] = []
 
     def begins(self, update: Update) -> bool:
@@ -57,15 +63,40 @@ class UpdateReader:
             self.run.batches.append(batch)
 
     def _find_roles(self, update: Update) -> None:
-        for one in update.backwards:
-            one.roles = find_roles(one.loss, self.run.origins)
+        for backward in update.backwards:
+            backward.roles = find_roles(backward.loss, self.run.origins)
 
-    def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
+    def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
         """A reference answers once for all updates of a rollout batch."""
         module = self.models.module(number)
         if module is None:
             return None
         key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)))
         if key not in self._answers:
-            self._answers[key] = ask(module, rows, temperature)
+            self._answers[key] = _ask(module, rows, temperature)
         return self._answers[key]
+
+
+def _ask(module: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
+    """Plain log-probs of each row; None where the model cannot be asked without disturbing the script."""
+    if not rows or next(module.parameters(), None) is None or _is_shared():
+        return None
+    try:
+        with _uncompiled():
+            return plain_logprobs_of_rows(module, rows, temperature)
+    except FAULTS:  # it wants to be called in another way than ours
+        return None
+
+
+def _is_shared() -> bool:
+    """A wrapper may wait in its pass for the other processes, which do not ask."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """What torch.compile made would be compiled again for our shapes, and the script's passes would then change."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return contextlib.nullcontext()
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
