@@ -247,6 +247,11 @@ class Found:
     start: int
     completion: int
 
+    @property
+    def span(self) -> slice:
+        """Where its tokens stand in the row of the pass."""
+        return slice(self.start, self.completion + int(self.rollout.lengths_B[self.row]))
+
 
 def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
     """Of each row of a pass the newest sampled row that stands whole in it: its own number first, then the longest."""

@@ -102,7 +102,7 @@ def token_weights(run: WatchedRun) -> list[TokenWeights]:
 
 
 def _token_weights(run: WatchedRun) -> Iterator[TokenWeights]:
-    by_source = {f"optimizer step {update.number + 1} ({update.place})": update for update in run.updates}
+    by_source = {update.source: update for update in run.updates}
     for batch in run.batches:
         update = by_source.get(batch.source)
         names = ("mask", "gradients", "advantages", "new_logprobs")

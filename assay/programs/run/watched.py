@@ -119,6 +119,11 @@ class Update:
     sampled_at: frozenset[Spot] = frozenset()  # of what sampled its rows
 
     @property
+    def source(self) -> str:
+        """As the Batch of it names where it came from."""
+        return f"optimizer step {self.number + 1} ({self.place})"
+
+    @property
     def pieces(self) -> list[Piece]:
         return [piece for backward in self.backwards for piece in backward.pieces]
 

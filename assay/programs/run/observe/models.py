@@ -53,7 +53,7 @@ class Models:
         """Its first and last parameters. A large module has hundreds, and a loop asks at every token."""
         known = self._few.get(id(module))
         if known is None or known[0]() is not module or known[1] != len(self.run.updates):
-            parameters = list(module.parameters())
+            parameters: list[Tensor] = list(module.parameters())
             half = TENSORS // 2
             few = parameters if len(parameters) <= TENSORS else [*parameters[:half], *parameters[-half:]]
             refs = [weakref.ref(parameter) for parameter in few]

@@ -121,7 +121,7 @@ class Observer:
         if logits is None:
             self._transparent.add(id(module))
         second = arguments.get("1")
-        if second is not None and is_mask(second) and shape_of(second) == shape_of(arguments.get("input_ids")):
+        if second is not None and shape_of(second) == shape_of(arguments.get("input_ids")) and is_mask(second):
             arguments.setdefault("attention_mask", second)
         self.run.forwards.append(
             Forward(
