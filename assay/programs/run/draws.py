@@ -67,10 +67,10 @@ def sampling_of(value: Value, origins: Origins) -> Sampling:
 def chain(value: Value | None, ends: tuple[str, ...] = ("forward", "given")) -> Iterator[Value]:
     """The value and what its numbers were made of, back to the pass."""
 
-    def before(one: Value) -> list[Value]:
-        return [one.arguments[name] for name in ("input", "logits", "probs") if name in one.arguments][:1]
+    def before(made: Value) -> list[Value]:
+        return [made.arguments[name] for name in ("input", "logits", "probs") if name in made.arguments][:1]
 
-    made_of = walk([value] if value is not None else [], before, until=lambda one: one.op in ends)
+    made_of = walk([value] if value is not None else [], before, until=lambda made: made.op in ends)
     return (weights for weights in made_of if weights.op not in ends)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.programs.graph import Value
 from assay.programs.run.roles import Piece, Roles
-from assay.programs.run.sight import numbers_of, requires_grad, sight
+from assay.programs.run.sight import number_of, numbers_of, requires_grad, sight
 from assay.programs.walk import walk
 from assay.record.batch import Array
 
@@ -67,14 +67,9 @@ def _depends(value: Value, product: Value | None) -> bool:
 
 
 def _number(value: Value) -> float | None:
-    for name in ("input", "other"):
-        one = value.arguments.get(name)
-        if one is not None and isinstance(one.constant, (int, float)) and not isinstance(one.constant, bool):
-            return float(one.constant)
-        seen = sight(one)
-        if seen is not None and seen.size == 1 and not seen.requires_grad and seen.numbers is not None:
-            return float(seen.numbers.reshape(-1)[0])
-    return None
+    """The factor that is a number."""
+    sides = [value.arguments[name] for name in ("input", "other") if name in value.arguments]
+    return next((number for side in sides if not requires_grad(side) and (number := number_of(side)) is not None), None)
 
 
 def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[str, bool] | None:

@@ -71,7 +71,9 @@ class Flow:
         for value in self.values:
             upon: frozenset[int] = frozenset()
             if requires_grad(value) or value.op == "listing" or value.thing is None:
-                upon = upon.union(*(self.depends.get(id(one), frozenset()) for one in value.arguments.values()))
+                upon = upon.union(
+                    *(self.depends.get(id(argument), frozenset()) for argument in value.arguments.values())
+                )
             self.depends[id(value)] = upon | {id(value)} if id(value) in mine else upon
 
     def _is_final(self, value: Value) -> bool:
@@ -118,7 +120,8 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
 def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
     """The first backwards of a run, each with the values above its loss, roles recognised or not."""
     return [
-        (one, one.roles.flow if one.roles is not None else Flow(one.loss, run.origins)) for one in run.backwards[:MOST]
+        (backward, backward.roles.flow if backward.roles is not None else Flow(backward.loss, run.origins))
+        for backward in run.backwards[:MOST]
     ]
 
 
@@ -135,7 +138,7 @@ def _without_extras(pieces: list[Piece]) -> list[Piece]:
         piece
         for piece in pieces
         if piece in weighed
-        or not any(one.forward is piece.forward and np.array_equal(one.ids, piece.ids) for one in weighed)
+        or not any(other.forward is piece.forward and np.array_equal(other.ids, piece.ids) for other in weighed)
     ]
 
 
@@ -163,19 +166,21 @@ def _find_product(piece: Piece, flow: Flow) -> None:
     roots: list[Value] = []
     for _, _, weight in found:
         root = unwrapped(weight)[0]
-        if not any(_is_same(root, one) for one in roots):
+        if not any(_is_same(root, known) for known in roots):
             roots.append(root)
     if len(roots) > 1:
         piece.unsure.add("advantages")  # which of them is it?
         return
     inner = {id(value) for value, _, _ in found}
     first = [
-        (value, pulled, weight) for value, pulled, weight in found if not any(id(one) in inner for one in above(pulled))
+        (value, pulled, weight)
+        for value, pulled, weight in found
+        if not any(id(part) in inner for part in above(pulled))
     ]
     if not first:
         return
     for value, pulled, weight in first:
-        clamp = next((one for one in _chain(pulled) if one.op == "clamp"), None)
+        clamp = next((part for part in _chain(pulled) if part.op == "clamp"), None)
         if clamp is not None and _around_one(clamp):
             piece.clamp, piece.clip = clamp, bounds(clamp)
         else:
@@ -185,7 +190,7 @@ def _find_product(piece: Piece, flow: Flow) -> None:
         value, pulled, weight = first[0]
         piece.product, piece.advantages = value, weight
     # weights made of this very pass are no advantages: CISPO and its kin
-    if any(one is piece.forward.value for one in above(piece.advantages)):
+    if any(made is piece.forward.value for made in above(piece.advantages)):
         piece.unsure |= {"advantages", "ratio"}
         return
     piece.sign = unwrapped(piece.advantages)[1]
@@ -201,23 +206,25 @@ def _only_advantages(
     others: set[int] = set()
     for key, root in roots.items():
         chain = _chain(root)
-        exp = next((one for one in chain if one.op == "exp" and one.input is not None and one.input.op == "sub"), None)
+        exp = next(
+            (part for part in chain if part.op == "exp" and part.input is not None and part.input.op == "sub"), None
+        )
         if exp is not None and exp.input is not None and _is_chosen_difference(exp.input, flow.origins):
             piece.correction = root
             others.add(key)
-        elif any(id(one) in roots and one is not root for one in above(root)):
+        elif any(id(made) in roots and made is not root for made in above(root)):
             others.add(key)
-    return [one for one in found if id(unwrapped(one[2])[0]) not in others]
+    return [product for product in found if id(unwrapped(product[2])[0]) not in others]
 
 
 def is_corrected(backwards: Sequence[Backward]) -> bool:
     """Whether importance weights stand in the loss: an exp without a gradient, one for each token or row."""
-    for one in backwards:
-        for piece in one.pieces:
+    for backward in backwards:
+        for piece in backward.pieces:
             if piece.correction is not None:
                 return True
             columns = sight_of_new(piece)[1:]
-            for value in one.roles.flow.values if one.roles is not None else ():
+            for value in backward.roles.flow.values if backward.roles is not None else ():
                 seen = sight(value)
                 is_fixed = value.op == "exp" and seen is not None and not seen.requires_grad
                 if is_fixed and seen is not None and seen.shape[1:] in (columns, ()):
@@ -226,8 +233,8 @@ def is_corrected(backwards: Sequence[Backward]) -> bool:
 
 
 def _is_chosen_difference(value: Value, origins: Origins) -> bool:
-    one, other = value.input, value.arguments.get("other")
-    return any(part is not None and origins.kind(part) == CHOSEN for part in (one, other))
+    sides = (value.input, value.arguments.get("other"))
+    return any(side is not None and origins.kind(side) == CHOSEN for side in sides)
 
 
 def _is_weight(value: Value, piece: Piece) -> bool:
@@ -250,7 +257,7 @@ def sight_of_new(piece: Piece) -> tuple[int, ...]:
 
 def unwrapped(value: Value) -> tuple[Value, float]:
     """(what the weight was before it was only reshaped or negated, sign)."""
-    layers = list(walk(value, main_input, until=lambda one: one.op not in _SHAPES or _is_picked(one)))
+    layers = list(walk(value, main_input, until=lambda inner: inner.op not in _SHAPES or _is_picked(inner)))
     return layers[-1], (-1.0) ** sum(layer.op == "neg" for layer in layers)
 
 
@@ -273,13 +280,13 @@ def _is_same(one: Value, other: Value) -> bool:
 
 def _chain(value: Value) -> list[Value]:
     """The value and what it only rounds, cuts or clamps."""
-    return list(walk(value, main_input, until=lambda one: one.op not in _CUT))
+    return list(walk(value, main_input, until=lambda inner: inner.op not in _CUT))
 
 
 def _is_ratio(value: Value) -> bool:
     """exp of something, or a difference that nobody took the exp of."""
     last = _chain(value)[-1]
-    return last.op in ("exp", "sub", "div") and not any(one.op == "clamp" for one in _chain(value))
+    return last.op in ("exp", "sub", "div") and not any(part.op == "clamp" for part in _chain(value))
 
 
 def _around_one(clamp: Value) -> bool:
@@ -301,14 +308,14 @@ def _find_differences(piece: Piece, flow: Flow) -> None:
         and _is_logprobs(theirs, piece, flow.origins)
     ]
     piece.differences = [value for value, _ in differences]
-    pulled = {id(one) for one in above(piece.product)} if piece.product is not None else set()
+    pulled = {id(made) for made in above(piece.product)} if piece.product is not None else set()
     olds = [theirs for value, theirs in differences if id(value) in pulled]
-    if len({id(one) for one in olds}) == 1:
+    if len({id(old) for old in olds}) == 1:
         piece.old_operand, piece.old = olds[0], _of_shape(olds[0], piece)
     elif olds:
         piece.unsure.add("old")
     root = None if piece.old_operand is None else _root(piece.old_operand)
-    refs = [one for one in differences if id(one[0]) not in pulled and _root(one[1]) is not root]
+    refs = [(value, ref) for value, ref in differences if id(value) not in pulled and _root(ref) is not root]
     if len({id(_root(theirs)) for _, theirs in refs}) == 1 and _is_of_another(refs[0][1], piece, flow.origins):
         piece.ref = _of_shape(refs[0][1], piece)
         piece.kl_differences = [value for value, _ in refs]
@@ -319,7 +326,7 @@ def _is_linear_in(value: Value, new: Value, flow: Flow) -> bool:
         return True
     if id(new) not in flow.upon(value) or value.op not in _LINEAR:
         return False
-    return any(_is_linear_in(one, new, flow) for one in value.arguments.values())
+    return any(_is_linear_in(argument, new, flow) for argument in value.arguments.values())
 
 
 def _is_logprobs(value: Value, piece: Piece, origins: Origins) -> bool:
@@ -340,7 +347,7 @@ def _root(value: Value) -> Value:
 
 def _of_shape(value: Value, piece: Piece) -> Value | None:
     """The value, or what was summed to it, in the shape of new."""
-    terms = walk(value, main_input, until=lambda one: one.op not in _LINEAR)
+    terms = walk(value, main_input, until=lambda inner: inner.op not in _LINEAR)
     return next((term for term in terms if (seen := sight(term)) and seen.shape == sight_of_new(piece)), None)
 
 
@@ -354,12 +361,12 @@ def _find_mask(piece: Piece, flow: Flow) -> None:
     for value in reversed(flow.values):
         if id(piece.new) not in flow.upon(value):
             continue
-        for name, one in value.arguments.items():
-            seen = sight(one)
-            if seen is None or seen.shape != shape or not is_mask(one) or id(piece.new) in flow.upon(one):
+        for name, mask in value.arguments.items():
+            seen = sight(mask)
+            if seen is None or seen.shape != shape or not is_mask(mask) or id(piece.new) in flow.upon(mask):
                 continue
             if (value.op, name) in _MASKS or (value.op == "index" and seen.dtype == "bool"):
-                piece.mask, piece.mask_is_inverted = one, value.op == "masked_fill"
+                piece.mask, piece.mask_is_inverted = mask, value.op == "masked_fill"
                 return
 
 

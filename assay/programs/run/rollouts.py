@@ -56,7 +56,7 @@ class Rollout:
 
 def rollouts_of(run: WatchedRun) -> list[Rollout]:
     """In the order in which they were sampled."""
-    found = [rollout for one in run.generations if (rollout := _generated(one, run)) is not None]
+    found = [rollout for call in run.generations if (rollout := _generated(call, run)) is not None]
     looped = [rollout for part in _loops(run.samplings) if (rollout := _looped(part, run)) is not None]
     found += _ended(looped)
     newest = sorted({rollout.moment for rollout in found})[-MOMENTS:]
@@ -68,22 +68,29 @@ def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Of loops over one row each that stop at different lengths: what the shorter ones end with is what ends a row."""
     by_moment: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
-        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
+        if _may_end_anywhere(rollout):
             by_moment.setdefault(rollout.moment, []).append(rollout)
     ends: set[int] = set()
     for together in by_moment.values():
-        longest = max(one.sampled_BT.shape[1] for one in together)
-        ends |= {int(one.sampled_BT[0, -1]) for one in together if one.sampled_BT.shape[1] < longest}
+        longest = max(rollout.sampled_BT.shape[1] for rollout in together)
+        ends |= {int(rollout.sampled_BT[0, -1]) for rollout in together if rollout.sampled_BT.shape[1] < longest}
     if len(ends) != 1:
         return list(rollouts)
     (end,) = ends
-    told = []
-    for rollout in rollouts:
-        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
-            settings = {**rollout.settings, "eos_ids": [end]}
-            rollout = replace(rollout, settings=settings, finished_B=rollout.sampled_BT[:, -1] == end)
-        told.append(rollout)
-    return told
+    return [
+        replace(
+            rollout,
+            settings={**rollout.settings, "eos_ids": [end]},
+            finished_B=rollout.sampled_BT[:, -1] == end,
+        )
+        if _may_end_anywhere(rollout)
+        else rollout
+        for rollout in rollouts
+    ]
+
+
+def _may_end_anywhere(rollout: Rollout) -> bool:
+    return len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings
 
 
 def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
@@ -112,7 +119,7 @@ def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
         settings["max_tokens"] = config["max_new_tokens"]
     settings |= _cuts(config)
     if not config.get("do_sample"):
-        settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
+        settings = {**settings, "temperature": None, "top_k": 1}
     return Rollout(
         *_weights(call, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
         call.value, moment(call.value, run), settings, call.weights, call.model,
@@ -155,29 +162,29 @@ def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:
 def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
     """Draws of one loop: each pass sees one token more than the one before, or just one with a cache."""
     part: list[Sampling] = []
-    for one in samplings:
-        if part and not _goes_on(part[-1], one):
+    for draw in samplings:
+        if part and not _goes_on(part[-1], draw):
             yield part
             part = []
-        part.append(one)
+        part.append(draw)
     if part:
         yield part
 
 
 def _goes_on(before: Sampling, after: Sampling) -> bool:
     """The pass is given what was drawn before, at the end of what it was given then or alone."""
-    one, other = before.forward, after.forward
-    if one is None or other is None or one.model != other.model or one.version != other.version:
+    earlier, later = before.forward, after.forward
+    if earlier is None or later is None or earlier.model != later.model or earlier.version != later.version:
         return False
-    shorter, longer = sight(one.input_ids), sight(other.input_ids)
-    if shorter is None or longer is None or other.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
+    shorter, longer = sight(earlier.input_ids), sight(later.input_ids)
+    if shorter is None or longer is None or later.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
         return False
     if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
         return False
-    if any(value is before.value for value in islice(above(other.input_ids), NEAR)):
+    if any(value is before.value for value in islice(above(later.input_ids), NEAR)):
         return True
     # tokens may have gone through Python's lists in between
-    then, now, drawn = numbers_of(one.input_ids), numbers_of(other.input_ids), numbers_of(before.value)
+    then, now, drawn = numbers_of(earlier.input_ids), numbers_of(later.input_ids), numbers_of(before.value)
     if then is None or now is None or drawn is None or drawn.size != now[..., -1].size:
         return False
     if not (drawn.reshape(-1) == now[..., -1].reshape(-1)).any():
@@ -192,7 +199,7 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
         return None
     prompts_BP = np.atleast_2d(prompts_BP)
     rows = len(prompts_BP)
-    columns = [numbers_of(one.value) for one in part]
+    columns = [numbers_of(draw.value) for draw in part]
     if any(column is None or column.size != rows for column in columns):
         return None
     sampled_BT = np.stack([column.reshape(rows) for column in columns if column is not None], axis=1)
@@ -202,12 +209,12 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
     ends = _compared(part) or set(run.models[first.model].eos_ids)
     lengths_B, finished_B = _ends(sampled_BT, sorted(ends))
     settings: dict[str, Any] = {}
-    temperatures = {one.temperature for one in part}
+    temperatures = {draw.temperature for draw in part}
     if len(temperatures) == 1 and None not in temperatures:
         settings["temperature"] = temperatures.pop()
     if ends:
         settings["eos_ids"] = sorted(ends)
-    if not any(one.cuts for one in part):
+    if not any(draw.cuts for draw in part):
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return Rollout(
         *_weights(first, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
@@ -234,7 +241,7 @@ def _comparisons(values: Iterable[Value]) -> Iterator[tuple[Value, int]]:
 
 
 def _is_counted(value: Value) -> bool:
-    users = [user for one in [value, *(user for user in value.users if user.op == "cast")] for user in one.users]
+    users = [user for form in [value, *(user for user in value.users if user.op == "cast")] for user in form.users]
     return any(user.op in ("cumsum", "any", "argmax", "cumprod", "nonzero", "max") for user in users)
 
 

@@ -109,9 +109,12 @@ class Observer:
     ) -> None:
         where = self.recorder.here(frame)
         found = ids_given(args, kwargs)
-        given = {name: one for name, one in kwargs.items() if isinstance(one, Tensor)}
-        given |= {f"{number}": one for number, one in enumerate(args) if isinstance(one, Tensor) and one is not found}
-        arguments = {name: self.recorder.tensor(one, where) for name, one in given.items()}
+        given = {**kwargs, **{str(number): argument for number, argument in enumerate(args) if argument is not found}}
+        arguments = {
+            name: self.recorder.tensor(argument, where)
+            for name, argument in given.items()
+            if isinstance(argument, Tensor)
+        }
         if found is not None:
             arguments["input_ids"] = self.recorder.tensor(found, where)
         model = self.models.of(module)
@@ -142,10 +145,10 @@ class Observer:
     def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
         """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
         logits: Value | None = None
-        for name, one in tensors_of(output):
-            looks = one.is_floating_point() and one.dim() == (ids.dim() + 1 if ids is not None else 3)
+        for name, tensor in tensors_of(output):
+            looks = tensor.is_floating_point() and tensor.dim() == (ids.dim() + 1 if ids is not None else 3)
             is_logits = logits is None and looks and (name in ("", "0", "logits") or name.startswith("logit"))
-            if one is output:
+            if tensor is output:
                 made = value
             else:
                 op = "element" if name.isdigit() else "attribute"
@@ -155,7 +158,7 @@ class Observer:
                 logits = made
                 self.recorder.widen(made)
                 self.origins.logits.add(id(made))
-            self.recorder.adopt(one, made)
+            self.recorder.adopt(tensor, made)
         return logits
 
     # -- sampling
