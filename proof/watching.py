@@ -129,7 +129,7 @@ def _end(process: int) -> None:
 
 def _run(script: Path, folder: Path) -> NoReturn:
     """In the fork: the script, as `assay watch` runs it."""
-    from assay.watch.child import Watch
+    from assay.watch.child import ScriptWatch
     from assay.watch.process import run_script
 
     os.setsid()
@@ -139,7 +139,7 @@ def _run(script: Path, folder: Path) -> NoReturn:
     os.dup2(words, 1)
     os.dup2(words, 2)
 
-    class Proof(Watch):
+    class Proof(ScriptWatch):
         def write(self) -> None:
             self._written = True
             report = _report(self.run, script)

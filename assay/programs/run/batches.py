@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.examine.part import Part, join, join_inputs, sampled_fields
-from assay.programs.run.objective import Penalty, objective_of, penalty_of
+from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.rewards import credit_of
-from assay.programs.run.roles import Piece, is_corrected
-from assay.programs.run.rollouts import Found, Rollout, locate, moment, rollouts_of
+from assay.programs.run.roles import LossPiece, is_corrected
+from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
 from assay.programs.run.sight import numbers_of
-from assay.programs.run.watched import Backward, Update, WatchedRun, spot_of
+from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import Array, Batch, BatchError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REPEATED = frozenset((*_INPUTS, "labels", "cache_position", "1"))  # arguments of a pass that can be repeated
 
 
-def fields_of(run: WatchedRun, update: Update, ask: Ask) -> dict[str, Any] | None:
+def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any] | None:
     """What a Batch of this update holds, as far as it is known before the step; None if nothing was recognised."""
     pieces = update.pieces
     if not pieces or any(backward.roles is None for backward in update.backwards):
@@ -74,7 +74,7 @@ def fields_of(run: WatchedRun, update: Update, ask: Ask) -> dict[str, Any] | Non
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def batch_of(fields: Mapping[str, Any], update: Update, notes: list[str]) -> Batch | None:
+def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str]) -> Batch | None:
     if fields.get("update", 0) < 0:
         return None  # an optimizer that does not hold the policy
     try:
@@ -87,7 +87,7 @@ def batch_of(fields: Mapping[str, Any], update: Update, notes: list[str]) -> Bat
 # -- the tensors in the loss
 
 
-def _parts(update: Update, penalties: Sequence[Penalty | None]) -> list[Part]:
+def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None]) -> list[Part]:
     """One for each piece, rows numbered through; a field is per row in all parts, or per token in all."""
     is_credited = all(piece.advantages is not None and "advantages" not in piece.unsure for piece in update.pieces)
     groups: dict[int, Array | None] = {}
@@ -122,7 +122,7 @@ def _widen(arrays: Mapping[str, Array], wide: set[str], shape: tuple[int, int]) 
     }
 
 
-def _arrays(backward: Backward, piece: Piece, maximize: bool) -> dict[str, Array | None]:
+def _arrays(backward: Backward, piece: LossPiece, maximize: bool) -> dict[str, Array | None]:
     counted, seen = piece.ids >= 0, numbers_of(piece.mask)
     mask = None if seen is None else (seen.astype(bool) ^ piece.mask_is_inverted) & counted
     caught = backward.gradients.get(id(piece.new))
@@ -137,7 +137,7 @@ def _arrays(backward: Backward, piece: Piece, maximize: bool) -> dict[str, Array
     }
 
 
-def _credit(piece: Piece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
+def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
     assert piece.advantages is not None
     advantages, credit = numbers_of(piece.advantages), credit_of(piece.advantages, groups)
     return {
@@ -165,7 +165,7 @@ def _with_uncounted(tokens_BT: Array, given_BS: Array | None) -> Array:
 # -- settings
 
 
-def _settings(run: WatchedRun, update: Update) -> dict[str, Any]:
+def _settings(run: WatchedRun, update: WatchedUpdate) -> dict[str, Any]:
     pieces = update.pieces
     model = run.models[pieces[0].forward.model]
     autocast = any(piece.forward.value.context.autocast for piece in pieces)
@@ -189,7 +189,9 @@ def _settings(run: WatchedRun, update: Update) -> dict[str, Any]:
     return settings
 
 
-def _penalty_settings(run: WatchedRun, pieces: Sequence[Piece], penalties: Sequence[Penalty | None]) -> dict[str, Any]:
+def _penalty_settings(
+    run: WatchedRun, pieces: Sequence[LossPiece], penalties: Sequence[KlTerm | None]
+) -> dict[str, Any]:
     """Of the KL in the loss; there is none at all if only the policy was ever asked."""
     known = [penalty for penalty in penalties if penalty is not None]
     if not known:
@@ -204,7 +206,7 @@ def _penalty_settings(run: WatchedRun, pieces: Sequence[Piece], penalties: Seque
     return settings
 
 
-def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> dict[str, Any]:
     place = str(pieces[0].product.place) if pieces[0].product is not None else ""
     found = objective_of(fields, pieces)
     if found is not None:
@@ -218,7 +220,7 @@ def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Piec
 # -- what was sampled
 
 
-def _sampled(run: WatchedRun, update: Update, ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any]:
     rollouts = rollouts_of(run)
     given_BS, tokens_BT = fields.get("input_ids"), fields["tokens"]
     if given_BS is None:
@@ -236,7 +238,12 @@ def _sampled(run: WatchedRun, update: Update, ask: Ask, fields: Mapping[str, Any
 
 
 def _plain(
-    run: WatchedRun, pieces: Sequence[Piece], ask: Ask, found: Sequence[Found], shift: int, fields: Mapping[str, Any]
+    run: WatchedRun,
+    pieces: Sequence[LossPiece],
+    ask: Ask,
+    found: Sequence[Found],
+    shift: int,
+    fields: Mapping[str, Any],
 ) -> dict[str, Array]:
     """Plain log-probs of the policy and of the reference, in the columns of the tokens."""
     models: dict[str, set[int | None]] = {"plain": {piece.forward.model for piece in pieces}}
@@ -273,7 +280,9 @@ def _in_columns(values: Sequence[Tensor], offsets: Sequence[int], width: int) ->
     return columns_BT
 
 
-def _moment(run: WatchedRun, update: Update, rollouts: Sequence[Rollout], found: Sequence[Found]) -> dict[str, Any]:
+def _moment(
+    run: WatchedRun, update: WatchedUpdate, rollouts: Sequence[SampledRows], found: Sequence[Found]
+) -> dict[str, Any]:
     """Step, update within the rollout batch, and the settings that all rows were sampled with."""
     used = list({id(row.rollout): row.rollout for row in found}.values()) or list(rollouts[-1:])
     trained = {piece.forward.model for piece in update.pieces}
@@ -325,6 +334,6 @@ def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any
     return fields
 
 
-def _reference(run: WatchedRun, piece: Piece) -> int | None:
+def _reference(run: WatchedRun, piece: LossPiece) -> int | None:
     forward = run.origins.forward_of(piece.ref)
     return None if forward is None or forward.adapter_off else forward.model

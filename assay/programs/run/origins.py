@@ -27,7 +27,7 @@ _SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "n
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
 
-class Origins:
+class ValueOrigins:
     """Kinds of values, remembered; and which pass a value came from."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ def _takes_tokens(value: Value, first: Value) -> bool:
     return seen is not None and seen.dtype in ("int64", "int32") and len(behind.shape) < len(before.shape)
 
 
-def chosen_ids(value: Value, origins: Origins) -> Array | None:
+def chosen_ids(value: Value, origins: ValueOrigins) -> Array | None:
     """The token ids whose log-probs these are, as they stand in `value`."""
 
     def at(source: Value) -> Array | None:

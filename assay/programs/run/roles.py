@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.programs.graph import RESHAPES, Value
 from assay.programs.once import once
-from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids
+from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, ValueOrigins, above, chosen_ids
 from assay.programs.run.sight import is_mask, number_of, numbers_of, requires_grad, sight
 from assay.programs.run.watched import Backward, Forward, WatchedRun
 from assay.programs.walk import main_input, peel, walk
@@ -28,7 +28,7 @@ _CUT = _UNCHANGED | {"clamp", "minimum", "maximum", "min", "max", "neg"}
 
 
 @dataclass(eq=False)
-class Piece:
+class LossPiece:
     """One tensor of new log-probs in the loss, and what belongs to it."""
 
     new: Value
@@ -54,14 +54,14 @@ class Piece:
 @dataclass(eq=False)
 class Roles:
     loss: Value
-    pieces: Sequence[Piece]
+    pieces: Sequence[LossPiece]
     flow: Flow
 
 
 class Flow:
     """The values above a loss, and on which new log-probs each depends through gradients."""
 
-    def __init__(self, loss: Value, origins: Origins) -> None:
+    def __init__(self, loss: Value, origins: ValueOrigins) -> None:
         self.origins, self.loss = origins, loss
         self.values = sorted(above(loss), key=lambda value: value.order)
         self.inside = {id(value) for value in self.values}
@@ -98,7 +98,7 @@ class Flow:
                         yield value, mine, theirs
 
 
-def find_roles(loss: Value, origins: Origins) -> Roles | None:
+def find_roles(loss: Value, origins: ValueOrigins) -> Roles | None:
     """None if no log-probs of chosen tokens reach the loss through gradients."""
     flow = Flow(loss, origins)
     pieces = []
@@ -106,7 +106,7 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
         forward, ids = origins.forward_of(final), chosen_ids(final, origins)
         if forward is None or ids is None or ids.ndim not in (1, 2):
             continue
-        pieces.append(Piece(final, ids, forward))
+        pieces.append(LossPiece(final, ids, forward))
     pieces = _only_newest(_without_copies(pieces, flow), flow)
     for piece in pieces:
         _find_product(piece, flow)
@@ -125,13 +125,13 @@ def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
     ]
 
 
-def _without_copies(pieces: list[Piece], flow: Flow) -> list[Piece]:
+def _without_copies(pieces: list[LossPiece], flow: Flow) -> list[LossPiece]:
     """0.01 * new in one more term of the loss is made of new: the same rows, not further ones."""
     mine = {id(piece.new) for piece in pieces}
     return [piece for piece in pieces if not (flow.upon(piece.new) - {id(piece.new)}) & mine]
 
 
-def _without_extras(pieces: list[Piece]) -> list[Piece]:
+def _without_extras(pieces: list[LossPiece]) -> list[LossPiece]:
     """Of the same tokens of one pass only what advantages or a ratio weigh; the rest is a bonus, not further rows."""
     weighed = [piece for piece in pieces if piece.product is not None or piece.differences]
     return [
@@ -142,7 +142,7 @@ def _without_extras(pieces: list[Piece]) -> list[Piece]:
     ]
 
 
-def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
+def _only_newest(pieces: list[LossPiece], flow: Flow) -> list[LossPiece]:
     """Where old was not detached, both sides of a difference need gradients: new is of the later pass."""
     older = set()
     for value in flow.values:
@@ -155,8 +155,8 @@ def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
     return [piece for piece in pieces if id(piece.new) not in older]
 
 
-def _find_product(piece: Piece, flow: Flow) -> None:
-    """The multiplication of something that depends on new by something that does not, is no number and no mask."""
+def _find_product(piece: LossPiece, flow: Flow) -> None:
+    """The product of something that depends on new and something that does not, which is not a number and not a mask."""
     found = [
         (value, pulled, weight)
         for value, pulled, weight in flow.sides("mul", piece.new)
@@ -189,7 +189,7 @@ def _find_product(piece: Piece, flow: Flow) -> None:
     if piece.advantages is None:  # only a clamped one
         value, pulled, weight = first[0]
         piece.product, piece.advantages = value, weight
-    # weights made of this very pass are no advantages: CISPO and its kin
+    # weights made of this very pass are not advantages: CISPO and its kin
     if any(made is piece.forward.value for made in above(piece.advantages)):
         piece.unsure |= {"advantages", "ratio"}
         return
@@ -197,7 +197,7 @@ def _find_product(piece: Piece, flow: Flow) -> None:
 
 
 def _only_advantages(
-    piece: Piece, found: list[tuple[Value, Value, Value]], flow: Flow
+    piece: LossPiece, found: list[tuple[Value, Value, Value]], flow: Flow
 ) -> list[tuple[Value, Value, Value]]:
     """Without importance weights, which are exp of a difference of log-probs, and gates made of the advantages."""
     roots = {id(root): root for _, _, weight in found for root in [unwrapped(weight)[0]]}
@@ -232,12 +232,12 @@ def is_corrected(backwards: Sequence[Backward]) -> bool:
     return False
 
 
-def _is_chosen_difference(value: Value, origins: Origins) -> bool:
+def _is_chosen_difference(value: Value, origins: ValueOrigins) -> bool:
     sides = (value.input, value.arguments.get("other"))
     return any(side is not None and origins.kind(side) == CHOSEN for side in sides)
 
 
-def _is_weight(value: Value, piece: Piece) -> bool:
+def _is_weight(value: Value, piece: LossPiece) -> bool:
     seen = sight(value)
     if seen is None or not seen.is_floating or seen.size < 1:
         return False
@@ -250,7 +250,7 @@ def _is_weight(value: Value, piece: Piece) -> bool:
     return not (is_mask(value) and seen.shape == sight_of_new(piece))
 
 
-def sight_of_new(piece: Piece) -> tuple[int, ...]:
+def sight_of_new(piece: LossPiece) -> tuple[int, ...]:
     seen = sight(piece.new)
     return () if seen is None else seen.shape
 
@@ -298,7 +298,7 @@ def bounds(clamp: Value) -> tuple[float | None, float | None]:
     return number_of(clamp.arguments.get("min")), number_of(clamp.arguments.get("max"))
 
 
-def _find_differences(piece: Piece, flow: Flow) -> None:
+def _find_differences(piece: LossPiece, flow: Flow) -> None:
     """log p - log q: of those that lead to the product q is old, of the others the reference."""
     differences = [
         (value, theirs)
@@ -329,7 +329,7 @@ def _is_linear_in(value: Value, new: Value, flow: Flow) -> bool:
     return any(_is_linear_in(argument, new, flow) for argument in value.arguments.values())
 
 
-def _is_logprobs(value: Value, piece: Piece, origins: Origins) -> bool:
+def _is_logprobs(value: Value, piece: LossPiece, origins: ValueOrigins) -> bool:
     """Log-probs, or a tensor of their size of which nothing is known: from a buffer, a data loader."""
     if origins.kind(value) == CHOSEN:
         return True
@@ -345,18 +345,18 @@ def _root(value: Value) -> Value:
     return peel(value, _UNCHANGED | {"sum", "mean", "masked_fill"})
 
 
-def _of_shape(value: Value, piece: Piece) -> Value | None:
+def _of_shape(value: Value, piece: LossPiece) -> Value | None:
     """The value, or what was summed to it, in the shape of new."""
     terms = walk(value, main_input, until=lambda inner: inner.op not in _LINEAR)
     return next((term for term in terms if (seen := sight(term)) and seen.shape == sight_of_new(piece)), None)
 
 
-def _is_of_another(value: Value, piece: Piece, origins: Origins) -> bool:
+def _is_of_another(value: Value, piece: LossPiece, origins: ValueOrigins) -> bool:
     forward = origins.forward_of(value)
     return forward is not None and (forward.model != piece.forward.model or forward.adapter_off)
 
 
-def _find_mask(piece: Piece, flow: Flow) -> None:
+def _find_mask(piece: LossPiece, flow: Flow) -> None:
     shape = sight_of_new(piece)
     for value in reversed(flow.values):
         if id(piece.new) not in flow.upon(value):

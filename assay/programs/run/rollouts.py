@@ -15,7 +15,7 @@ import numpy as np
 from assay.programs.graph import Value
 from assay.programs.run.origins import above
 from assay.programs.run.sight import numbers_of, sight
-from assay.programs.run.watched import Forward, Generation, Sampling, WatchedRun
+from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun
 from assay.programs.walk import walk
 from assay.record.batch import Array
 
@@ -30,7 +30,7 @@ NEAR = 24  # operations between a draw and the pass that is given it
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout:
+class SampledRows:
     """Rows that were sampled together."""
 
     version: int
@@ -54,7 +54,7 @@ class Rollout:
         return self.sampled_BT[row, : self.lengths_B[row]]
 
 
-def rollouts_of(run: WatchedRun) -> list[Rollout]:
+def rollouts_of(run: WatchedRun) -> list[SampledRows]:
     """In the order in which they were sampled."""
     found = [rollout for call in run.generations if (rollout := _generated(call, run)) is not None]
     looped = [rollout for part in _loops(run.samplings) if (rollout := _looped(part, run)) is not None]
@@ -64,9 +64,9 @@ def rollouts_of(run: WatchedRun) -> list[Rollout]:
     return sorted(found, key=lambda rollout: rollout.value.order)
 
 
-def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
+def _ended(rollouts: Sequence[SampledRows]) -> list[SampledRows]:
     """Of loops over one row each that stop at different lengths: what the shorter ones end with is what ends a row."""
-    by_moment: dict[int, list[Rollout]] = {}
+    by_moment: dict[int, list[SampledRows]] = {}
     for rollout in rollouts:
         if _may_end_anywhere(rollout):
             by_moment.setdefault(rollout.moment, []).append(rollout)
@@ -89,11 +89,11 @@ def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
     ]
 
 
-def _may_end_anywhere(rollout: Rollout) -> bool:
+def _may_end_anywhere(rollout: SampledRows) -> bool:
     return len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings
 
 
-def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
+def _generated(call: GenerateCall, run: WatchedRun) -> SampledRows | None:
     sequences_BL, prompts_BP = numbers_of(call.sequences), numbers_of(call.input_ids)
     if sequences_BL is None or prompts_BP is None or sequences_BL.ndim != 2 or prompts_BP.ndim != 2:
         return None
@@ -120,13 +120,13 @@ def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
     settings |= _cuts(config)
     if not config.get("do_sample"):
         settings = {**settings, "temperature": None, "top_k": 1}
-    return Rollout(
+    return SampledRows(
         *_weights(call, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
         call.value, moment(call.value, run), settings, call.weights, call.model,
     )  # fmt: skip
 
 
-def _weights(sampler: Forward | Generation, run: WatchedRun) -> tuple[int, int]:
+def _weights(sampler: Forward | GenerateCall, run: WatchedRun) -> tuple[int, int]:
     """(version, model): of a copy of the policy those of the policy whose weights it held."""
     model = run.models[sampler.model]
     known = run.history.get(sampler.weights)
@@ -192,7 +192,7 @@ def _goes_on(before: Sampling, after: Sampling) -> bool:
     return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then)
 
 
-def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
+def _looped(part: Sequence[Sampling], run: WatchedRun) -> SampledRows | None:
     first = part[0].forward
     prompts_BP = numbers_of(first.input_ids) if first is not None else None
     if first is None or prompts_BP is None or prompts_BP.ndim not in (1, 2):
@@ -216,7 +216,7 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
         settings["eos_ids"] = sorted(ends)
     if not any(draw.cuts for draw in part):
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return Rollout(
+    return SampledRows(
         *_weights(first, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
         part[-1].value, moment(part[-1].value, run), settings, first.weights, first.model,
     )  # fmt: skip
@@ -249,7 +249,7 @@ def _is_counted(value: Value) -> bool:
 class Found:
     """Where a row of a scoring pass comes from, and where its prompt and its completion begin in it."""
 
-    rollout: Rollout
+    rollout: SampledRows
     row: int
     start: int
     completion: int
@@ -260,7 +260,7 @@ class Found:
         return slice(self.start, self.completion + int(self.rollout.lengths_B[self.row]))
 
 
-def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
+def locate(given_BS: Array, rollouts: Sequence[SampledRows]) -> list[Found | None]:
     """Of each row of a pass the newest sampled row that stands whole in it: its own number first, then the longest."""
     given_BS = np.ascontiguousarray(given_BS, dtype=np.int64)
     for rollout in reversed(rollouts):
@@ -271,7 +271,7 @@ def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
     return [_search(row_S, rollouts) for row_S in given_BS]
 
 
-def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
+def _search(given_S: Array, rollouts: Sequence[SampledRows]) -> Found | None:
     best: Found | None = None
     longest = 0
     for rollout in reversed(rollouts):
@@ -282,7 +282,7 @@ def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
     return best
 
 
-def _stands(given_S: Array, rollout: Rollout, row: int) -> Found | None:
+def _stands(given_S: Array, rollout: SampledRows, row: int) -> Found | None:
     prompt, completion = rollout.prompt(row), rollout.completion(row)
     text = given_S.tobytes()
     wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)

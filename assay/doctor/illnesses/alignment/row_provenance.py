@@ -33,7 +33,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import advantages
-from assay.programs.run.roles import MOST, Piece
+from assay.programs.run.roles import MOST, LossPiece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
@@ -212,7 +212,7 @@ def _in_some_order(
     )
 
 
-def _is_reordered(piece: Piece) -> bool:
+def _is_reordered(piece: LossPiece) -> bool:
     """Whether rows were moved once more behind the pass."""
     return any(map(takes_rows, walk(piece.new, main_input, until=lambda one: one.op == "forward")))
 

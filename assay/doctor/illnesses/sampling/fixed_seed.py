@@ -41,7 +41,7 @@ from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, t
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.run.draws import is_trained_on
-from assay.programs.run.watched import Generation, Sampling, WatchedRun, spot_of
+from assay.programs.run.watched import GenerateCall, Sampling, WatchedRun, spot_of
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
@@ -104,7 +104,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
-    draws_made: list[Sampling | Generation] = [
+    draws_made: list[Sampling | GenerateCall] = [
         *run.samplings,
         *(call for call in run.generations if call.config.get("do_sample")),
     ]

@@ -1,6 +1,6 @@
 """Beside a running script: what it calls --> WatchedRun. Gradients are caught by hooks on tensors; nothing is retained.
 
-patches.py calls the Observer. It holds tensors only from the pass that made them to the backward that uses them.
+patches.py calls the ScriptObserver. It holds tensors only from the pass that made them to the backward that uses them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from assay.examine.weights import Weights
 from assay.programs.graph import Value
 from assay.programs.run.draws import sampling_of
 from assay.programs.run.observe.guard import attempt
-from assay.programs.run.observe.ledger import Ledger
+from assay.programs.run.observe.ledger import GradientLedger
 from assay.programs.run.observe.models import (
     Models,
     adapter_is_off,
@@ -33,10 +33,10 @@ from assay.programs.run.observe.models import (
 )
 from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
 from assay.programs.run.observe.places import Places
-from assay.programs.run.observe.recorder import MOST_VALUES, Recorder
+from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
 from assay.programs.run.observe.updates import UpdateReader
 from assay.programs.run.sight import Sight, is_mask, number_of, shape_of
-from assay.programs.run.watched import Backward, Forward, Generation, Update, WatchedRun
+from assay.programs.run.watched import Backward, Forward, GenerateCall, WatchedRun, WatchedUpdate
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 MOST_UPDATES = 48  # observed of a script in which nothing is sampled
@@ -46,16 +46,16 @@ class Enough(SystemExit):
     """Raised inside an optimizer step when as many were made as were asked for."""
 
 
-class Observer:
+class ScriptObserver:
     def __init__(self, run: WatchedRun, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
         self.run, self.steps, self._finished = run, steps, finished
-        self.recorder = Recorder(run, places)
+        self.recorder = CallRecorder(run, places)
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
         self.origins = run.origins
-        self.ledger = Ledger(run)
+        self.ledger = GradientLedger(run)
         self.models = Models(run)
         self.updates = UpdateReader(run, self.models)
         self.dropouts = 0  # in the pass under way
@@ -189,7 +189,7 @@ class Observer:
             self.recorder.adopt(sequences, made)
         config = self.config.to_dict() if hasattr(self.config, "to_dict") else {}
         self.run.generations.append(
-            Generation(
+            GenerateCall(
                 value=value,
                 model=seen.number,
                 version=seen.version,
@@ -310,7 +310,7 @@ class Observer:
                 self.run.history[self.models.sums(module)] = (model.number, model.version)
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         group = optimizer.param_groups[0]
-        update = Update(
+        update = WatchedUpdate(
             number=sum(update.optimizer == number for update in self.run.updates),
             optimizer=number,
             place=self.recorder.here(frame)[0],

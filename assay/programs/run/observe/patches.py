@@ -17,7 +17,7 @@ from torch import nn
 from assay.programs.run.observe.guard import attempt
 
 if TYPE_CHECKING:
-    from assay.programs.run.observe.observer import Observer
+    from assay.programs.run.observe.observer import ScriptObserver
 
 
 class Patches:
@@ -47,7 +47,7 @@ class Patches:
         self._replaced, self._handles = [], []
 
 
-def patch_torch(patches: Patches, observer: Observer) -> None:
+def patch_torch(patches: Patches, observer: ScriptObserver) -> None:
     patches.replace(nn.Module, "__call__", lambda original: _pass(original, observer))
     around = functools.partial(functools.partial, _around, observer=observer)
     categorical = torch.distributions.Categorical
@@ -75,7 +75,7 @@ def patch_torch(patches: Patches, observer: Observer) -> None:
     _patch_steps(patches, observer)
 
 
-def _patch_steps(patches: Patches, observer: Observer) -> None:
+def _patch_steps(patches: Patches, observer: ScriptObserver) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     recorder = observer.recorder
@@ -99,7 +99,7 @@ def _patch_steps(patches: Patches, observer: Observer) -> None:
     patches.keep(register_optimizer_step_post_hook(after))
 
 
-def patch_generate(patches: Patches, observer: Observer, module: ModuleType) -> None:
+def patch_generate(patches: Patches, observer: ScriptObserver, module: ModuleType) -> None:
     """transformers.generation.utils"""
     mixin = module.GenerationMixin
     generate = functools.partial(
@@ -112,7 +112,7 @@ def patch_generate(patches: Patches, observer: Observer, module: ModuleType) -> 
 
 def _around(
     original: Callable[..., Any],
-    observer: Observer,
+    observer: ScriptObserver,
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ def _around(
     return call
 
 
-def _pass(original: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+def _pass(original: Callable[..., Any], observer: ScriptObserver) -> Callable[..., Any]:
     recorder = observer.recorder
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -163,7 +163,7 @@ def _add_width(widths: list[int], args: tuple[Any, ...], kwargs: dict[str, Any])
     widths.append(0 if ids is None or ids.dim() < 2 else int(ids.shape[1]))
 
 
-def _count_dropout(original: Callable[..., Any], name: str, observer: Observer) -> Callable[..., Any]:
+def _count_dropout(original: Callable[..., Any], name: str, observer: ScriptObserver) -> Callable[..., Any]:
     """Counts what really drops: a probability above 0, not switched off."""
 
     @functools.wraps(original)
@@ -182,7 +182,7 @@ def _count_dropout(original: Callable[..., Any], name: str, observer: Observer) 
     return call
 
 
-def _keep_config(original: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+def _keep_config(original: Callable[..., Any], observer: ScriptObserver) -> Callable[..., Any]:
     """Of the configuration that generate() prepares for itself."""
 
     @functools.wraps(original)

@@ -68,7 +68,7 @@ class _Ref(weakref.ref[Tensor]):
     key: int
 
 
-class Recorder(TorchFunctionMode):
+class CallRecorder(TorchFunctionMode):
     """`before` holds what is called before a call is made: backward is where gradients are caught."""
 
     def __init__(self, run: WatchedRun, places: Places) -> None:
@@ -329,7 +329,7 @@ class Recorder(TorchFunctionMode):
         return value
 
 
-def _is_on_top(mode: Recorder) -> bool:
+def _is_on_top(mode: CallRecorder) -> bool:
     count = torch._C._len_torch_function_stack()
     return bool(count) and torch._C._get_function_stack_at(count - 1) is mode
 

@@ -18,7 +18,7 @@ from assay.policy.plain import Plain, plain_logprobs_of_rows
 from assay.programs.run.batches import ASKED, batch_of, fields_of
 from assay.programs.run.observe.models import Models
 from assay.programs.run.roles import find_roles
-from assay.programs.run.watched import Update, WatchedRun, as_of_now
+from assay.programs.run.watched import WatchedRun, WatchedUpdate, as_of_now
 
 AT_MOST = 12  # updates that are read at once, where none of them can be asked about
 
@@ -28,22 +28,22 @@ class UpdateReader:
         self.run, self.models = run, models
         self._fields: Mapping[str, Any] | None = None
         self._answers: dict[tuple[Any, ...], list[Plain] | None] = {}
-        self._later: list[tuple[Update, WatchedRun]] = []
+        self._later: list[tuple[WatchedUpdate, WatchedRun]] = []
 
-    def begins(self, update: Update) -> bool:
+    def begins(self, update: WatchedUpdate) -> bool:
         """Before the update is read or put off: whether it is read now. Its roles are then known."""
         is_now = len(self.run.batches) < ASKED and len(self.run.updates) <= AT_MOST
         if is_now:
             self._find_roles(update)
         return is_now
 
-    def before(self, update: Update, *, now: bool) -> None:
+    def before(self, update: WatchedUpdate, *, now: bool) -> None:
         """The weights are still those that the loss was computed with."""
         self._fields = fields_of(self.run, update, self._ask) if now else None
         if not now:
             self._later.append((update, as_of_now(self.run)))
 
-    def after(self, update: Update) -> None:
+    def after(self, update: WatchedUpdate) -> None:
         if self._fields is not None:
             self._add(self._fields, update)
             self._fields = None
@@ -57,12 +57,12 @@ class UpdateReader:
             if fields is not None:
                 self._add(fields, update)
 
-    def _add(self, fields: Mapping[str, Any], update: Update) -> None:
+    def _add(self, fields: Mapping[str, Any], update: WatchedUpdate) -> None:
         batch = batch_of(fields, update, self.run.notes)
         if batch is not None:
             self.run.batches.append(batch)
 
-    def _find_roles(self, update: Update) -> None:
+    def _find_roles(self, update: WatchedUpdate) -> None:
         for backward in update.backwards:
             backward.roles = find_roles(backward.loss, self.run.origins)
 
