@@ -156,7 +156,7 @@ def _only_newest(pieces: list[LossPiece], flow: Flow) -> list[LossPiece]:
 
 
 def _find_product(piece: LossPiece, flow: Flow) -> None:
-    """The product of something that depends on new and something that does not, which is not a number and not a mask."""
+    """The product of what depends on new and of what does not, which is not a number and not a mask."""
     found = [
         (value, pulled, weight)
         for value, pulled, weight in flow.sides("mul", piece.new)
