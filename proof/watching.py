@@ -82,12 +82,12 @@ def _result(ended: Ended, longest: float) -> dict[str, Any]:
 
 def _watch(script: Path, folder: Path) -> int:
     """In the fork: the script, as `assay watch` runs it."""
-    from assay.watch.child import Watch
+    from assay.watch.child import ScriptWatch
     from assay.watch.process import run_script
 
     os.chdir(script.parent)
 
-    class Proof(Watch):
+    class Proof(ScriptWatch):
         def write(self) -> None:
             self._written = True
             report = _report(self.run, script)

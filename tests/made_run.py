@@ -5,7 +5,7 @@ import numpy as np
 from assay.programs.graph import Context, Value
 from assay.programs.run.roles import find_roles
 from assay.programs.run.sight import Sight
-from assay.programs.run.watched import Backward, Forward, Model, Update, WatchedRun
+from assay.programs.run.watched import Backward, Forward, Model, WatchedRun, WatchedUpdate
 from assay.verdict import Place
 
 
@@ -77,7 +77,7 @@ class MadeRun:
 
     def update(self, *backwards, **how):
         order = len(self.run.graph.values)
-        seen = Update(len(self.run.updates), 0, place(900), order, 1e-3, 0.0, tuple(backwards), **how)
+        seen = WatchedUpdate(len(self.run.updates), 0, place(900), order, 1e-3, 0.0, tuple(backwards), **how)
         self.run.updates.append(seen)
         return seen
 

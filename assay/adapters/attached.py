@@ -38,8 +38,8 @@ from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor
 from assay.doctor.report import Report, write
 from assay.examine.guard import Guard, short_reason
-from assay.examine.inputs import NAMES, PassInputs
-from assay.examine.part import Part, join, sampled_fields, stack
+from assay.examine.inputs import PassInputs
+from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.machine import durable
 from assay.policy.plain import plain_logprobs
@@ -52,7 +52,7 @@ from assay.record import (
     TIMINGS_FILE,
     RunDirectory,
 )
-from assay.record.batch import Array, Batch
+from assay.record.batch import Batch
 from assay.record.batch_file import write_batch
 from assay.record.directory import json_bytes
 
@@ -140,25 +140,14 @@ class Look:
         rows = self.rows
         widths = [part.tensors["tokens"].shape[1] for part in self.parts]
         width = max(*widths, *(len(self.rollouts.sampled[row]) for row in rows))
-        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad), **self._given(rows)}
+        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad)}
         for name, by_row in self.logprobs.items():
             fields[name] = stack([by_row.get(row) for row in rows], width)
         if self.inputs:
+            fields |= join_inputs(self.parts, [inputs.joined() for inputs in self.inputs], rows)
             fields["dropout_modules"] = max(inputs.dropout_modules for inputs in self.inputs)
         step, done = self.rollouts.step, self.rollouts.updates
         return {**fields, **self.numbers, "step": step, "update": done, "policy_version": self.rollouts.version + done}
-
-    def _given(self, rows: Sequence[int]) -> dict[str, Array]:
-        """What the model was given, where all micro-batches were given the same columns."""
-        passes = list(zip(self.parts, [inputs.joined() for inputs in self.inputs], strict=False))
-        given: dict[str, Array] = {}
-        for name in NAMES:
-            known = [(part, tensors[name]) for part, tensors in passes if name in tensors]
-            is_whole = passes and len(known) == len(passes) and len({values.shape[1] for _, values in known}) == 1
-            if is_whole and all(len(part.rows) == len(values) for part, values in known):
-                parts = [Part(part.rows, {name: values}) for part, values in known]
-                given |= join(parts, rows, known[0][1].shape[1])
-        return given
 
 
 class Attached(ABC):

@@ -83,12 +83,17 @@ def _is_allowed(mask: Tensor) -> Tensor:
 
 
 def active_dropout(model: nn.Module) -> int:
-    """Modules in training mode that drop something. Attention layers keep their probability as a number."""
-    training = [module for module in model.modules() if module.training]
-    rates = [
-        module.p if isinstance(module, _DropoutNd) else getattr(module, "attention_dropout", 0.0) for module in training
-    ]
-    return sum(isinstance(rate, float) and rate > 0 for rate in rates)
+    """Modules in training mode that drop something. Attention and recurrent layers have no module for it."""
+    return sum(_dropout_rate(module) > 0 for module in model.modules() if module.training)
+
+
+def _dropout_rate(module: nn.Module) -> float:
+    if isinstance(module, _DropoutNd):
+        return module.p
+    if isinstance(module, nn.RNNBase):
+        return module.dropout if module.num_layers > 1 else 0.0
+    rate = getattr(module, "attention_dropout", 0.0)
+    return rate if isinstance(rate, float) else 0.0
 
 
 class RowInputs:

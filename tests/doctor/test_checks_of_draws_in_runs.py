@@ -7,7 +7,7 @@ from judged_run import finds, leaves_alone, passes, said
 from made_run import Grpo, MadeRun, log_softmax, place
 
 from assay.programs.graph import Context
-from assay.programs.run.watched import Generation, Sampling, spot_of
+from assay.programs.run.watched import GenerateCall, Sampling, spot_of
 from assay.record.batch import Batch
 from assay.verdict import Confidence, State
 
@@ -16,7 +16,7 @@ TRAINED = {"is_trained": True}
 
 def generation(made, stated, widths=(), state=None, **config):
     value = made.value("generate")
-    call = Generation(value, 0, 0, {"do_sample": True, **config}, None, None, None, (), stated, widths, state)
+    call = GenerateCall(value, 0, 0, {"do_sample": True, **config}, None, None, None, (), stated, widths, state)
     made.run.generations.append(call)
     return value
 

@@ -10,7 +10,7 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.programs.graph import Context
 from assay.programs.run.gradients import Bypass, KeptGraphs, LeftOut, Move, OptimizerStep, SharedStep
-from assay.programs.run.watched import Failure, Sampling
+from assay.programs.run.watched import Sampling, ScriptFailure
 from assay.record.batch import Batch
 from assay.verdict import State
 
@@ -278,7 +278,7 @@ def test_tensors_that_no_optimizer_holds():
 
 def test_a_loss_that_nothing_can_learn_from():
     run = MadeRun().run
-    run.failure = Failure("RuntimeError", "element 0 of tensors does not require grad", place(6))
+    run.failure = ScriptFailure("RuntimeError", "element 0 of tensors does not require grad", place(6))
     finds("OPT02", run, 6, words="backward() failed")
 
 

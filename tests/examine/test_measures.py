@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from assay.examine.guard import Guard
-from assay.examine.inputs import PassInputs
+from assay.examine.inputs import PassInputs, active_dropout
 from assay.examine.loss_probes import token_gradients
-from assay.examine.part import Part, join, sampled_fields, stack
+from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import OF_EACH, Weights
 
 
@@ -138,3 +138,21 @@ def test_faults_are_handed_over_and_signals_are_not():
     with pytest.raises(KeyboardInterrupt):
         guard.attempt(stop, None)
     assert guard.seconds > 0
+
+
+def test_inputs_are_joined_where_all_passes_had_the_same_columns():
+    parts = [Part((1,), {}), Part((0,), {})]
+    given = [
+        {"input_ids": np.array([[1, 2]]), "attention_mask": None},
+        {"input_ids": torch.tensor([[3, 4]]), "attention_mask": np.ones((1, 2))},
+    ]
+    joined = join_inputs(parts, given, [0, 1])
+    assert {name: array.tolist() for name, array in joined.items()} == {"input_ids": [[3, 4], [1, 2]]}
+    assert join_inputs(parts, [given[0], {"input_ids": torch.tensor([[3, 4, 5]])}], [0, 1]) == {}
+    assert join_inputs(parts, given[:1], [0, 1]) == {}
+
+
+def test_a_recurrent_layer_drops_between_its_layers_only():
+    deep, flat = nn.GRU(2, 2, num_layers=2, dropout=0.1), nn.GRU(2, 2)
+    assert (active_dropout(deep), active_dropout(flat)) == (1, 0)
+    assert active_dropout(deep.eval()) == 0

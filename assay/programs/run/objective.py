@@ -1,4 +1,4 @@
-"""Which objective a script computes: told by the gradient at the log-probs in a first update, where the ratio is 1.
+"""Which objective a script computes: shown by the gradient at the log-probs in a first update, where the ratio is 1.
 
 What fits is stated; what fits nothing is left open, and no check then judges the loss by a formula.
 
@@ -16,8 +16,8 @@ import torch
 
 from assay.grpo import KL_ESTIMATORS, OBJECTIVES, token_weights
 from assay.programs.graph import Value
-from assay.programs.run.roles import Piece, Roles
-from assay.programs.run.sight import numbers_of, requires_grad, sight
+from assay.programs.run.roles import LossPiece, Roles
+from assay.programs.run.sight import number_of, numbers_of, requires_grad, sight
 from assay.programs.walk import walk
 from assay.record.batch import Array
 from assay.types import Totals
@@ -26,7 +26,7 @@ FITS = 1e-3  # of the largest gradient
 
 
 @dataclass(frozen=True)
-class Penalty:
+class KlTerm:
     """The KL term in the loss: weight, estimator and its numbers, where they are known."""
 
     coefficient: float | None
@@ -34,7 +34,7 @@ class Penalty:
     numbers: Array | None
 
 
-def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
+def penalty_of(roles: Roles, piece: LossPiece) -> KlTerm | None:
     """None if no difference to a reference is in the loss."""
     if piece.ref is None:
         return None
@@ -58,7 +58,7 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
         if value.op == "mul" and (factor := _number(value)) is not None and 0 < factor < 100:
             coefficients.append(factor)
     coefficient = coefficients[0] if len(coefficients) == 1 else None
-    return Penalty(coefficient, found[0] if found else None, found[1] if found else None)
+    return KlTerm(coefficient, found[0] if found else None, found[1] if found else None)
 
 
 def _depends(value: Value, product: Value | None) -> bool:
@@ -67,17 +67,12 @@ def _depends(value: Value, product: Value | None) -> bool:
 
 
 def _number(value: Value) -> float | None:
-    for name in ("input", "other"):
-        one = value.arguments.get(name)
-        if one is not None and isinstance(one.constant, (int, float)) and not isinstance(one.constant, bool):
-            return float(one.constant)
-        seen = sight(one)
-        if seen is not None and seen.size == 1 and not seen.requires_grad and seen.numbers is not None:
-            return float(seen.numbers.reshape(-1)[0])
-    return None
+    """The factor that is a number."""
+    sides = [value.arguments[name] for name in ("input", "other") if name in value.arguments]
+    return next((number for side in sides if not requires_grad(side) and (number := number_of(side)) is not None), None)
 
 
-def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[str, bool] | None:
+def objective_of(fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> tuple[str, bool] | None:
     """(grpo, bnpo, dr_grpo or gspo; whether the loss holds nothing else). Of a clipped surrogate in a first update."""
     names = ("mask", "new_logprobs", "old_logprobs", "advantages", "gradients")
     arrays = [fields.get(name) for name in names]

@@ -35,7 +35,7 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.run.roles import MOST, Piece
+from assay.programs.run.roles import MOST, LossPiece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
@@ -205,7 +205,7 @@ def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
     )
 
 
-def _is_reordered(piece: Piece) -> bool:
+def _is_reordered(piece: LossPiece) -> bool:
     """Whether rows were moved once more behind the pass."""
     return any(map(takes_rows, walk(piece.new, main_input, until=lambda value: value.op == "forward")))
 

@@ -40,7 +40,7 @@ from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
 from assay.programs.run.origins import above, chosen_ids, differences_in
-from assay.programs.run.roles import Flow, Piece, flows
+from assay.programs.run.roles import Flow, LossPiece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
@@ -188,7 +188,7 @@ def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
 
 
-def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[Verdict]:
+def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[Verdict]:
     """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
     before = run.origins.pass_of(piece.old_operand)
     if before is None or piece.product is None:

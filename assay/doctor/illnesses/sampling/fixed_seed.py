@@ -40,7 +40,7 @@ from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, t
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.draws import is_trained_on
-from assay.programs.run.watched import Generation, Sampling, WatchedRun, spot_of
+from assay.programs.run.watched import GenerateCall, Sampling, WatchedRun, spot_of
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
@@ -106,7 +106,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     sampled = [call for call in run.generations if call.config.get("do_sample")]
-    draws_made: list[Sampling | Generation] = [*run.samplings, *sampled]
+    draws_made: list[Sampling | GenerateCall] = [*run.samplings, *sampled]
     is_blind = not any(update.sampled_at for update in run.updates)  # which draws were trained on is not known
     first: dict[tuple[object, ...], Value] = {}
     repeated: list[tuple[Place, Place]] = []
