@@ -12,10 +12,10 @@ import numpy as np
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import Endings
-from assay.programs.facts.masks.example.evaluate import Worked
-from assay.programs.facts.masks.example.operations import Unclear
-from assay.programs.facts.masks.example.rows import COMPLETION, LENGTHS, PROMPT, ROWS
+from assay.programs.facts.masks.example import Worked
+from assay.programs.facts.masks.example_rows import COMPLETION, LENGTHS, PROMPT, ROWS, Unclear
 from assay.programs.graph import Value
+from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow, walk
 
@@ -194,13 +194,9 @@ def may_mask(program: Program, factor: Value) -> bool:
     return False
 
 
-_READ: list[Fillings] = []  # of the program that was read last: several checks ask in turn
-
-
+@once
 def fillings(program: Program) -> Fillings:
-    if not _READ or _READ[0].program is not program:
-        _READ[:] = [Fillings(program)]
-    return _READ[0]
+    return Fillings(program)
 
 
 def definition(mask: Value) -> Value:
