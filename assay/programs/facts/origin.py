@@ -215,6 +215,11 @@ def parameters_of(value: Value) -> Value | None:
     return whole if whole is not None and whole.op == "parameters" else None
 
 
+def given_to(call: Value) -> list[Value]:
+    """What a call of a network is given."""
+    return [value for name, value in call.arguments.items() if name.startswith("given_")]
+
+
 def same_network(one: Value, other: Value) -> bool:
     one, other = network(one), network(other)
     return one is other or (one.thing is not None and one.thing is other.thing)

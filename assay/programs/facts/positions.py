@@ -9,10 +9,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from assay.programs.facts.kinds import SCORES, Kind
-from assay.programs.facts.origin import is_network_call
+from assay.programs.facts.origin import given_to, is_network_call
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import follow, walk
 
 Linear = dict[Hashable, int]  # coefficient of each unknown; that of 1 is the constant
 
@@ -239,14 +240,11 @@ class Spans:
 
 def given_ids(call: Value) -> Value | None:
     """The token ids that a call of a network is given."""
-    names = {name.removeprefix("given_"): one for name, one in call.arguments.items()}
+    names = {name.removeprefix("given_"): given for name, given in call.arguments.items()}
     if any(name in names for name in ("decoder_input_ids", "inputs_embeds", "labels", "pixel_values")):
         return None
-    for name in _INPUTS:
-        if name in names:
-            return names[name]
-    given = [one for name, one in call.arguments.items() if name.startswith("given_")]
-    return given[0] if given else None
+    named = [names[name] for name in _INPUTS if name in names]
+    return next(iter([*named, *given_to(call)]), None)
 
 
 def _is_cached(call: Value) -> bool:
@@ -258,16 +256,12 @@ def _is_cached(call: Value) -> bool:
 
 def _cuts_inside(call: Value) -> bool:
     """Whether the network's own forward shortens the sequence."""
-    value = call.argument("output")
-    for _ in range(_DEEP):
-        if value is None:
-            return False
-        if value.op in ("index", "roll", "pad", "cat"):
-            return True
-        if value.op == "forward" and "output" not in value.arguments:
-            return False
-        value = value.argument("output") or value.input
-    return False
+
+    def onward(value: Value) -> list[Value]:
+        following = value.argument("output") or (value.input if value.op != "forward" else None)
+        return [following] if following is not None else []
+
+    return any(value.op in ("index", "roll", "pad", "cat") for value in walk(onward(call), onward))
 
 
 def cat_parts(value: Value) -> list[Value] | None:
@@ -308,14 +302,11 @@ def is_ignored(change: Value) -> bool:
 
 def filled_tensor(phi: Value) -> Value | None:
     """What a loop fills, row by row; None where it does something else to it."""
-    first, last = phi.argument("0"), phi.argument("1")
-    for _ in range(_LONGEST):
-        if last is None or last is phi:
-            break
-        if last.op != "setitem" or not is_ignored(last):
-            return None
-        last = last.input
-    return first if phi.name == "turn" and last is phi else None
+    last = phi.argument("1")
+    if last is None or phi.name != "turn":
+        return None
+    start = follow(last, lambda one: one.input if one.op == "setitem" and is_ignored(one) else None)
+    return phi.argument("0") if start is phi else None
 
 
 def _is_of_negative(key: Value) -> bool:
@@ -325,19 +316,18 @@ def _is_of_negative(key: Value) -> bool:
 
 def _writes(value: Value) -> set[Hashable]:
     """Where something is written in a loop over rows, and what."""
+
+    def before(change: Value) -> list[Value]:
+        inner = change.argument("0") if change.op == "phi" else change.input if change.op == "setitem" else None
+        return [inner] if inner is not None else []
+
     found: set[Hashable] = set()
-    current: Value | None = value
-    for _ in range(_LONGEST):
-        if current is None or current.op not in ("setitem", "phi"):
-            break
-        if current.op == "phi":
-            current = current.argument("0")
-            continue
-        written = current.arguments["value"]
-        keys = [key for name, key in current.arguments.items() if name.isdigit()]
-        if len(keys) == 2 and keys[1].op == "slice" and written.constant is UNKNOWN:
+    for change in walk(value, before):
+        written = change.argument("value")
+        keys = [key for name, key in change.arguments.items() if name.isdigit()]
+        is_row = change.op == "setitem" and len(keys) == 2 and keys[1].op == "slice"
+        if is_row and written is not None and written.constant is UNKNOWN:
             found.add((*(expression_key(key) for key in keys), expression_key(written)))
-        current = current.input
     return found
 
 

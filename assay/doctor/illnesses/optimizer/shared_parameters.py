@@ -99,7 +99,7 @@ def _shared(program: Program, first: Optimizer, second: Optimizer) -> Value | No
     for part in program.of("module", "instance"):
         if not is_network(part) or part.order > max(first.value.order, second.value.order):
             continue
-        above = [one.value for one in owners(program, part)]
+        above = owners(program, part)
         mine = [one for one in above if any(same_network(one, held) for held in first.networks or ())]
         theirs = [one for one in above if any(same_network(one, held) for held in second.networks or ())]
         if any(not same_network(one, other) for one in mine for other in theirs):

@@ -11,7 +11,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, peel, walk
 
 _MOST = 400  # values behind one
 _REDUCED = frozenset("mean nanmean median sum min max amin amax std_mean var_mean".split())
@@ -138,13 +138,7 @@ def _rewards_behind(program: Program, factor: Value) -> list[Value]:
 
 def _start(filled: Value) -> Value:
     """What a tensor was before the first of its elements was written."""
-    current = filled
-    for _ in range(12):
-        before = current.input if current.op == "setitem" else current.argument("0")
-        if current.op not in ("setitem", "phi") or before is None:
-            break
-        current = before
-    return current
+    return peel(filled, ("setitem", "phi"), by=("input", "0"))
 
 
 def _is_blank(value: Value) -> bool:

@@ -10,7 +10,7 @@ from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import peel
+from assay.programs.walk import follow, peel
 from assay.verdict import Place
 
 
@@ -147,14 +147,9 @@ def _is_one_prompt(given: Value) -> bool:
 
 def _encoding(given: Value) -> Value | None:
     """The call of a tokenizer behind ids; one that came as an argument is known by what it is asked for."""
-    current: Value | None = given
-    for _ in range(6):
-        if current is None or (current.op == "call" and "return_tensors" in current.arguments):
-            return current or encoding_behind(given)
-        if current.op not in ("index", "attribute", "cast", "clone", "moved", "repeat", "repeat_interleave", "expand"):
-            break
-        current = current.input
-    return encoding_behind(given)
+    moves = ("index", "attribute", "cast", "clone", "moved", "repeat", "repeat_interleave", "expand")
+    found = follow(given, lambda one: one.input if one.op in moves else None)
+    return found if found.op == "call" and "return_tensors" in found.arguments else encoding_behind(given)
 
 
 def is_one_row(ids: Value | None) -> bool:

@@ -10,7 +10,7 @@ from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Table
-from assay.programs.walk import ancestors, peel
+from assay.programs.walk import ancestors, follow, peel
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
 _REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")
@@ -187,11 +187,12 @@ def is_count(value: Value, part: Part) -> bool:
 def _is_quotient(value: Value, source: Value | None) -> bool:
     """n // size, or ceil(n / size), of a loop over range(0, n, size)."""
     step = source.argument("step") if source is not None and source.op == "range" else None
-    while value.op in ("cast", "leave", "maximum", "ceil") or value.name in ("math.ceil", "builtins.max"):
-        inner = value.input or value.argument("0")
-        if inner is None:
-            return False
-        value = inner
+
+    def inside(value: Value) -> Value | None:
+        is_form = value.op in ("cast", "leave", "maximum", "ceil") or value.name in ("math.ceil", "builtins.max")
+        return value.input or value.argument("0") if is_form else None
+
+    value = follow(value, inside)
     by = value.argument("other") if value.op in ("floordiv", "div") else None
     if step is None or by is None:
         return False

@@ -104,24 +104,18 @@ def is_token_mask(program: Program, value: Value) -> bool:
 
 def width_of(value: Value | None) -> Value | None:
     """The tensor whose number of columns, padding included, a number is or has as a factor; rows do not count."""
-    current = value
-    for _ in range(6):
-        if current is None:
-            return None
-        inner = current.input
-        if current.op == "method" and current.name == "numel":
-            return inner
-        if current.op == "method" and current.name == "size":
-            return inner if current.setting("1", current.setting("dim")) in (1, -1) else None
-        if current.op == "index" and inner is not None and inner.op == "attribute" and inner.name == "shape":
-            return inner.input if current.setting("0") in (1, -1) else None
-        if current.op == "mul":
-            other = current.argument("other")
-            return width_of(inner) or width_of(other)
-        if current.op not in ("cast", "tensor", "leave", "clamp"):
-            return None
-        current = inner or current.argument("data")
-    return None
+    if value is None:
+        return None
+    inner = value.input
+    if value.op == "method" and value.name == "numel":
+        return inner
+    if value.op == "method" and value.name == "size":
+        return inner if value.setting("1", value.setting("dim")) in (1, -1) else None
+    if value.op == "index" and inner is not None and inner.op == "attribute" and inner.name == "shape":
+        return inner.input if value.setting("0") in (1, -1) else None
+    if value.op == "mul":
+        return width_of(inner) or width_of(value.argument("other"))
+    return width_of(inner or value.argument("data")) if value.op in ("cast", "tensor", "leave", "clamp") else None
 
 
 def behind_tokens(program: Program, value: Value, masked: bool = False, depth: int = 14) -> Value | None:

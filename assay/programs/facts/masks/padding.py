@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.advantages.groups import is_one_row
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.positions import given_ids
-from assay.programs.facts.sampling.draws import draws, weights_of
+from assay.programs.facts.sampling.draws import draws, passes_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import Value
@@ -123,10 +123,7 @@ def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]
     """Draws of the script's own loop -> the passes behind them, where these were given a mask that hides something."""
     found: dict[int, list[Value]] = {}
     for draw in drawn:
-        weights = weights_of(draw)
-        calls = program.origins.forwards(weights) if weights is not None else []
-        if draw.op == "generate":
-            calls = [draw]
+        calls = [draw] if draw.op == "generate" else passes_of(program, draw)
         if any(hides_prompt(program, mask) for call in calls if (mask := mask_of(call)) is not None):
             found[id(draw)] = calls
     return found
@@ -151,8 +148,7 @@ def _is_zero(repeated: Value) -> bool:
 def _unmasked_draws(program: Program, drawn: list[Value]) -> Iterator[Pass]:
     """Passes that draw without a mask, where the scoring of what they drew is given one."""
     for draw in drawn:
-        weights = weights_of(draw)
-        calls = program.origins.forwards(weights) if weights is not None else []
+        calls = passes_of(program, draw)
         if draw.op == "generate":
             mask = draw.argument("attention_mask")
             bare = mask is not None and _is_ones(mask) and padded_by(prompts := _prompts_of(draw)) is None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from assay.programs.facts.optimizer.optimizers import is_scheduler
+from assay.programs.facts.origin import given_to
 from assay.programs.facts.ratio import Difference
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, loop_source, peel, walk
+from assay.programs.walk import loop_source, peel, walk
 
 # what may give other data in each turn of a loop
 _OPAQUE = frozenset({"call", "method", "generate", "multinomial", "sample", "unknown", "exception", "super", "element"})
@@ -51,8 +52,7 @@ def parts_of_rollout(program: Program, call: Value) -> Loop | None:
         unconditional = [one for one in steps if one.context.branches == call.context.branches]
         if not is_split(loop) or not unconditional:
             continue
-        given = [one for name, one in call.arguments.items() if name.startswith("given_")]
-        drawn = [one for value in given for one in ancestors(value) if one.op in ("generate", "multinomial", "sample")]
+        drawn = [value for value in walk(given_to(call)) if value.op in ("generate", "multinomial", "sample")]
         if drawn and not any(loop in one.context.loops for one in drawn):
             return loop
     return None

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from assay.programs.facts.optimizer.optimizers import Optimizer
 from assay.programs.facts.origin import NETWORKS, network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Instance
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _PLAIN = ("Dropout", "ReLU", "GELU", "Tanh", "SiLU", "Softmax", "LogSoftmax", "Identity", "Flatten", "Sigmoid", "ELU")
-
-
-@dataclass(frozen=True, eq=False)
-class Owner:
-    """A network that holds another as an attribute or a layer. `since`: the operation that made it so."""
-
-    value: Value
-    since: Value
 
 
 def is_network(value: Value) -> bool:
@@ -32,29 +22,20 @@ def has_parameters(value: Value) -> bool:
     return is_network(value) and not (value.op == "module" and value.name in _PLAIN)
 
 
-def owners(program: Program, part: Value) -> list[Owner]:
-    """Every network above one, however far."""
-    found: list[Owner] = []
-    waiting = [network(part)]
-    seen = {id(waiting[0])}
-    while waiting:
-        current = waiting.pop(0)
-        above: list[Owner] = []
-        if current.op in ("attribute", "index", "element") and current.input is not None:
-            above.append(Owner(current.input, current))
-        for user in _users(program, current):
-            if user.op == "setattr" and user.input is not None and network(user.arguments["value"]) is current:
-                above.append(Owner(user.input, user))
+def owners(program: Program, part: Value) -> list[Value]:
+    """Every network above one, however far: it holds the one as an attribute or a layer."""
+
+    def above(inner: Value) -> list[Value]:
+        held_in = [inner.input] if inner.op in ("attribute", "index", "element") and inner.input is not None else []
+        for user in _users(program, inner):
+            if user.op == "setattr" and user.input is not None and network(user.arguments["value"]) is inner:
+                held_in.append(user.input)
             elif user.op in ("module", "listing", "table"):
-                above.append(Owner(user, user))
-        for owner in above:
-            value = network(owner.value)
-            if id(value) not in seen:
-                seen.add(id(value))
-                waiting.append(value)
-                if value.op not in ("listing", "table"):
-                    found.append(Owner(value, owner.since))
-    return found
+                held_in.append(user)
+        return [network(owner) for owner in held_in]
+
+    start = network(part)
+    return [owner for owner in walk(start, above) if owner is not start and owner.op not in ("listing", "table")]
 
 
 def _users(program: Program, value: Value) -> list[Value]:
@@ -63,7 +44,7 @@ def _users(program: Program, value: Value) -> list[Value]:
 
 
 def contains(program: Program, whole: Value, part: Value) -> bool:
-    return same_network(whole, part) or any(same_network(one.value, whole) for one in owners(program, part))
+    return same_network(whole, part) or any(same_network(owner, whole) for owner in owners(program, part))
 
 
 def direct_parts(program: Program, whole: Value) -> list[Value]:

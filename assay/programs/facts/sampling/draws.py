@@ -151,6 +151,12 @@ def weights_of(draw: Value) -> Value | None:
     return None
 
 
+def passes_of(program: Program, draw: Value) -> list[Value]:
+    """The calls of networks whose output a draw in the script's own loop draws from."""
+    weights = weights_of(draw)
+    return program.origins.forwards(weights) if weights is not None else []
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A draw and the log-probs in the loss whose tokens it drew. `is_linked`: the text shows that it did."""
@@ -187,11 +193,8 @@ def trained_draws(program: Program, found: list[Scoring] | None = None, same_pas
 
 def _is_same_pass(program: Program, draw: Value, scoring: Scoring) -> bool:
     """Whether the log-prob is of the very distribution that was drawn from."""
-    weights = weights_of(draw)
-    if weights is None:
-        return False
-    drawn, scored = program.origins.forwards(weights), program.origins.forwards(scoring.logits)
-    return any(one is other for one in drawn for other in scored)
+    scored = program.origins.forwards(scoring.logits)
+    return any(one is other for one in passes_of(program, draw) for other in scored)
 
 
 def shown_number(value: Value) -> str:

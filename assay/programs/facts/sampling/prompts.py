@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.programs.facts.positions import given_ids
-from assay.programs.facts.sampling.draws import draws, weights_of
+from assay.programs.facts.sampling.draws import draws, passes_of
 from assay.programs.facts.sampling.scoring import data_of, lists_of, made_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 
 # puts values together or gives them another form
 _HOLDS = frozenset(
@@ -30,13 +31,17 @@ def prompts_of(program: Program) -> Iterator[Value]:
     """What is drawn after: given to generate(), or to the network of the script's own loop."""
     for draw in draws(program):
         if draw.op == "generate":
-            yield from (one for name, one in draw.arguments.items() if name in _PROMPTS)
-            continue
-        weights = weights_of(draw)
-        for call in program.origins.forwards(weights) if weights is not None else []:
-            ids = given_ids(call)
-            if ids is not None:
-                yield ids
+            yield from (value for name, value in draw.arguments.items() if name in _PROMPTS)
+        else:
+            yield from _ids_before(program, draw)
+
+
+def _ids_before(program: Program, draw: Value) -> Iterator[Value]:
+    """The ids that the network is given whose output a draw in the script's own loop draws from."""
+    for call in passes_of(program, draw):
+        ids = given_ids(call)
+        if ids is not None:
+            yield ids
 
 
 def is_prompted(program: Program, tokens: Value) -> bool:
@@ -52,13 +57,10 @@ def is_prompted(program: Program, tokens: Value) -> bool:
 
 def _drawn_after(program: Program, draw: Value) -> Iterator[Value]:
     """What the script's own loop begins with."""
-    weights = weights_of(draw)
-    for call in program.origins.forwards(weights) if weights is not None else []:
-        ids = given_ids(call)
-        if ids is not None and ids.op == "phi":
-            yield from (first for first in (ids.argument("0"),) if first is not None)
-        elif ids is not None:
-            yield ids
+    for ids in _ids_before(program, draw):
+        first = ids.argument("0") if ids.op == "phi" else ids
+        if first is not None:
+            yield first
 
 
 def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
@@ -85,20 +87,13 @@ def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
 
 def _parts(value: Value, known: set[int]) -> Iterator[Value]:
     """What a sequence is put together of, down to draws and to what was cut off."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        drawn = [one for one in made_of(current) if id(one) in known] if _begins_later(current) else []
-        if drawn:
-            yield from drawn
-            continue
-        yield current
-        if id(current) not in known and not _is_cut_short(current) and current.op in _HOLDS:
-            waiting += _pieces(current)
+
+    def pieces(current: Value) -> list[Value]:
+        drawn = [part for part in made_of(current) if id(part) in known] if _begins_later(current) else []
+        is_end = id(current) in known or _is_cut_short(current) or current.op not in _HOLDS
+        return drawn or ([] if is_end else _pieces(current))
+
+    return walk(value, pieces)
 
 
 def _pieces(value: Value) -> list[Value]:

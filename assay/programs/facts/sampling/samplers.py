@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.origin import NETWORKS, network, same_network
+from assay.programs.facts.origin import NETWORKS, given_to, network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, follow
+from assay.programs.walk import ancestors, follow, walk
 
 _NETWORKS = NETWORKS | {"wrapped", "prepared"}
 
@@ -23,21 +23,13 @@ def is_trained(program: Program, model: Value) -> bool:
 
 def draws_behind(program: Program, loss: Value) -> list[tuple[Value, Value]]:
     """(drawing, network) for the tokens that the trained networks score in a loss."""
-    found: list[tuple[Value, Value]] = []
-    seen: set[int] = set()
-    for call in program.origins.forwards(loss):
-        model = call.arguments.get("model")
-        if model is None or not is_trained(program, network(model)):
-            continue
-        for name, given in call.arguments.items():
-            if not name.startswith("given_"):
-                continue
-            for value in ancestors(given):
-                if id(value) in seen:
-                    continue
-                seen.add(id(value))
-                found += [(value, one) for one in _drawer(program, value)]
-    return found
+    given = [
+        value
+        for call in program.origins.forwards(loss)
+        if call.op == "forward" and is_trained(program, call.arguments["model"])
+        for value in given_to(call)
+    ]
+    return [(value, model) for value in walk(given) for model in _drawer(program, value)]
 
 
 def _drawer(program: Program, value: Value) -> list[Value]:

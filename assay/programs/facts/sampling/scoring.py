@@ -11,7 +11,7 @@ from assay.programs.graph import UNKNOWN, Value
 from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, peel, walk
+from assay.programs.walk import ancestors, follow, peel, walk
 
 DRAWS = frozenset({"generate", "multinomial", "sample", "rsample", "argmax"})
 # of these only the input is data: the rest chooses, masks or counts
@@ -21,7 +21,6 @@ _CHOOSES = frozenset(
 )
 # from weights back to logits
 _FOLLOWED = frozenset("index attribute softmax log_softmax exp log add sub clamp where sort topk gather".split())
-DEEPEST = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +101,9 @@ def _later(value: Value, depth: int = 4) -> Iterator[Value]:
 
 def _normaliser(value: Value) -> Value | None:
     """The log-softmax behind values over the vocabulary."""
-    current: Value | None = value
-    for _ in range(DEEPEST):
-        if current is None or current.op == "phi":
-            return None
-        if current.op in ("log_softmax", "softmax"):
-            return current
-        current = current.input
-    return None
+    ends = ("log_softmax", "softmax")
+    found = follow(value, lambda one: one.input if one.op not in (*ends, "phi") else None)
+    return found if found.op in ends else None
 
 
 def data_of(value: Value) -> list[Value]:

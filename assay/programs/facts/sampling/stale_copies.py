@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.origin import same_network
+from assay.programs.facts.origin import given_to, same_network
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, original, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, follow
+from assay.programs.walk import ancestors, follow, walk
 from assay.verdict import Place
 
 # what an engine does besides being fed with weights
@@ -138,21 +138,18 @@ def _is_corrected(program: Program, model: Value) -> bool:
 
 def _of_engines(program: Program, loss: Value, reported: set[Place]) -> Iterator[Sampler]:
     """An engine of vLLM that is built once and only asked."""
-    for call in program.origins.forwards(loss):
-        for name, given in call.arguments.items():
-            if not name.startswith("given_"):
-                continue
-            for value in ancestors(given):
-                engine = value.input if value.op in ("generate", "chat") else None
-                if engine is None or value.place in reported:
-                    continue
-                reported.add(value.place)
-                made = _engine(engine)
-                if made is None or not _steps_in(program, value) or made.context.loops:
-                    continue
-                if _is_only_asked(made) and not _is_fed(program):
-                    what = f"`{made.place.text}` samples all through training and never gets the trained weights"
-                    yield Sampler((made.place, value.place), what)
+    given = [value for call in program.origins.forwards(loss) for value in given_to(call)]
+    for value in walk(given):
+        engine = value.input if value.op in ("generate", "chat") else None
+        if engine is None or value.place in reported:
+            continue
+        reported.add(value.place)
+        made = _engine(engine)
+        if made is None or not _steps_in(program, value) or made.context.loops:
+            continue
+        if _is_only_asked(made) and not _is_fed(program):
+            what = f"`{made.place.text}` samples all through training and never gets the trained weights"
+            yield Sampler((made.place, value.place), what)
 
 
 def _engine(value: Value) -> Value | None:
