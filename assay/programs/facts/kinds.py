@@ -142,9 +142,11 @@ class Kinds:
 
     def _answer_before(self, value: Value) -> None:
         """Answers all that the value is made of, in the order in which it was made: no question goes deep."""
-        unknown = walk(value, lambda one: [part for part in one.arguments.values() if id(part) not in self._known])
-        for one in sorted(unknown, key=lambda one: one.order):
-            self._answer(one)
+        unknown = walk(
+            value, lambda current: [part for part in current.arguments.values() if id(part) not in self._known]
+        )
+        for part in sorted(unknown, key=lambda current: current.order):
+            self._answer(part)
 
     def _answer(self, value: Value) -> Known | None:
         if id(value) in self._known:
@@ -200,13 +202,13 @@ class Kinds:
 
     def _passed(self, value: Value) -> Known | None:
         """The kind of what went in; of several, the one that all that are known agree on."""
-        inputs = [one for name, one in value.arguments.items() if name != "key"]
+        inputs = [part for name, part in value.arguments.items() if name != "key"]
         if value.op == "setitem" and is_span_of_ones(value):
             return Known(Kind.MASK, value, "a span of ones in a tensor of zeros")
         if value.op in _OF_INPUT:
             filled = value.op == "setitem" and is_blank(value.input)
             inputs = [value.arguments[name] for name in ("value" if filled else "input",) if name in value.arguments]
-        found = [known for one in inputs if (known := self.of(one)) is not None]
+        found = [known for part in inputs if (known := self.of(part)) is not None]
         if value.op == "cat":
             found = [known for known in found if known.kind is Kind.SAMPLED][:1] or found
         if not found or (value.op in _HOLDERS and len({known.kind for known in found}) > 1):
@@ -337,10 +339,10 @@ class Kinds:
 
     def _add(self, value: Value) -> Known | None:
         left, right = self.of(value.input), self.of(value.argument("other"))
-        for one, other in ((left, right), (right, left)):
-            fits = one is not None and (other is None or other.kind in (one.kind, Kind.MASK, Kind.COUNT))
-            if one is not None and one.kind in _ADDED and fits:
-                return Known(one.kind, value, "with something added", one)
+        for side, other in ((left, right), (right, left)):
+            fits = side is not None and (other is None or other.kind in (side.kind, Kind.MASK, Kind.COUNT))
+            if side is not None and side.kind in _ADDED and fits:
+                return Known(side.kind, value, "with something added", side)
         return None
 
     def _mul(self, value: Value) -> Known | None:
@@ -375,17 +377,17 @@ class Kinds:
     def _sum(self, value: Value) -> Known | None:
         inner = value.input
         if inner is not None and inner.op == "mul":
-            kinds = {known.kind for one in inner.inputs if (known := self.of(one)) is not None}
+            kinds = {known.kind for part in inner.inputs if (known := self.of(part)) is not None}
             if kinds == {Kind.PROBABILITIES, Kind.LOG_SOFTMAX}:
                 return Known(Kind.ENTROPY, value, "sum of p log p", self.of(inner.input))
-            if Kind.LOG_SOFTMAX in kinds and any(one.op in ("one_hot", "cast") for one in inner.inputs):
+            if Kind.LOG_SOFTMAX in kinds and any(part.op in ("one_hot", "cast") for part in inner.inputs):
                 return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(inner.input))
         known = self.of(inner)
         return Known(known.kind, value, "summed", known) if known is not None and known.kind in _SUMMED else None
 
     def _einsum(self, value: Value) -> Known | None:
-        logs = [one for one in value.inputs if self.is_a(one, Kind.LOG_SOFTMAX)]
-        picked = bool(logs) and any(is_one_hot(one) for one in value.inputs)
+        logs = [part for part in value.inputs if self.is_a(part, Kind.LOG_SOFTMAX)]
+        picked = bool(logs) and any(is_one_hot(part) for part in value.inputs)
         return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(logs[0])) if picked else None
 
     def _leave(self, value: Value) -> Known | None:
@@ -411,7 +413,9 @@ def used_as(value: Value, kinds: Kinds) -> Known | None:
     if value.op == "sub" and any(user.op == "exp" and _is_clipped(user) for user in value.users):
         return Known(Kind.LOG_RATIO, value, "its exp is clamped around 1")
     if value.op == "mul" and any(user.op == "exp" for user in value.users):
-        logs = [known for one in value.inputs if (known := kinds.of(one)) is not None and known.kind is Kind.LOG_RATIO]
+        logs = [
+            known for part in value.inputs if (known := kinds.of(part)) is not None and known.kind is Kind.LOG_RATIO
+        ]
         if len(logs) == 1:
             return Known(Kind.LOG_RATIO, value, "a difference of log-probs under something, before its exp", logs[0])
     if value.op == "sub" and inner is not None and other is not None and _has_exp(value, inner):
@@ -432,7 +436,7 @@ def _is_clipped(value: Value) -> bool:
 def _has_exp(difference: Value, inner: Value) -> bool:
     """Whether the exp is taken of it, or of the same difference written a second time."""
     same = [user for user in inner.users if user.op == "sub" and user.arguments == difference.arguments]
-    return any(user.op in ("exp", "expm1") for one in (difference, *same) for user in one.users)
+    return any(user.op in ("exp", "expm1") for value in (difference, *same) for user in value.users)
 
 
 def around_one(clamp: Value) -> bool:
@@ -451,7 +455,7 @@ def _near_one(bound: Value, below: bool) -> bool:
         return 0.0 < bound.constant < 1.0 if below else 1.0 < bound.constant <= 20.0
     if bound.op in ("sub", "add"):
         first, second = bound.input, bound.argument("other")
-        ones = [one for one in (first, second) if one is not None and one.constant == 1]
+        ones = [side for side in (first, second) if side is not None and side.constant == 1]
         return bool(ones)
     return False
 
@@ -464,9 +468,9 @@ def is_normalised(value: Value) -> bool:
 
     return any(
         user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy")
-        or (user.op == "categorical" and user.argument("logits") is one)
-        for one in walk(value, shaped)
-        for user in one.users
+        or (user.op == "categorical" and user.argument("logits") is part)
+        for part in walk(value, shaped)
+        for user in part.users
     )
 
 
@@ -479,8 +483,8 @@ def is_blank(value: Value | None) -> bool:
         return [one.input] if one.op in ("cast", "setitem") and one.input is not None else []
 
     return value is not None and all(
-        one.op in ("phi", "cast", "setitem", "full") or one.name.rpartition(".")[2] in _BLANK
-        for one in walk(value, before)
+        part.op in ("phi", "cast", "setitem", "full") or part.name.rpartition(".")[2] in _BLANK
+        for part in walk(value, before)
     )
 
 
@@ -496,7 +500,7 @@ def is_number(value: Value | None) -> bool:
 def is_span_of_ones(change: Value) -> bool:
     """mask[i, start:end] = 1, in a new tensor: of tokens, for rewards are set one by one."""
     keys = change.keys
-    spans = [one for one in keys if one.op == "slice" and one.arguments]
+    spans = [key for key in keys if key.op == "slice" and key.arguments]
     return bool(spans) and change.setting("value") in (1, True) and is_blank(change.input)
 
 

@@ -94,9 +94,9 @@ class Spans:
         return whole
 
     def _first_alike(self, value: Value) -> Value:
-        for one in self._built:
-            if one is value or are_alike(one, value):
-                return one
+        for tensor in self._built:
+            if tensor is value or are_alike(tensor, value):
+                return tensor
         self._built.append(value)
         return value
 
@@ -168,8 +168,8 @@ class Spans:
     def _of_pad(self, value: Value, inner: Value, depth: int) -> Span | None:
         widths = value.argument("pad")
         elements = getattr(widths.thing, "elements", None) if widths is not None else None
-        numbers = [one.constant for one in elements] if elements is not None else []
-        if not numbers or not all(isinstance(one, int) for one in numbers):
+        numbers = [element.constant for element in elements] if elements is not None else []
+        if not numbers or not all(isinstance(number, int) for number in numbers):
             return None
         at = 2 if len(numbers) == 4 else 0 if not self._is_scores(inner) and len(numbers) == 2 else None
         if at is None:
@@ -248,8 +248,11 @@ def given_ids(call: Value) -> Value | None:
 
 
 def _is_cached(call: Value) -> bool:
-    for name, one in call.arguments.items():
-        if name.removeprefix("given_") in ("past_key_values", "past", "cache", "kv_cache") and one.constant is not None:
+    for name, part in call.arguments.items():
+        if (
+            name.removeprefix("given_") in ("past_key_values", "past", "cache", "kv_cache")
+            and part.constant is not None
+        ):
             return True
     return False
 
@@ -296,7 +299,7 @@ def is_ignored(change: Value) -> bool:
         written = change.setting("other")
     if not isinstance(written, int) or isinstance(written, bool):
         return False
-    keys = [one for name, one in change.arguments.items() if name.isdigit() or name == "mask"]
+    keys = [part for name, part in change.arguments.items() if name.isdigit() or name == "mask"]
     return written < 0 or any(_is_of_negative(key) for key in keys)
 
 
@@ -305,7 +308,7 @@ def filled_tensor(phi: Value) -> Value | None:
     last = phi.argument("1")
     if last is None or phi.name != "turn":
         return None
-    start = follow(last, lambda one: one.input if one.op == "setitem" and is_ignored(one) else None)
+    start = follow(last, lambda value: value.input if value.op == "setitem" and is_ignored(value) else None)
     return phi.argument("0") if start is phi else None
 
 
@@ -356,10 +359,14 @@ def _of_row(row: Value, depth: int) -> Layout:
         return (*_of_row(row.input, depth - 1), *_of_row(row.arguments["other"], depth - 1))
     thing = row.thing
     if row.op == "cat" and isinstance(thing := getattr(row.argument("tensors"), "thing", None), Listing):
-        return tuple(part for one in thing.elements for part in _of_row(one, depth - 1)) if thing.exact else (id(row),)
+        return (
+            tuple(part for element in thing.elements for part in _of_row(element, depth - 1))
+            if thing.exact
+            else (id(row),)
+        )
     if isinstance(thing, Listing) and thing.cut_from is None:
         if thing.parts and not row.name:
-            return tuple(part for one in thing.parts for part in _of_row(one, depth - 1))
+            return tuple(part for value in thing.parts for part in _of_row(value, depth - 1))
         if thing.exact:
             return ("elements",) * len(thing.elements)
     return (id(row),)
@@ -384,5 +391,5 @@ def expression_key(value: Value, depth: int = 5) -> Hashable:
     return (
         value.op,
         value.name,
-        tuple((name, expression_key(one, depth - 1)) for name, one in sorted(value.arguments.items())),
+        tuple((name, expression_key(part, depth - 1)) for name, part in sorted(value.arguments.items())),
     )

@@ -156,8 +156,8 @@ class Terms:
     def _holds(self, value: Value) -> bool:
         """Whether it is made of log-probs or ratios, where nothing is known of gradients."""
         kinds = (Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
-        attached = walk(value, until=lambda one: one.op in ("detach", "leave"))
-        return any(one.op not in ("detach", "leave") and self.kinds.is_a(one, *kinds) for one in attached)
+        attached = walk(value, until=lambda current: current.op in ("detach", "leave"))
+        return any(part.op not in ("detach", "leave") and self.kinds.is_a(part, *kinds) for part in attached)
 
     def _is_whole(self, value: Value) -> bool:
         """A difference that is one thing: new - ref, logits - logsumexp."""
@@ -182,7 +182,7 @@ class Terms:
             return path.term(TermKind.ENTROPY, value)
         if value.op in ("mse_loss", "pow", "square", "smooth_l1_loss", "maximum") and self.origins.forwards(value):
             return path.term(TermKind.VALUE, value)
-        if value.op == "mul" and all(self.is_policy(one) for one in value.inputs):
+        if value.op == "mul" and all(self.is_policy(part) for part in value.inputs):
             return path.term(TermKind.POLICY, value)
         return path.term(TermKind.OTHER, value)
 

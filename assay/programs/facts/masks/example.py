@@ -100,7 +100,7 @@ class Worked:
 
     def _phi(self, value: Value, steps: Steps) -> Number:
         if value.name == "turn":
-            inside = [one for one in self.endings.loops if one.place == value.place and id(one) in steps]
+            inside = [loop for loop in self.endings.loops if loop.place == value.place and id(loop) in steps]
             turn = steps[id(inside[-1])] if inside else 0
             if turn <= 0 or "1" not in value.arguments:
                 try:
@@ -111,7 +111,7 @@ class Worked:
                         raise
                     return prompts(self.pad) if self._row(steps) is None else [ASKED] * PROMPT
             return self.of(value.arguments["1"], {**steps, id(inside[-1]): turn - 1})
-        options = [one for one in value.arguments.values() if one.constant is not None]
+        options = [part for part in value.arguments.values() if part.constant is not None]
         if not options:
             raise Unclear
         return self.of(options[self.choice], steps)
@@ -125,10 +125,10 @@ class Worked:
         if not isinstance(thing, Listing):
             raise Unclear
         if thing.exact:
-            return [self.of(one, steps) for one in thing.elements]
+            return [self.of(part, steps) for part in thing.elements]
         joined_from = [part.thing for part in thing.parts if isinstance(part.thing, Listing)]
-        if joined_from and sum(len(one.elements) for one in joined_from) == len(thing.elements):
-            return [one for part in thing.parts for one in self._part(part, steps)]
+        if joined_from and sum(len(part.elements) for part in joined_from) == len(thing.elements):
+            return [item for part in thing.parts for item in self._part(part, steps)]
         if len(thing.elements) != 1:
             raise Unclear
         element = thing.elements[0]
@@ -143,7 +143,7 @@ class Worked:
         row = self._row(steps)
         if row is not None and self._is_of_tokens(loop):
             self._token_loops.add(id(loop))
-            drawing = {id(one): 0 for one in self.endings.loops if self.endings.is_drawing(one)}
+            drawing = {id(part): 0 for part in self.endings.loops if self.endings.is_drawing(part)}
             return [
                 self.of(element, {**steps, **dict.fromkeys(drawing, turn), id(loop): turn})
                 for turn in range(LENGTHS[row])
@@ -218,12 +218,12 @@ class Worked:
     def _eq(self, value: Value, steps: Steps) -> Number:
         sides: list[Number] = []
         inputs = [value.arguments["input"], value.arguments["other"]]
-        for one, other in (inputs, inputs[::-1]):
+        for side, other in (inputs, inputs[::-1]):
             try:
-                sides.append(self.of(one, steps))
+                sides.append(self.of(side, steps))
             except Unclear:
                 opaque = ("parameter", "attribute", "index", "call", "method", "element")
-                if self._token_id(other) is None or one.op not in opaque or self._row(steps) is not None:
+                if self._token_id(other) is None or side.op not in opaque or self._row(steps) is not None:
                     raise
                 self.assumed = True
                 sides.append(completions(False, self.fill))
@@ -290,14 +290,14 @@ class Worked:
         if id(value) not in self._given:
             near = islice(ancestors(value), 400)
             made = ("generate", "multinomial", "sample", "forward")
-            self._given[id(value)] = not any(one.op in made for one in near)
+            self._given[id(value)] = not any(part.op in made for part in near)
         return self._given[id(value)]
 
     def _method(self, value: Value, steps: Steps) -> Number:
         inner = value.input
         if inner is None:
             raise Unclear
-        arguments = [one for name, one in value.arguments.items() if name.isdigit()]
+        arguments = [part for name, part in value.arguments.items() if name.isdigit()]
         if value.name == "size":
             shape = self._shape(value, steps)
             dim = value.argument("dim") or (arguments[0] if arguments else None)
@@ -403,22 +403,22 @@ class Worked:
 
     def _sizes(self, value: Value, steps: Steps) -> list[int]:
         start = "size" if "size" in value.arguments else ""
-        given = [one for name, one in value.arguments.items() if name.isdigit() or name == start]
-        sizes = [self.of(one, steps) for one in given]
+        given = [part for name, part in value.arguments.items() if name.isdigit() or name == start]
+        sizes = [self.of(argument, steps) for argument in given]
         flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
-        return [int(one) for one in flat]
+        return [int(part) for part in flat]
 
     def _made_sizes(self, value: Value, steps: Steps) -> list[int]:
         """Of a new tensor. A size that the text spells out is the script's number of rows or of tokens: ours differ."""
-        given = [one for name, one in value.arguments.items() if name.isdigit() or name == "size"]
+        given = [part for name, part in value.arguments.items() if name.isdigit() or name == "size"]
         if len(given) == 1 and isinstance(given[0].thing, Listing):
             given = given[0].thing.elements
         sizes: list[int] = []
-        for at, one in enumerate(given):
-            if len(given) == 1 and isinstance(shape := self.of(one, steps), list | tuple):  # torch.ones(x.shape)
+        for at, argument in enumerate(given):
+            if len(given) == 1 and isinstance(shape := self.of(argument, steps), list | tuple):  # torch.ones(x.shape)
                 return [int(size) for size in shape]
-            spelt = isinstance(one.constant, int) and one.constant > 1 and at < 2
-            sizes.append((ROWS, COMPLETION)[at] if spelt else int(self.of(one, steps)))
+            spelt = isinstance(argument.constant, int) and argument.constant > 1 and at < 2
+            sizes.append((ROWS, COMPLETION)[at] if spelt else int(self.of(argument, steps)))
         return sizes
 
     def _full(self, value: Value, steps: Steps) -> Number:
@@ -446,7 +446,7 @@ class Worked:
 
     def _stack(self, value: Value, steps: Steps) -> Number:
         parts = self.of(value.arguments["tensors"], steps)
-        return np.stack([np.asarray(one) for one in parts], axis=int(value.setting("dim", 0)))
+        return np.stack([np.asarray(part) for part in parts], axis=int(value.setting("dim", 0)))
 
     def _pad_sequence(self, value: Value, steps: Steps) -> Number:
         rows = self.of(value.arguments["sequences"], steps)
@@ -470,7 +470,7 @@ class Worked:
         return expand(self.of(value.arguments["input"], steps), self._sizes(value, steps))
 
     def _and(self, value: Value, steps: Steps) -> Number:
-        return all(bool(self.of(one, steps)) for one in value.arguments.values())
+        return all(bool(self.of(part, steps)) for part in value.arguments.values())
 
     def _max(self, value: Value, steps: Steps) -> Number:
         inner = value.input or value.argument("0")

@@ -60,7 +60,7 @@ def _clamp(input: Number, min: Number = None, max: Number = None, **_: Any) -> N
 
 def _pad(input: Number, pad: Number, mode: str = "constant", value: Number = 0, **_: Any) -> Number:
     array = np.asarray(input)
-    widths = [int(one) for one in pad]
+    widths = [int(part) for part in pad]
     if mode != "constant" or len(widths) % 2 or len(widths) // 2 > array.ndim:
         raise Unclear
     for number in range(0, len(widths), 2):

@@ -39,8 +39,8 @@ def owners(program: Program, part: Value) -> list[Value]:
 
 
 def _users(program: Program, value: Value) -> list[Value]:
-    same = [one for one in program.of(value.op) if one.thing is value.thing] if value.thing is not None else [value]
-    return [user for one in same for user in one.users]
+    same = [part for part in program.of(value.op) if part.thing is value.thing] if value.thing is not None else [value]
+    return [user for part in same for user in part.users]
 
 
 def contains(program: Program, whole: Value, part: Value) -> bool:
@@ -54,14 +54,14 @@ def direct_parts(program: Program, whole: Value) -> list[Value]:
         part = value.argument("value")
         if value.input is not None and part is not None and same_network(value.input, whole):
             inner = network(part)
-            if has_parameters(inner) and not any(inner is one for one in found):
+            if has_parameters(inner) and not any(inner is item for item in found):
                 found.append(inner)
     return found
 
 
 def is_held(program: Program, model: Value, optimizers: list[Optimizer]) -> bool:
     """Whether an optimizer holds the network or what it is a part of."""
-    return any(contains(program, one, model) for optimizer in optimizers for one in optimizer.networks or ())
+    return any(contains(program, value, model) for optimizer in optimizers for value in optimizer.networks or ())
 
 
 def trained_networks(program: Program, loss: Value) -> list[Value] | None:
@@ -74,11 +74,11 @@ def trained_networks(program: Program, loss: Value) -> list[Value] | None:
         model = network(call.arguments["model"])
         if not is_network(model):
             return None
-        if not any(same_network(model, one) for one in found):
+        if not any(same_network(model, value) for value in found):
             found.append(model)
     return found
 
 
 def is_used(program: Program, loss: Value, part: Value) -> bool:
     """Whether the output of a layer is behind a loss."""
-    return any(one.op == "forward" and contains(program, part, one.arguments["model"]) for one in ancestors(loss))
+    return any(value.op == "forward" and contains(program, part, value.arguments["model"]) for value in ancestors(loss))

@@ -46,7 +46,7 @@ def _ids_before(program: Program, draw: Value) -> Iterator[Value]:
 
 def is_prompted(program: Program, tokens: Value) -> bool:
     """Whether the tokens were drawn after something that was given, and not after a start token."""
-    known = {id(one) for one in draws(program)}
+    known = {id(draw) for draw in draws(program)}
     return any(
         first.op in ("index", "parameter", "setitem", "element", "tensor", "attribute")
         for draw in made_of(tokens)
@@ -68,18 +68,20 @@ def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
     names = {name.removeprefix("given_") for name in call.arguments if name not in ("model", "output", "callee")}
     if len(names - _GIVEN) > 1:
         return ""  # a state, a cache, an encoder's output may stand for the prompt
-    known = {id(one) for one in draws(program)}
+    known = {id(draw) for draw in draws(program)}
     drawn: list[Value] = []
     lonely = False
-    for one in _parts(ids, known):
-        if id(one) in known:
-            drawn.append(one)
-        elif _is_cut_short(one):
+    for part in _parts(ids, known):
+        if id(part) in known:
+            drawn.append(part)
+        elif _is_cut_short(part):
             lonely = True
-        elif _is_content(one):
+        elif _is_content(part):
             return ""
     after = [first for draw in drawn if draw.op != "generate" for first in _drawn_after(program, draw)]
-    if not after or not all(any(_is_content(one) for one in made_of(first) if id(one) not in known) for first in after):
+    if not after or not all(
+        any(_is_content(value) for value in made_of(first) if id(value) not in known) for first in after
+    ):
         return ""
     few = "the last tokens of the prompt" if lonely else "special tokens"
     return f"which is {few} and the completion: the prompt it was drawn after is not there"
@@ -99,8 +101,8 @@ def _parts(value: Value, known: set[int]) -> Iterator[Value]:
 def _pieces(value: Value) -> list[Value]:
     """Of a joined list the lists, and of its elements only those that are in none of them."""
     lists = lists_of(value)
-    held = {id(element) for one in lists for element in getattr(one.thing, "elements", ())}
-    return [*lists, *(one for one in data_of(value) if id(one) not in held)]
+    held = {id(element) for listing in lists for element in getattr(listing.thing, "elements", ())}
+    return [*lists, *(part for part in data_of(value) if id(part) not in held)]
 
 
 def _begins_later(value: Value) -> bool:

@@ -13,12 +13,13 @@ _NETWORKS = NETWORKS | {"wrapped", "prepared"}
 def original(model: Value) -> Value:
     """The network that was copied, however often."""
     return follow(
-        network(model), lambda one: network(one.input) if one.op == "deepcopy" and one.input is not None else None
+        network(model),
+        lambda value: network(value.input) if value.op == "deepcopy" and value.input is not None else None,
     )
 
 
 def is_trained(program: Program, model: Value) -> bool:
-    return any(same_network(model, one) for one in program.origins.trained())
+    return any(same_network(model, value) for value in program.origins.trained())
 
 
 def draws_behind(program: Program, loss: Value) -> list[tuple[Value, Value]]:
@@ -37,13 +38,15 @@ def _drawer(program: Program, value: Value) -> list[Value]:
         model = network(value.input)
         return [model] if model.op in _NETWORKS else []
     if value.op in ("multinomial", "sample") and value.input is not None:
-        return [one for one in program.origins.networks(value.input) if one.op in _NETWORKS]
+        return [part for part in program.origins.networks(value.input) if part.op in _NETWORKS]
     return []
 
 
 def loads_into(program: Program, model: Value) -> list[Value]:
     """Each load_state_dict into a network."""
-    return [one for one in program.of("load_state_dict") if one.input is not None and same_network(one.input, model)]
+    return [
+        value for value in program.of("load_state_dict") if value.input is not None and same_network(value.input, model)
+    ]
 
 
 def source_of(load: Value) -> Value | None:

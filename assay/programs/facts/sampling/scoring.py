@@ -37,7 +37,7 @@ class Scoring:
 @once
 def scorings(program: Program) -> list[Scoring]:
     losses = [backward.input for backward in program.of("backward") if backward.input is not None]
-    behind = {id(one) for loss in losses for one in ancestors(loss)}
+    behind = {id(part) for loss in losses for part in ancestors(loss)}
     found = []
     for value in program.values:
         parts = _parts(program, value)
@@ -102,7 +102,7 @@ def _later(value: Value, depth: int = 4) -> Iterator[Value]:
 def _normaliser(value: Value) -> Value | None:
     """The log-softmax behind values over the vocabulary."""
     ends = ("log_softmax", "softmax")
-    found = follow(value, lambda one: one.input if one.op not in (*ends, "phi") else None)
+    found = follow(value, lambda current: current.input if current.op not in (*ends, "phi") else None)
     return found if found.op in ends else None
 
 
@@ -131,12 +131,12 @@ def lists_of(value: Value) -> list[Value]:
     thing = value.thing
     if not isinstance(thing, Listing):
         return []
-    return [one for one in (*thing.parts, thing.cut_from) if one is not None and one is not value]
+    return [part for part in (*thing.parts, thing.cut_from) if part is not None and part is not value]
 
 
 def ancestors_and_lists(value: Value) -> Iterator[Value]:
     """The value and all it was made of, the lists it was joined from among them."""
-    return walk(value, lambda one: (*one.arguments.values(), *lists_of(one)))
+    return walk(value, lambda current: (*current.arguments.values(), *lists_of(current)))
 
 
 def made_of(value: Value) -> Iterator[Value]:
@@ -232,5 +232,5 @@ def _first(value: Value) -> Value | None:
 
 def _likely_arm(phi: Value, seen: set[int]) -> Value | None:
     """Of several values the one that the settings choose; else the one to which more was done."""
-    arms = [one for one in phi.inputs if id(one) not in seen and not is_off(one) and one.constant is not None]
-    return max(arms, key=lambda one: one.order, default=None)
+    arms = [part for part in phi.inputs if id(part) not in seen and not is_off(part) and part.constant is not None]
+    return max(arms, key=lambda value: value.order, default=None)
