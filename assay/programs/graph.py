@@ -101,7 +101,7 @@ class Value:
         return self.arguments.get(name)
 
     def setting(self, name: str, default: Any = UNKNOWN) -> Any:
-        """The constant of an argument; `default` where it is not given, UNKNOWN where it is no constant."""
+        """The constant of an argument; `default` where it is not given, UNKNOWN where it is not a constant."""
         value = self.arguments.get(name)
         return default if value is None else value.constant
 

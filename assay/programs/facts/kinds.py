@@ -14,7 +14,7 @@ from assay.programs.walk import peel, walk
 
 
 class Kind(StrEnum):
-    OUTPUT = "output of a network"  # logits, hidden states or values: what is done with it tells
+    OUTPUT = "output of a network"  # logits, hidden states or values: what is done with it decides
     LOGITS = "logits over the vocabulary"
     PROBABILITIES = "probabilities over the vocabulary"
     LOG_SOFTMAX = "log-probs over the vocabulary"
@@ -152,7 +152,7 @@ class Kinds:
         if id(value) in self._known:
             return self._known[id(value)]
         if id(value) in self._passing or self._depth > DEEPEST or len(self._passing) > MOST_ASKED:
-            return None  # in a loop a value may be made of itself: the other inputs tell
+            return None  # in a loop a value may be made of itself: the other inputs decide
         self._passing.add(id(value))
         is_outermost = len(self._passing) == 1
         self._depth += 1

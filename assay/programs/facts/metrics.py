@@ -103,7 +103,7 @@ def _as_kl(program: Program, label: str, number: Value) -> str:
 
 
 def _averaged(program: Program, value: Value | None) -> Value | None:
-    """What a mean is taken of, with a mask or without; None if it is no mean."""
+    """What a mean is taken of, with a mask or without; None if it is not a mean."""
     if value is None:
         return None
     if value.op == "div" and value.input is not None and value.input.op == "sum":

@@ -42,7 +42,7 @@ class Origins:
     # gradients
 
     def gradient(self, value: Value) -> bool | None:
-        """Whether the value depends on parameters through autograd; None where the text does not tell."""
+        """Whether the value depends on parameters through autograd; None where the text does not say."""
         if id(value) not in self._gradient:
             self._solve(value)
         return self._gradient[id(value)]

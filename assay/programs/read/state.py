@@ -42,7 +42,7 @@ class State(dict[K, Value], Generic[K]):
         self._marks.append({})
 
     def since(self, depth: int) -> dict[K, Value | None]:
-        """What changed since there were so many marks, and what it is now."""
+        """What changed since there were that many marks, and what it is now."""
         return {key: self.get(key) for held in self._marks[depth:] for key in held}
 
     def take_back(self) -> dict[K, Value | None]:

@@ -334,5 +334,5 @@ def is_centred_before(value: Value) -> bool:
 
     How a reward was made inside of its function is its own business.
     """
-    made_of = walk(value, until=lambda current: current.op in ("tensor", "listing"))  # rewards of a function, one a row
+    made_of = walk(value, until=lambda current: current.op in ("tensor", "listing"))  # rewards, one per row
     return any(part.op in ("sub", "sub_", "rsub") for part in islice(made_of, 200))

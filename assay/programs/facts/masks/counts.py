@@ -24,7 +24,7 @@ _TOKENS = (
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """sum(mask), where it divides. `by_row`: one count a row. `floored`: something keeps it from 0."""
+    """sum(mask), where it divides. `by_row`: one count per row. `floored`: something keeps it from 0."""
 
     total: Value
     mask: Value
@@ -87,7 +87,7 @@ def token_mask(program: Program, value: Value) -> Filled | None:
 
 
 def is_token_mask(program: Program, value: Value) -> bool:
-    """A mask with one number a token: as computed, or a running count that is compared, or a field named so."""
+    """A mask with one number per token: as computed, or a running count that is compared, or a field named so."""
     if isinstance(value.constant, int | float):
         return False
     if token_mask(program, value) is not None:

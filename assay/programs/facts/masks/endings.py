@@ -98,7 +98,7 @@ class Endings:
         return found
 
     def drawing_loop(self, value: Value) -> Loop | None:
-        """The loop that draws one token a turn."""
+        """The loop that draws one token per turn."""
         drawn = value.op in ("multinomial", "sample") or self.program.kinds.is_a(value, Kind.SAMPLED)
         return value.context.loops[-1] if drawn and value.context.loops else None
 

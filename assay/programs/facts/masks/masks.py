@@ -153,7 +153,7 @@ class Fillings:
         worked = Worked(self.program, self.endings, pad_is_end, choice)
         try:
             numbers = np.asarray(worked.of(mask.value))
-        except (Unclear, ValueError):  # rows of different lengths are no mask of a batch
+        except (Unclear, ValueError):  # rows of different lengths are not a mask of a batch
             return None
         if numbers.ndim != 2 or numbers.shape[0] != ROWS or not np.isin(numbers, (0, 1)).all():
             return None

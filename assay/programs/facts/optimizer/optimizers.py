@@ -149,7 +149,7 @@ def is_part(part: Value, whole: Value) -> bool:
 
 
 def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | None) -> bool:
-    """Whether a backward makes gradients of these networks; where the text does not tell it may."""
+    """Whether a backward makes gradients of these networks; where the text does not say, it may."""
     if networks is None or backward.input is None:
         return True
     own = [network(model) for model in networks]

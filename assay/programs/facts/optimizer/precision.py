@@ -44,7 +44,7 @@ def cast_to(value: Value) -> str:
 
 
 def precision_of_weights(program: Program, model: Value) -> tuple[str, Value] | None:
-    """The precision in which a network's weights are kept, and what says so; None where the text does not tell."""
+    """The precision in which a network's weights are kept, and what says so; None where the text does not say."""
     said: tuple[str, Value] | None = None
     base = network(model)
     current = original(model)

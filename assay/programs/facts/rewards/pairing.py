@@ -104,7 +104,7 @@ def _is_within_a_row(program: Program, value: Value) -> bool:
 
 
 def _counted_down(side: Value) -> Value | None:
-    """reversed(range(n)), a loop over time: what is beside it is no list of rows."""
+    """reversed(range(n)), a loop over time: what is beside it is not a list of rows."""
     inner = side.input if side.op == "reversed" else None
     return side if inner is not None and inner.op == "range" else None
 
@@ -166,7 +166,7 @@ def _expansion(value: Value, spread: list[Expansion], depth: int = 8) -> Expansi
 
 
 def _is_set(listed: Value) -> bool:
-    """Whether a list was made of a set: in a set there is no order to lose."""
+    """Whether a list was made of a set: a set has no order to lose."""
     parts = listed.thing.parts if isinstance(listed.thing, Listing) else ()
     return any(value.op == "listing" and value.name == "set" for part in parts for value in islice(ancestors(part), 4))
 

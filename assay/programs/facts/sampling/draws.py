@@ -126,7 +126,7 @@ def draws(program: Program) -> list[Value]:
 
 
 def is_greedy(draw: Value) -> bool:
-    """Whether it takes the likeliest token, again and again; of generate() its settings tell."""
+    """Whether it takes the likeliest token, again and again; for generate() its settings decide."""
     return draw.op in ("argmax", "attribute", "index") and bool(draw.context.loops) and not _has_noise(draw)
 
 

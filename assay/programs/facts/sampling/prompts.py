@@ -24,7 +24,7 @@ _GIVEN = frozenset(
     "attn_mask padding_mask".split()
 )
 _PROMPTS = ("input_ids", "**", "inputs", "1", "prompts")
-LONELY = 2  # tokens: so few of a prompt are no prompt
+LONELY = 2  # tokens: as few as these do not stand for a prompt
 
 
 def prompts_of(program: Program) -> Iterator[Value]:

@@ -115,7 +115,7 @@ def data_of(value: Value) -> list[Value]:
         if value.op == "index" and inner is not None and isinstance(inner.constant, str):
             return value.inputs  # a letter of an alphabet: the key is the data
         return [inner] if inner is not None else []
-    if value.op in ("len", "full", "list_repeat"):  # sizes are no data
+    if value.op in ("len", "full", "list_repeat"):  # sizes are not data
         return [
             one for name in ("fill_value", "input") if (one := value.argument(name)) is not None and value.op != "len"
         ]
@@ -154,7 +154,7 @@ class Scale:
 
     @property
     def temperature(self) -> float | None:
-        """What logits are divided by in all; None where a factor is no number in the text."""
+        """What logits are divided by in all; None where the text does not show the number of a factor."""
         product = 1.0
         for op, factor in self.factors:
             number = number_of(factor)
