@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, around_one
-from assay.programs.facts.loss.terms import Product, Term, TermKind
+from assay.programs.facts.loss.terms import SurrogateSide, Term, TermKind
 from assay.programs.facts.origin import is_network_call, network, same_network
 from assay.programs.facts.sampling.samplers import draws_behind, is_touched, loads_into
 from assay.programs.graph import UNKNOWN, Value
@@ -28,7 +28,7 @@ class Use:
     factors: tuple[Value, ...]
     loss: Value | None = None  # None: nothing that is seen differentiates it
     term: Term | None = None
-    product: Product | None = None
+    product: SurrogateSide | None = None
 
     @property
     def is_surrogate(self) -> bool:
@@ -46,7 +46,7 @@ class Difference:
     is_summed: bool = False  # over the tokens of a sequence, and not divided by their number
 
 
-def surrogates(program: Program) -> list[tuple[Value, list[Product]]]:
+def surrogates(program: Program) -> list[tuple[Value, list[SurrogateSide]]]:
     """Each min or max of two products with a ratio, whether or not a loss is seen behind it."""
     found = [(value, program.terms.products(value)) for value in program.of("minimum", "maximum")]
     return [(value, products) for value, products in found if products]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.programs.graph import UNKNOWN, Branch, Context, Graph, Loop, Value
-from assay.programs.read.state import Changes, Heap, State
+from assay.programs.read.state import Changes, Heap, UndoableDict
 from assay.programs.read.things import Call, Frame, Function, Library, Listing, Module, Pending
 from assay.verdict import Place
 
@@ -241,7 +241,7 @@ class Machine:
         self._meet(node, self.frame.variables, [variables for variables, _ in ends])
         self._meet(node, self.heap, [heap for _, heap in ends])
 
-    def _meet(self, node: ast.AST, state: State[K], ends: Sequence[Changes[K]]) -> None:
+    def _meet(self, node: ast.AST, state: UndoableDict[K], ends: Sequence[Changes[K]]) -> None:
         for key in dict.fromkeys(key for end in ends for key in end):
             values = [end[key] if key in end else state.get(key) for end in ends]
             known = [value for value in values if value is not None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.programs.graph import Value
-from assay.programs.read.state import Changes, State
+from assay.programs.read.state import Changes, UndoableDict
 
 
 @dataclass(eq=False)
@@ -16,7 +16,7 @@ class Frame:
     """The variables of a module or of one call; `outer` is the frame in which the function was defined."""
 
     module: Module
-    variables: State[str] = field(default_factory=State)
+    variables: UndoableDict[str] = field(default_factory=UndoableDict)
     outer: Frame | None = None
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)

@@ -25,7 +25,7 @@ _DEEPEST = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Summand:
     """A summand of an estimate: sign * exp(left - right), or sign * (left - right)."""
 
     sign: int
@@ -41,8 +41,8 @@ class Penalty:
     term: Term
     core: Value
     estimator: str
-    part: Part | None
-    linear: Part | None
+    part: Summand | None
+    linear: Summand | None
     has_gradient: bool | None
 
     @property
@@ -71,19 +71,19 @@ def _penalty(program: Program, loss: Value, term: Term, core: Value, estimator: 
     exponentials = [part for part in parts if is_exponential(program, part.value)]
     linear = [part for part in parts if not is_exponential(program, part.value)]
     if estimator in ("k2", "abs") and core.input is not None:
-        linear = [Part(1, core.input, difference) for difference in differences(program, core.input)[:1]]
+        linear = [Summand(1, core.input, difference) for difference in differences(program, core.input)[:1]]
     first = exponentials[0] if exponentials else None
     return Penalty(
         loss, term, core, estimator, first, linear[0] if linear else None, program.origins.gradient(term.core)
     )
 
 
-def parts_of(program: Program, core: Value) -> list[Part]:
-    found: list[Part] = []
+def parts_of(program: Program, core: Value) -> list[Summand]:
+    found: list[Summand] = []
     for sign, value in program.terms.additive(core):
         known = differences(program, value)
         if len(known) == 1:
-            found.append(Part(sign, value, known[0]))
+            found.append(Summand(sign, value, known[0]))
     return found
 
 

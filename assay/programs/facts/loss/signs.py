@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind, is_blank
-from assay.programs.facts.loss.terms import Product, Term, TermKind
+from assay.programs.facts.loss.terms import SurrogateSide, Term, TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import peel, walk
@@ -37,7 +37,7 @@ def _is_manual(program: Program) -> bool:
     return any(value.name == "grad" for value in program.of("setattr") if value.setting("value") is not None)
 
 
-def sides(program: Program, term: Term) -> list[tuple[int, Product]]:
+def sides(program: Program, term: Term) -> list[tuple[int, SurrogateSide]]:
     """The sides of a clipped surrogate, each with its sign in the loss: -1 is right for a loss that is minimised."""
     return [
         (term.sign * product.sign * advantage_sign(product.factors), product)

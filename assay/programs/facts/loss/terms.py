@@ -69,7 +69,7 @@ class _Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class SurrogateSide:
     """One side of a surrogate: sign * ratio * factors."""
 
     sign: int
@@ -82,7 +82,7 @@ class Terms:
     def __init__(self, kinds: Kinds, origins: Origins) -> None:
         self.kinds = kinds
         self.origins = origins
-        self._products: dict[int, list[Product]] = {}
+        self._products: dict[int, list[SurrogateSide]] = {}
 
     def of(self, loss: Value) -> list[Term]:
         found: list[Term] = []
@@ -188,7 +188,7 @@ class Terms:
 
     # surrogates
 
-    def products(self, extreme: Value) -> list[Product]:
+    def products(self, extreme: Value) -> list[SurrogateSide]:
         """The sides of min(ratio * A, clipped * A), in any spelling; empty if it is something else."""
         if id(extreme) not in self._products:
             sides = [extreme.input, extreme.argument("other")]
@@ -200,7 +200,7 @@ class Terms:
         """All that a term is multiplied by, on the sides of a surrogate too."""
         return [*term.factors, *(factor for side in self.products(term.core) for factor in side.factors)]
 
-    def _side(self, value: Value) -> Product | None:
+    def _side(self, value: Value) -> SurrogateSide | None:
         sign = 1
         factors: list[Value] = []
         seen: set[int] = set()
@@ -210,7 +210,7 @@ class Terms:
             known = self.kinds.of(current)
             ratios = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
             if known is not None and known.kind in ratios and current.op not in PASSES:
-                return Product(sign, current, tuple(factors), peel(current, PASSES).op == "clamp")
+                return SurrogateSide(sign, current, tuple(factors), peel(current, PASSES).op == "clamp")
             other = current.argument("other")
             if current.op == "neg":
                 sign, current = -sign, current.input
