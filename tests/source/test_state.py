@@ -1,7 +1,7 @@
 """A dictionary that takes back its changes."""
 
 from assay.programs.graph import Context, Graph, Value
-from assay.programs.read.state import Heap, State
+from assay.programs.read.state import Heap, UndoableDict
 from assay.verdict import Place
 
 
@@ -13,7 +13,7 @@ ONE, TWO, THREE = made(1), made(2), made(3)
 
 
 def test_what_changed_since_a_mark_is_taken_back():
-    state: State[str] = State()
+    state: UndoableDict[str] = UndoableDict()
     state["a"] = ONE
     state.mark()
     state["a"] = TWO
@@ -23,7 +23,7 @@ def test_what_changed_since_a_mark_is_taken_back():
 
 
 def test_a_key_that_was_forgotten_comes_back():
-    state: State[str] = State()
+    state: UndoableDict[str] = UndoableDict()
     state["a"] = ONE
     state.mark()
     state.forget("a")
@@ -34,7 +34,7 @@ def test_a_key_that_was_forgotten_comes_back():
 
 
 def test_a_key_that_was_made_and_forgotten_is_gone():
-    state: State[str] = State()
+    state: UndoableDict[str] = UndoableDict()
     state.mark()
     state["a"] = ONE
     state.forget("a")
@@ -43,7 +43,7 @@ def test_a_key_that_was_made_and_forgotten_is_gone():
 
 
 def test_marks_within_marks_are_taken_back_one_by_one():
-    state: State[str] = State()
+    state: UndoableDict[str] = UndoableDict()
     state.mark()
     state["a"] = ONE
     state.mark()
@@ -58,7 +58,7 @@ def test_marks_within_marks_are_taken_back_one_by_one():
 
 
 def test_the_first_value_of_a_key_is_the_one_that_comes_back():
-    state: State[str] = State()
+    state: UndoableDict[str] = UndoableDict()
     state["a"] = ONE
     state.mark()
     state["a"] = TWO

@@ -143,7 +143,7 @@ def _notebook(raw: bytes, name: str, shown: str) -> Module:
         kept = [_MAGIC.sub(r"\1pass", row) for row in rows]
         try:
             short, _ = _parsed_in_short("\n".join(kept), shown)
-        except SourceError as error:  # a cell that does not run is no part of the program
+        except SourceError as error:  # a cell that does not run is not a part of the program
             broken = str(error).removeprefix(f"{shown}:").split("; ")[0]
             notes.append(f"{shown}: code cell {number} is left out: line {broken}")
             continue

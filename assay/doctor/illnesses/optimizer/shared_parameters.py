@@ -104,7 +104,7 @@ def _shared_part(program: Program, first: Optimizer, second: Optimizer) -> Value
     for part in program.of("module", "instance"):
         if not is_network(part) or part.order > last:
             continue
-        above = [owner.value for owner in owners(program, part)]
+        above = owners(program, part)
         held_by_first, held_by_second = (
             [value for value in above if any(same_network(value, held) for held in optimizer.networks or ())]
             for optimizer in (first, second)

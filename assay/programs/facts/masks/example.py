@@ -6,6 +6,7 @@ filled with padding. What the text does not say is Unclear, and then nothing is 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
@@ -13,23 +14,22 @@ import numpy as np
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import Endings
-from assay.programs.facts.masks.example.new_tensors import Making, Steps
-from assay.programs.facts.masks.example.operations import (
-    OPERATIONS,
-    Number,
-    Unclear,
-    as_array,
-    cast,
-)
-from assay.programs.facts.masks.example.rows import (
+from assay.programs.facts.masks.example_rows import (
     ASKED,
     COMPLETION,
     END,
     LENGTHS,
+    OPERATIONS,
     PAD,
     PROMPT,
     ROWS,
+    Number,
+    Unclear,
+    as_array,
+    as_number,
+    cast,
     completions,
+    expand,
     prompts,
 )
 from assay.programs.graph import Loop, Value
@@ -37,13 +37,14 @@ from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel
 
+Steps = dict[int, int]  # turn of each loop, by the id of the Loop
 _DEEPEST = 120
 _SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())
 # what numpy raises where shapes or types do not fit: the example is then no example of this
 _MISFITS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ArithmeticError, AttributeError)
 
 
-class Worked(Making):
+class Worked:
     """Evaluates values of a program on the example rows."""
 
     def __init__(self, program: Program, endings: Endings, pad_is_end: bool, choice: int = 0) -> None:
@@ -99,7 +100,7 @@ class Worked(Making):
 
     def _phi(self, value: Value, steps: Steps) -> Number:
         if value.name == "turn":
-            inside = [one for one in self.endings.loops if one.place == value.place and id(one) in steps]
+            inside = [loop for loop in self.endings.loops if loop.place == value.place and id(loop) in steps]
             turn = steps[id(inside[-1])] if inside else 0
             if turn <= 0 or "1" not in value.arguments:
                 try:
@@ -110,7 +111,7 @@ class Worked(Making):
                         raise
                     return prompts(self.pad) if self._row(steps) is None else [ASKED] * PROMPT
             return self.of(value.arguments["1"], {**steps, id(inside[-1]): turn - 1})
-        options = [one for one in value.arguments.values() if one.constant is not None]
+        options = [part for part in value.arguments.values() if part.constant is not None]
         if not options:
             raise Unclear
         return self.of(options[self.choice], steps)
@@ -124,10 +125,10 @@ class Worked(Making):
         if not isinstance(thing, Listing):
             raise Unclear
         if thing.exact:
-            return [self.of(one, steps) for one in thing.elements]
+            return [self.of(part, steps) for part in thing.elements]
         joined_from = [part.thing for part in thing.parts if isinstance(part.thing, Listing)]
-        if joined_from and sum(len(one.elements) for one in joined_from) == len(thing.elements):
-            return [one for part in thing.parts for one in self._part(part, steps)]
+        if joined_from and sum(len(part.elements) for part in joined_from) == len(thing.elements):
+            return [item for part in thing.parts for item in self._part(part, steps)]
         if len(thing.elements) != 1:
             raise Unclear
         element = thing.elements[0]
@@ -142,7 +143,7 @@ class Worked(Making):
         row = self._row(steps)
         if row is not None and self._is_of_tokens(loop):
             self._token_loops.add(id(loop))
-            drawing = {id(one): 0 for one in self.endings.loops if self.endings.is_drawing(one)}
+            drawing = {id(part): 0 for part in self.endings.loops if self.endings.is_drawing(part)}
             return [
                 self.of(element, {**steps, **dict.fromkeys(drawing, turn), id(loop): turn})
                 for turn in range(LENGTHS[row])
@@ -199,35 +200,30 @@ class Worked(Making):
             inner = value.input or value.argument("data")
             if inner is None:
                 raise Unclear
-            return cast(self._listed(self.of(inner, steps)), value.name)
+            found = self.of(inner, steps)
+            return cast(as_array(found) if isinstance(found, list) else found, value.name)
         if value.op in OPERATIONS:
-            if value.op in ("eq", "ne"):
-                return self._compared(value, steps)
-            settings = {
-                name: self.of(one, steps)
-                for name, one in value.arguments.items()
-                if name not in ("dtype", "device", "engine", "out")
-            }
-            return OPERATIONS[value.op](**settings)
+            names = [name for name in value.arguments if name not in ("dtype", "device", "engine", "out")]
+            return OPERATIONS[value.op](**self._settings(value, steps, names))
         raise Unclear
 
-    def _listed(self, value: Number) -> Number:
-        return as_array(value) if isinstance(value, list) else value
+    def _settings(self, value: Value, steps: Steps, names: Collection[str]) -> dict[str, Number]:
+        return {name: self.of(value.arguments[name], steps) for name in value.arguments if name in names}
 
     def _token_id(self, value: Value) -> int | None:
         """The end or the padding token, where a name of an API or of the script says so."""
         which = self.endings.which(value)
         return END if which == "end" else self.pad if which == "pad" else None
 
-    def _compared(self, value: Value, steps: Steps) -> Number:
+    def _eq(self, value: Value, steps: Steps) -> Number:
         sides: list[Number] = []
         inputs = [value.arguments["input"], value.arguments["other"]]
-        for one, other in (inputs, inputs[::-1]):
+        for side, other in (inputs, inputs[::-1]):
             try:
-                sides.append(self.of(one, steps))
+                sides.append(self.of(side, steps))
             except Unclear:
                 opaque = ("parameter", "attribute", "index", "call", "method", "element")
-                if self._token_id(other) is None or one.op not in opaque or self._row(steps) is not None:
+                if self._token_id(other) is None or side.op not in opaque or self._row(steps) is not None:
                     raise
                 self.assumed = True
                 sides.append(completions(False, self.fill))
@@ -236,6 +232,8 @@ class Worked(Making):
             if (tokens or np.max(sides[1 - at]) >= PAD) and isinstance(inputs[at].constant, int):
                 sides[at] = self._named_number(inputs[at].constant)
         return OPERATIONS[value.op](sides[0], sides[1])
+
+    _ne = _eq
 
     def _named_number(self, number: int) -> int:
         """A bare number that is compared with tokens."""
@@ -266,8 +264,7 @@ class Worked(Making):
     def _argmax(self, value: Value, steps: Steps) -> Number:
         if self.program.kinds.is_a(value, Kind.SAMPLED):
             return self._multinomial(value, steps)
-        settings = {name: self.of(one, steps) for name, one in value.arguments.items()}
-        return OPERATIONS["argmax"](**settings)
+        return OPERATIONS["argmax"](**self._settings(value, steps, value.arguments))
 
     def _attribute(self, value: Value, steps: Steps) -> Number:
         if value.name == "shape":
@@ -293,14 +290,14 @@ class Worked(Making):
         if id(value) not in self._given:
             near = islice(ancestors(value), 400)
             made = ("generate", "multinomial", "sample", "forward")
-            self._given[id(value)] = not any(one.op in made for one in near)
+            self._given[id(value)] = not any(part.op in made for part in near)
         return self._given[id(value)]
 
     def _method(self, value: Value, steps: Steps) -> Number:
         inner = value.input
         if inner is None:
             raise Unclear
-        arguments = [one for name, one in value.arguments.items() if name.isdigit()]
+        arguments = [part for name, part in value.arguments.items() if name.isdigit()]
         if value.name == "size":
             shape = self._shape(value, steps)
             dim = value.argument("dim") or (arguments[0] if arguments else None)
@@ -380,3 +377,106 @@ class Worked(Making):
                 raise
             array[keys] = ASKED
         return array
+
+    # new tensors: filled, counted, joined, padded, shaped
+
+    def _call(self, value: Value, steps: Steps) -> Number:
+        last = value.name.rpartition(".")[2]
+        if last in ("ones_like", "zeros_like", "full_like", "empty_like"):
+            shape = self._shape_like(value.arguments.get("0") or value.arguments["input"], steps)
+            if last == "full_like":
+                return np.full(shape, self.of(value.arguments.get("1") or value.arguments["fill_value"], steps))
+            return np.full(shape, 1 if last == "ones_like" else 0)
+        if last in ("ones", "zeros", "empty"):
+            return np.full(self._made_sizes(value, steps), 1 if last == "ones" else 0)
+        if last == "isin" and len(value.arguments) >= 2:
+            return np.isin(*[self.of(value.arguments[name], steps) for name in ("0", "1")])
+        raise Unclear
+
+    def _shape_like(self, like: Value, steps: Steps) -> Any:
+        try:
+            return np.shape(self.of(like, steps))
+        except Unclear:
+            if self.program.kinds.of(like) is not None:
+                raise
+            return (ROWS, PROMPT)
+
+    def _sizes(self, value: Value, steps: Steps) -> list[int]:
+        start = "size" if "size" in value.arguments else ""
+        given = [part for name, part in value.arguments.items() if name.isdigit() or name == start]
+        sizes = [self.of(argument, steps) for argument in given]
+        flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
+        return [int(part) for part in flat]
+
+    def _made_sizes(self, value: Value, steps: Steps) -> list[int]:
+        """Of a new tensor. A size that the text spells out is the script's number of rows or of tokens: ours differ."""
+        given = [part for name, part in value.arguments.items() if name.isdigit() or name == "size"]
+        if len(given) == 1 and isinstance(given[0].thing, Listing):
+            given = given[0].thing.elements
+        sizes: list[int] = []
+        for at, argument in enumerate(given):
+            if len(given) == 1 and isinstance(shape := self.of(argument, steps), list | tuple):  # torch.ones(x.shape)
+                return [int(size) for size in shape]
+            spelt = isinstance(argument.constant, int) and argument.constant > 1 and at < 2
+            sizes.append((ROWS, COMPLETION)[at] if spelt else int(self.of(argument, steps)))
+        return sizes
+
+    def _full(self, value: Value, steps: Steps) -> Number:
+        return np.full(self._made_sizes(value, steps), self.of(value.arguments["fill_value"], steps))
+
+    def _arange(self, value: Value, steps: Steps) -> Number:
+        bounds = self._settings(value, steps, ("start", "end", "step"))
+        return np.arange(*[int(bound) for bound in bounds.values()])
+
+    def _cat(self, value: Value, steps: Steps) -> Number:
+        parts = value.arguments.get("tensors")
+        if parts is None or not isinstance(parts.thing, Listing) or not parts.thing.exact:
+            raise Unclear
+        dim = int(value.setting("dim", 0))
+        found: list[Number] = []
+        for part in parts.thing.elements:
+            try:
+                found.append(self.of(part, steps))
+            except Unclear:
+                # what stands before sampled tokens, and is neither sampled nor scored, is the prompt
+                if found or dim not in (1, -1) or self.program.kinds.of(part) is not None:
+                    raise
+                found.append(prompts(self.pad))
+        return np.concatenate([as_number(part) for part in found], axis=dim)
+
+    def _stack(self, value: Value, steps: Steps) -> Number:
+        parts = self.of(value.arguments["tensors"], steps)
+        return np.stack([np.asarray(part) for part in parts], axis=int(value.setting("dim", 0)))
+
+    def _pad_sequence(self, value: Value, steps: Steps) -> Number:
+        rows = self.of(value.arguments["sequences"], steps)
+        fill = value.argument("padding_value")
+        if value.setting("batch_first", False) is not True:
+            raise Unclear
+        filler = 0 if fill is None else self.of(fill, steps)
+        width = max((len(row) for row in rows), default=0)
+        return np.array([[*row, *([filler] * (width - len(row)))] for row in rows])
+
+    def _list_repeat(self, value: Value, steps: Steps) -> Number:
+        inner = value.arguments["input"]
+        return list(self.of(inner, steps)) * int(self.of(value.arguments["other"], steps))
+
+    def _view(self, value: Value, steps: Steps) -> Number:
+        return np.reshape(self.of(value.arguments["input"], steps), self._sizes(value, steps))
+
+    _reshape = _view
+
+    def _expand(self, value: Value, steps: Steps) -> Number:
+        return expand(self.of(value.arguments["input"], steps), self._sizes(value, steps))
+
+    def _and(self, value: Value, steps: Steps) -> Number:
+        return all(bool(self.of(part, steps)) for part in value.arguments.values())
+
+    def _max(self, value: Value, steps: Steps) -> Number:
+        inner = value.input or value.argument("0")
+        if inner is None:
+            raise Unclear
+        found = self.of(inner, steps)
+        if isinstance(found, list):
+            return max(found)
+        return OPERATIONS["max"](found, **self._settings(value, steps, ("dim", "keepdim")))

@@ -1,4 +1,4 @@
-"""What a value is: known by what was done to it, never by how it is called.
+"""What a value is: logits, log-probs, a ratio, a mask. Known by what was done to it, never by how it is called.
 
 `Kinds(graph).of(value)` answers from the operations that made it; where nothing is known of what went in (a parameter
 of a function that nobody calls), from what is made of it: exp(a - b) that is clamped around 1 is a ratio.
@@ -6,33 +6,68 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 
 from __future__ import annotations
 
-from assay.programs.facts.kinds.kind import (
-    COMPARES,
-    DIVIDED,
-    EXP_OF,
-    LIBRARY_LOGPROBS,
-    LOG_OF,
-    ONE_OF,
-    PASSES,
-    SCORES,
-    Kind,
-    Known,
-    is_blank,
-    is_normalised,
-    is_number,
-    is_one_hot,
-    is_order,
-    is_span_of_ones,
-    last_layer,
-    takes_best,
+from dataclasses import dataclass
+from enum import StrEnum
+
+from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Graph, Value
+from assay.programs.walk import peel, walk
+
+
+class Kind(StrEnum):
+    OUTPUT = "output of a network"  # logits, hidden states or values: what is done with it decides
+    LOGITS = "logits over the vocabulary"
+    PROBABILITIES = "probabilities over the vocabulary"
+    LOG_SOFTMAX = "log-probs over the vocabulary"
+    LOGSUMEXP = "normaliser of logits"
+    TOKEN_LOGITS = "logits of chosen tokens"
+    TOKEN_PROBABILITIES = "probabilities of chosen tokens"
+    LOGPROBS = "log-probs of chosen tokens"
+    NEGATIVE_LOGPROBS = "negative log-probs of chosen tokens"
+    DISTRIBUTION = "a distribution over the vocabulary"
+    ENTROPY = "entropy"
+    LOG_RATIO = "difference of log-probs"
+    RATIO = "ratio of probabilities"
+    CLIPPED_RATIO = "clipped ratio"
+    EXP_RATIO = "exp of a ratio"
+    SAMPLED = "sampled tokens"
+    MASK = "mask"
+    COUNT = "running count of a mask"
+
+
+SCORES = (Kind.LOGITS, Kind.OUTPUT)
+ONE_OF = {
+    Kind.LOG_SOFTMAX: Kind.LOGPROBS,
+    Kind.PROBABILITIES: Kind.TOKEN_PROBABILITIES,
+    Kind.LOGITS: Kind.TOKEN_LOGITS,
+    Kind.OUTPUT: Kind.TOKEN_LOGITS,
+}  # of a vocabulary: of one token
+LOG_OF = {
+    Kind.PROBABILITIES: Kind.LOG_SOFTMAX,
+    Kind.TOKEN_PROBABILITIES: Kind.LOGPROBS,
+    Kind.RATIO: Kind.LOG_RATIO,
+}
+EXP_OF = {
+    Kind.LOG_SOFTMAX: Kind.PROBABILITIES,
+    Kind.LOGPROBS: Kind.TOKEN_PROBABILITIES,
+    Kind.LOG_RATIO: Kind.RATIO,
+    Kind.RATIO: Kind.EXP_RATIO,
+    Kind.CLIPPED_RATIO: Kind.EXP_RATIO,
+}
+LIBRARY_LOGPROBS = frozenset(
+    "selective_log_softmax logprobs_from_logits get_per_token_logps compute_transition_scores _get_per_token_logps "
+    "_get_per_token_logps_and_entropies".split()
 )
-from assay.programs.facts.kinds.uses import used_as
-from assay.programs.graph import UNKNOWN, Graph, Value
-from assay.programs.walk import walk
-
-__all__ = ["PASSES", "SCORES", "Kind", "Kinds", "Known"]
-
-
+# still the same kind of thing
+PASSES = SAME_NUMBERS | frozenset(
+    "leave tensor listing repeat_interleave tile roll flip masked_select masked_fill setitem nan_to_num scaled phi "
+    "in_place deepcopy table".split()
+)
+# still that kind of thing after a division
+DIVIDED = (
+    *SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX, Kind.LOGPROBS, Kind.LOG_RATIO, Kind.NEGATIVE_LOGPROBS, Kind.MASK,
+    Kind.ENTROPY,
+)  # fmt: skip
+COMPARES = frozenset("eq ne lt le gt ge logical_and logical_or logical_not not isfinite isnan in".split())
 _OF_INPUT = frozenset("setitem masked_fill masked_select index_select repeat_interleave expand_as pad".split())
 _HOLDERS = frozenset({"phi", "listing", "table"})  # of things that may be of several kinds
 _ADDED = (*SCORES, Kind.LOGPROBS, Kind.MASK, Kind.COUNT, Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
@@ -48,10 +83,45 @@ _ALWAYS = {
     "log_softmax": (Kind.LOG_SOFTMAX, "a log-softmax"),
     "entropy": (Kind.ENTROPY, "entropy of a distribution"),
     "multinomial": (Kind.SAMPLED, "drawn by multinomial"),
+    "generate": (Kind.SAMPLED, "returned by generate()"),
     "cross_entropy": (Kind.NEGATIVE_LOGPROBS, "cross-entropy with token ids"),
     "nll_loss": (Kind.NEGATIVE_LOGPROBS, "negative log-likelihood of token ids"),
 }
 _SUMMED = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOG_RATIO, Kind.ENTROPY)
+_VOCABULARY = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+# what an operation does, and the kind that it makes of another
+_TURNS: dict[str, tuple[str, dict[Kind, Kind]]] = {
+    "argmax": ("the likeliest token", dict.fromkeys(_VOCABULARY, Kind.SAMPLED)),
+    "clamp": ("clamped", {kind: kind for kind in Kind} | {Kind.RATIO: Kind.CLIPPED_RATIO}),
+    "cumsum": ("a running count", {Kind.MASK: Kind.COUNT}),
+    "exp": ("exp of it", EXP_OF),
+    "log": ("its logarithm", LOG_OF),
+    "log_prob": ("log_prob of a distribution", {Kind.DISTRIBUTION: Kind.LOGPROBS}),
+    "mean": ("averaged", {kind: kind for kind in _SUMMED}),
+    "neg": (
+        "its negative",
+        {
+            Kind.LOGPROBS: Kind.NEGATIVE_LOGPROBS,
+            Kind.NEGATIVE_LOGPROBS: Kind.LOGPROBS,
+            Kind.LOG_RATIO: Kind.LOG_RATIO,
+        },
+    ),
+    "sample": ("drawn from a distribution", {Kind.DISTRIBUTION: Kind.SAMPLED}),
+}
+_BLANK = frozenset("zeros empty zeros_like empty_like full full_like new_zeros new_empty new_full".split())
+_SHAPED = frozenset(
+    "index div mul cast view reshape flatten squeeze transpose permute masked_fill phi topk".split()
+)  # between logits and their softmax
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A kind, the sentence that says why, and the value whose kind it follows from."""
+
+    kind: Kind
+    value: Value
+    reason: str
+    of: Known | None = None
 
 
 class Kinds:
@@ -72,15 +142,17 @@ class Kinds:
 
     def _answer_before(self, value: Value) -> None:
         """Answers all that the value is made of, in the order in which it was made: no question goes deep."""
-        unknown = walk(value, lambda one: [part for part in one.arguments.values() if id(part) not in self._known])
-        for one in sorted(unknown, key=lambda one: one.order):
-            self._answer(one)
+        unknown = walk(
+            value, lambda current: [part for part in current.arguments.values() if id(part) not in self._known]
+        )
+        for part in sorted(unknown, key=lambda current: current.order):
+            self._answer(part)
 
     def _answer(self, value: Value) -> Known | None:
         if id(value) in self._known:
             return self._known[id(value)]
         if id(value) in self._passing or self._depth > DEEPEST or len(self._passing) > MOST_ASKED:
-            return None  # in a loop a value may be made of itself: the other inputs tell
+            return None  # in a loop a value may be made of itself: the other inputs decide
         self._passing.add(id(value))
         is_outermost = len(self._passing) == 1
         self._depth += 1
@@ -108,6 +180,8 @@ class Kinds:
     def _made(self, value: Value) -> Known | None:
         if value.op in _ALWAYS:
             return Known(_ALWAYS[value.op][0], value, _ALWAYS[value.op][1], self.of(value.input))
+        if value.op in _TURNS:
+            return self._turned(value, value.op)
         method = getattr(self, f"_{value.op}", None)
         if method is not None:
             known: Known | None = method(value)
@@ -118,15 +192,23 @@ class Kinds:
             return Known(Kind.MASK, value, "a comparison")
         return None
 
+    def _turned(self, value: Value, op: str) -> Known | None:
+        """What an operation makes of one kind."""
+        inner = self.of(value.input)
+        if op == "log" and inner is None and value.input is not None and value.input.op in ("add", "clamp"):
+            inner = self.of(value.input.input)  # log(p + 1e-8)
+        reason, turns = _TURNS[op]
+        return Known(turns[inner.kind], value, reason, inner) if inner is not None and inner.kind in turns else None
+
     def _passed(self, value: Value) -> Known | None:
         """The kind of what went in; of several, the one that all that are known agree on."""
-        inputs = [one for name, one in value.arguments.items() if name != "key"]
+        inputs = [part for name, part in value.arguments.items() if name != "key"]
         if value.op == "setitem" and is_span_of_ones(value):
             return Known(Kind.MASK, value, "a span of ones in a tensor of zeros")
         if value.op in _OF_INPUT:
             filled = value.op == "setitem" and is_blank(value.input)
             inputs = [value.arguments[name] for name in ("value" if filled else "input",) if name in value.arguments]
-        found = [known for one in inputs if (known := self.of(one)) is not None]
+        found = [known for part in inputs if (known := self.of(part)) is not None]
         if value.op == "cat":
             found = [known for known in found if known.kind is Kind.SAMPLED][:1] or found
         if not found or (value.op in _HOLDERS and len({known.kind for known in found}) > 1):
@@ -152,7 +234,7 @@ class Kinds:
         if value.name == "values" and value.input is not None and value.input.op in ("sort", "topk"):
             return self._kept(value, value.input.input)
         of_max = value.input if value.name == "indices" and value.input and takes_best(value.input) else None
-        return self._argmax(of_max) if of_max is not None else None
+        return self._turned(of_max, "argmax") if of_max is not None else None
 
     def _of_distribution(self, value: Value) -> Known:
         """torch normalises the logits that a Categorical is given: its own are log-probs."""
@@ -183,27 +265,7 @@ class Kinds:
         given = value.arguments.get("logits") or value.arguments.get("probs")
         return Known(Kind.DISTRIBUTION, value, "a categorical distribution", self.of(given))
 
-    def _log_prob(self, value: Value) -> Known | None:
-        inner = self.of(value.input)
-        is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
-        return Known(Kind.LOGPROBS, value, "log_prob of a distribution", inner) if is_ours else None
-
     # choosing tokens
-
-    def _sample(self, value: Value) -> Known | None:
-        inner = self.of(value.input)
-        is_ours = inner is not None and inner.kind is Kind.DISTRIBUTION
-        return Known(Kind.SAMPLED, value, "drawn from a distribution", inner) if is_ours else None
-
-    def _generate(self, value: Value) -> Known | None:
-        return Known(Kind.SAMPLED, value, "returned by generate()")
-
-    def _argmax(self, value: Value) -> Known | None:
-        inner = self.of(value.input)
-        vocabulary = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
-        if inner is not None and inner.kind in vocabulary:
-            return Known(Kind.SAMPLED, value, "the likeliest token", inner)
-        return None
 
     def _gather(self, value: Value) -> Known | None:
         if is_order(value.input) and self.is_a(value.argument("index"), Kind.SAMPLED):
@@ -218,7 +280,7 @@ class Kinds:
         if value.input is not None and value.input.op in ("sort", "topk") and not takes_best(value.input):
             return self._kept(value, value.input.input) if value.setting("0") == 0 else None
         if value.input is not None and takes_best(value.input) and value.setting("0") in (0, 1):
-            return self._argmax(value.input) if value.setting("0") == 1 else None
+            return self._turned(value.input, "argmax") if value.setting("0") == 1 else None
         inner = self.of(value.input)
         if is_order(value.input) and self.is_a(value.argument("0"), Kind.SAMPLED):
             return Known(Kind.SAMPLED, value, "tokens at drawn places of an order", self.of(value.argument("0")))
@@ -229,10 +291,9 @@ class Kinds:
         by_tensor = [
             key for key in keys if key.op != "slice" and not isinstance(key.constant, int) and key.constant is UNKNOWN
         ]
-        vocabulary = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
-        if inner.kind in vocabulary and len(keys) >= 2 and len(by_tensor) >= 2:
+        if inner.kind in _VOCABULARY and len(keys) >= 2 and len(by_tensor) >= 2:
             return self._chosen(value, inner)  # logprobs[torch.arange(T), ids]
-        if inner.kind in vocabulary and len(keys) == 1 and self.is_a(keys[0], Kind.SAMPLED):
+        if inner.kind in _VOCABULARY and len(keys) == 1 and self.is_a(keys[0], Kind.SAMPLED):
             return self._chosen(value, inner)  # logprobs[token], of one position
         return Known(inner.kind, value, "a part of it", inner)
 
@@ -241,47 +302,19 @@ class Kinds:
             return None if inner is None else Known(inner.kind, value, "a part of it", inner)
         return Known(ONE_OF[inner.kind], value, "those at the token ids", inner)
 
-    def _method(self, value: Value) -> Known | None:
-        if value.name not in LIBRARY_LOGPROBS:
-            return None
-        return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
-
     def _call(self, value: Value) -> Known | None:
         last = value.name.rpartition(".")[2]
         if last in LIBRARY_LOGPROBS:
             return Known(Kind.LOGPROBS, value, "a library's log-probs of chosen tokens")
-        if last in ("ones_like", "zeros_like") and self.is_a(value.arguments.get("0"), Kind.MASK):
+        if last in ("ones_like", "zeros_like") and self.is_a(value.argument("0"), Kind.MASK):
             return Known(Kind.MASK, value, "of the form of a mask")
-        if "callee" in value.arguments and is_normalised(value):
+        if value.op == "call" and "callee" in value.arguments and is_normalised(value):
             return Known(Kind.OUTPUT, value, "a call whose result goes into a softmax")
         return None
 
+    _method = _call
+
     # arithmetic
-
-    def _log(self, value: Value) -> Known | None:
-        inner = self.of(value.input)
-        if inner is None and value.input is not None and value.input.op in ("add", "clamp"):
-            inner = self.of(value.input.input)
-        if inner is None or inner.kind not in LOG_OF:
-            return None
-        return Known(LOG_OF[inner.kind], value, "its logarithm", inner)
-
-    def _exp(self, value: Value) -> Known | None:
-        inner = self.of(value.input)
-        if inner is not None and inner.kind in EXP_OF:
-            return Known(EXP_OF[inner.kind], value, "exp of it", inner)
-        return None
-
-    def _neg(self, value: Value) -> Known | None:
-        inner = self.of(value.input)
-        kinds = {
-            Kind.NEGATIVE_LOGPROBS: Kind.LOGPROBS,
-            Kind.LOGPROBS: Kind.NEGATIVE_LOGPROBS,
-            Kind.LOG_RATIO: Kind.LOG_RATIO,
-        }
-        if inner is None or inner.kind not in kinds:
-            return None
-        return Known(kinds[inner.kind], value, "its negative", inner)
 
     def _sub(self, value: Value) -> Known | None:
         left, right = self.of(value.input), self.of(value.argument("other"))
@@ -306,10 +339,10 @@ class Kinds:
 
     def _add(self, value: Value) -> Known | None:
         left, right = self.of(value.input), self.of(value.argument("other"))
-        for one, other in ((left, right), (right, left)):
-            fits = one is not None and (other is None or other.kind in (one.kind, Kind.MASK, Kind.COUNT))
-            if one is not None and one.kind in _ADDED and fits:
-                return Known(one.kind, value, "with something added", one)
+        for side, other in ((left, right), (right, left)):
+            fits = side is not None and (other is None or other.kind in (side.kind, Kind.MASK, Kind.COUNT))
+            if side is not None and side.kind in _ADDED and fits:
+                return Known(side.kind, value, "with something added", side)
         return None
 
     def _mul(self, value: Value) -> Known | None:
@@ -344,22 +377,18 @@ class Kinds:
     def _sum(self, value: Value) -> Known | None:
         inner = value.input
         if inner is not None and inner.op == "mul":
-            kinds = {known.kind for one in inner.inputs if (known := self.of(one)) is not None}
+            kinds = {known.kind for part in inner.inputs if (known := self.of(part)) is not None}
             if kinds == {Kind.PROBABILITIES, Kind.LOG_SOFTMAX}:
                 return Known(Kind.ENTROPY, value, "sum of p log p", self.of(inner.input))
-            if Kind.LOG_SOFTMAX in kinds and any(one.op in ("one_hot", "cast") for one in inner.inputs):
+            if Kind.LOG_SOFTMAX in kinds and any(part.op in ("one_hot", "cast") for part in inner.inputs):
                 return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(inner.input))
         known = self.of(inner)
         return Known(known.kind, value, "summed", known) if known is not None and known.kind in _SUMMED else None
 
     def _einsum(self, value: Value) -> Known | None:
-        logs = [one for one in value.inputs if self.is_a(one, Kind.LOG_SOFTMAX)]
-        picked = bool(logs) and any(is_one_hot(one) for one in value.inputs)
+        logs = [part for part in value.inputs if self.is_a(part, Kind.LOG_SOFTMAX)]
+        picked = bool(logs) and any(is_one_hot(part) for part in value.inputs)
         return Known(Kind.LOGPROBS, value, "picked by a one-hot", self.of(logs[0])) if picked else None
-
-    def _mean(self, value: Value) -> Known | None:
-        known = self.of(value.input)
-        return Known(known.kind, value, "averaged", known) if known is not None and known.kind in _SUMMED else None
 
     def _leave(self, value: Value) -> Known | None:
         known = self._passed(value)
@@ -368,22 +397,143 @@ class Kinds:
         is_score = known is not None and known.kind is Kind.MASK and value.name in ("float", "int", "item")
         return None if is_score else known  # float(answer == truth) is a number, no mask
 
-    def _cumsum(self, value: Value) -> Known | None:
-        known = self.of(value.input)
-        is_mask = known is not None and known.kind is Kind.MASK
-        return Known(Kind.COUNT, value, "a running count", known) if is_mask else None
-
-    def _clamp(self, value: Value) -> Known | None:
-        known = self.of(value.input)
-        if known is None:
-            return None
-        if known.kind is Kind.RATIO:
-            return Known(Kind.CLIPPED_RATIO, value, "clamped", known)
-        return Known(known.kind, value, "clamped", known)
-
-    _minimum = _maximum = lambda self, value: None
-
     def _where(self, value: Value) -> Known | None:
         found = [known for name in ("input", "other") if (known := self.of(value.argument(name))) is not None]
         agreed = len({known.kind for known in found}) == 1
         return Known(found[0].kind, value, "where a condition holds", found[0]) if agreed else None
+
+
+def used_as(value: Value, kinds: Kinds) -> Known | None:
+    """A ratio is clamped around 1; a difference of log-probs is what its exp is taken of."""
+    inner, other = value.input, value.argument("other")
+    if value.op == "exp" and inner is not None and inner.op == "sub" and _is_clipped(value):
+        return Known(Kind.RATIO, value, "exp of a difference that is clamped around 1")
+    if value.op == "div" and _is_clipped(value) and other is not None and not is_number(other):
+        return Known(Kind.RATIO, value, "a quotient that is clamped around 1")
+    if value.op == "sub" and any(user.op == "exp" and _is_clipped(user) for user in value.users):
+        return Known(Kind.LOG_RATIO, value, "its exp is clamped around 1")
+    if value.op == "mul" and any(user.op == "exp" for user in value.users):
+        logs = [
+            known for part in value.inputs if (known := kinds.of(part)) is not None and known.kind is Kind.LOG_RATIO
+        ]
+        if len(logs) == 1:
+            return Known(Kind.LOG_RATIO, value, "a difference of log-probs under something, before its exp", logs[0])
+    if value.op == "sub" and inner is not None and other is not None and _has_exp(value, inner):
+        sides = [(inner, kinds.of(inner)), (other, kinds.of(other))]
+        ours = [known for _, known in sides if known is not None and known.kind is Kind.LOGPROBS]
+        strangers = [side for side, known in sides if known is None and not is_number(side)]
+        if len(ours) == 1 and len(strangers) == 1:
+            return Known(
+                Kind.LOG_RATIO, value, "log-probs and something else, of whose difference the exp is taken", ours[0]
+            )
+    return None
+
+
+def _is_clipped(value: Value) -> bool:
+    return any(user.op == "clamp" and user.input is value and around_one(user) for user in value.users)
+
+
+def _has_exp(difference: Value, inner: Value) -> bool:
+    """Whether the exp is taken of it, or of the same difference written a second time."""
+    same = [user for user in inner.users if user.op == "sub" and user.arguments == difference.arguments]
+    return any(user.op in ("exp", "expm1") for value in (difference, *same) for user in value.users)
+
+
+def around_one(clamp: Value) -> bool:
+    """Whether a clamp has the bounds of a clipped ratio: below and above 1, or one of them.
+
+    A bound that is not known counts if it is written as 1 minus or 1 plus something.
+    """
+    low, high = clamp.argument("min"), clamp.argument("max")
+    if low is None and high is None:
+        return False
+    return (low is None or _near_one(low, below=True)) and (high is None or _near_one(high, below=False))
+
+
+def _near_one(bound: Value, below: bool) -> bool:
+    if isinstance(bound.constant, int | float):
+        return 0.0 < bound.constant < 1.0 if below else 1.0 < bound.constant <= 20.0
+    if bound.op in ("sub", "add"):
+        first, second = bound.input, bound.argument("other")
+        ones = [side for side in (first, second) if side is not None and side.constant == 1]
+        return bool(ones)
+    return False
+
+
+def is_normalised(value: Value) -> bool:
+    """Whether a softmax is taken of it, after slices and divisions."""
+
+    def shaped(one: Value) -> list[Value]:
+        return [user for user in one.users if user.op in _SHAPED or (user.op == "setitem" and user.input is one)]
+
+    return any(
+        user.op in ("softmax", "log_softmax", "logsumexp", "cross_entropy")
+        or (user.op == "categorical" and user.argument("logits") is part)
+        for part in walk(value, shaped)
+        for user in part.users
+    )
+
+
+def is_blank(value: Value | None) -> bool:
+    """Whether a tensor is new and holds nothing but what was put into it: torch.zeros(n), in a loop too."""
+
+    def before(one: Value) -> list[Value]:
+        if one.op == "phi":
+            return one.inputs
+        return [one.input] if one.op in ("cast", "setitem") and one.input is not None else []
+
+    return value is not None and all(
+        part.op in ("phi", "cast", "setitem", "full") or part.name.rpartition(".")[2] in _BLANK
+        for part in walk(value, before)
+    )
+
+
+def is_number(value: Value | None) -> bool:
+    """A constant, a setting, or something that is not a tensor as far as can be seen."""
+    if value is None:
+        return False
+    if isinstance(value.constant, int | float):
+        return True
+    return value.op in ("config", "len", "parameter", "attribute") and value.name not in ("logits", "data")
+
+
+def is_span_of_ones(change: Value) -> bool:
+    """mask[i, start:end] = 1, in a new tensor: of tokens, for rewards are set one by one."""
+    keys = change.keys
+    spans = [key for key in keys if key.op == "slice" and key.arguments]
+    return bool(spans) and change.setting("value") in (1, True) and is_blank(change.input)
+
+
+def takes_best(value: Value) -> bool:
+    """max(-1), or topk(1): (values, indices) of the likeliest."""
+    return value.op == "max" or (value.op == "topk" and value.setting("k") == 1)
+
+
+def is_order(value: Value | None) -> bool:
+    """The indices of a sort or of the best few: what is drawn from them is a place among them, not a token."""
+    if value is None:
+        return False
+    if value.op == "argsort":
+        return True
+    is_second = value.name == "indices" if value.op == "attribute" else value.op == "index" and value.setting("0") == 1
+    return is_second and value.input is not None and value.input.op in ("sort", "topk")
+
+
+def is_one_hot(value: Value) -> bool:
+    """A one-hot code in another precision."""
+    return peel(value, ("cast",)).op == "one_hot"
+
+
+def last_layer(forward: Value) -> str:
+    """The layer of torch.nn that makes the output of a call: that of nn.Sequential is its last. "": not known."""
+    model = forward.arguments.get("model")
+    if model is not None and model.op == "submodule":
+        model = model.arguments.get("layer", model)
+    if model is None or model.op != "module":
+        return forward.name
+    layer = model
+    while layer.name == "Sequential":
+        if not layer.arguments or (inner := list(layer.arguments.values())[-1]).op != "module":
+            return ""
+        layer = inner
+    return layer.name

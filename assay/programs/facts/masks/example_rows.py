@@ -1,6 +1,7 @@
-"""Operations of a script on small example arrays, by numpy: what a comparison, a running count or a slice gives.
+"""The example rows, and the operations of a script on them by numpy: a comparison, a running count, a slice.
 
-Only what masks are made of. An operation that is not here is Unclear: nothing is concluded from it.
+One row ends in the middle, one is cut off, one ends at once, one ends in its last place. Only operations that masks are
+made of are here. Any other is Unclear: nothing is concluded from it.
 """
 
 # ruff: noqa: A006
@@ -13,6 +14,12 @@ import numpy as np
 
 Number = Any  # an array, a number, a list or a tuple of them
 BIGGEST = 10_000  # elements of an example
+PROMPT, COMPLETION = 4, 6  # tokens; the widths 10, 9 and 6 distinguish a whole sequence, a shifted one and a completion
+END, PAD, WORD = 1001, 1000, 1005
+ASKED = WORD + 7  # a token of a prompt
+ROWS = 4
+LENGTHS = (3, 6, 1, 6)  # with the end token
+_STARTS = (1, 0, 2, 0)  # padding before each prompt
 
 
 class Unclear(Exception):
@@ -26,7 +33,7 @@ def _dim(settings: dict[str, Any]) -> int | None:
     raise Unclear
 
 
-def _reduced(how: Callable[..., Any]) -> Callable[..., Any]:
+def _reduce(how: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(input: Number, **settings: Any) -> Number:
         keep = bool(settings.get("keepdim", False))
         return how(np.asarray(input), axis=_dim(settings), keepdims=keep)
@@ -53,7 +60,7 @@ def _clamp(input: Number, min: Number = None, max: Number = None, **_: Any) -> N
 
 def _pad(input: Number, pad: Number, mode: str = "constant", value: Number = 0, **_: Any) -> Number:
     array = np.asarray(input)
-    widths = [int(one) for one in pad]
+    widths = [int(part) for part in pad]
     if mode != "constant" or len(widths) % 2 or len(widths) // 2 > array.ndim:
         raise Unclear
     for number in range(0, len(widths), 2):
@@ -67,7 +74,7 @@ def _pad(input: Number, pad: Number, mode: str = "constant", value: Number = 0, 
     return array
 
 
-def expanded(input: Number, sizes: list[int]) -> Number:
+def expand(input: Number, sizes: list[int]) -> Number:
     array = np.asarray(input)
     missing = len(sizes) - array.ndim
     shape = [array.shape[at - missing] if size == -1 else size for at, size in enumerate(sizes)]
@@ -104,27 +111,31 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "logical_not": lambda input: np.logical_not(_truth(input)),
     "not": lambda input: not _truth(input),
     "add": lambda input, other, **_: _sum_of(input, other),
-    "sub": lambda input, other, **_: np.subtract(_number(input), _number(other)),
-    "mul": lambda input, other: np.multiply(_number(input), _number(other)),
-    "div": lambda input, other: np.divide(_number(input), _number(other)),
-    "floordiv": lambda input, other: np.floor_divide(_number(input), _number(other)),
-    "minimum": lambda input, other: np.minimum(_number(input), _number(other)),
-    "maximum": lambda input, other: np.maximum(_number(input), _number(other)),
-    "neg": lambda input: np.negative(_number(input)),
-    "abs": lambda input: np.abs(_number(input)),
-    "sum": _reduced(np.sum),
-    "mean": _reduced(np.mean),
-    "any": _reduced(np.any),
-    "all": _reduced(np.all),
-    "amax": _reduced(np.max),
-    "amin": _reduced(np.min),
+    "sub": lambda input, other, **_: np.subtract(as_number(input), as_number(other)),
+    "mul": lambda input, other: np.multiply(as_number(input), as_number(other)),
+    "div": lambda input, other: np.divide(as_number(input), as_number(other)),
+    "floordiv": lambda input, other: np.floor_divide(as_number(input), as_number(other)),
+    "minimum": lambda input, other: np.minimum(as_number(input), as_number(other)),
+    "maximum": lambda input, other: np.maximum(as_number(input), as_number(other)),
+    "neg": lambda input: np.negative(as_number(input)),
+    "abs": lambda input: np.abs(as_number(input)),
+    "sum": _reduce(np.sum),
+    "mean": _reduce(np.mean),
+    "any": _reduce(np.any),
+    "all": _reduce(np.all),
+    "amax": _reduce(np.max),
+    "amin": _reduce(np.min),
     "max": _extreme(np.max, np.argmax),
     "min": _extreme(np.min, np.argmin),
-    "argmax": lambda input, **how: np.argmax(_number(input), axis=_dim(how), keepdims=bool(how.get("keepdim", False))),
-    "argmin": lambda input, **how: np.argmin(_number(input), axis=_dim(how), keepdims=bool(how.get("keepdim", False))),
-    "cumsum": lambda input, **how: np.cumsum(_number(input), axis=_dim(how)),
-    "cumprod": lambda input, **how: np.cumprod(_number(input), axis=_dim(how)),
-    "flip": lambda input, **how: np.flip(_number(input), axis=_axes(how)),
+    "argmax": lambda input, **how: np.argmax(
+        as_number(input), axis=_dim(how), keepdims=bool(how.get("keepdim", False))
+    ),
+    "argmin": lambda input, **how: np.argmin(
+        as_number(input), axis=_dim(how), keepdims=bool(how.get("keepdim", False))
+    ),
+    "cumsum": lambda input, **how: np.cumsum(as_number(input), axis=_dim(how)),
+    "cumprod": lambda input, **how: np.cumprod(as_number(input), axis=_dim(how)),
+    "flip": lambda input, **how: np.flip(as_number(input), axis=_axes(how)),
     "roll": _roll,
     "clamp": _clamp,
     "where": lambda condition, input, other: np.where(_truth(condition), input, other),
@@ -133,6 +144,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
     "unsqueeze": lambda input, dim: np.expand_dims(np.asarray(input), int(dim)),
     "transpose": lambda input, dim0=0, dim1=1: np.swapaxes(np.asarray(input), dim0, dim1),
+    "flatten": lambda input, **_: np.ravel(input),
     "expand_as": lambda input, other: np.broadcast_to(input, np.shape(other)),
 }
 
@@ -142,7 +154,7 @@ def _axes(how: dict[str, Any]) -> Any:
     return tuple(dims) if isinstance(dims, list | tuple) else dims
 
 
-def _number(value: Number) -> Any:
+def as_number(value: Number) -> Any:
     array = np.asarray(value)
     return array.astype(np.int64) if array.dtype == bool else array
 
@@ -150,7 +162,7 @@ def _number(value: Number) -> Any:
 def _sum_of(one: Number, other: Number) -> Number:
     if isinstance(one, list) and isinstance(other, list):
         return one + other
-    return np.add(_number(one), _number(other))
+    return np.add(as_number(one), as_number(other))
 
 
 def cast(value: Number, name: str) -> Number:
@@ -161,22 +173,25 @@ def cast(value: Number, name: str) -> Number:
     return array.astype(np.int64) if array.dtype == bool and is_number else value
 
 
-def shaped(value: Number, sizes: list[int]) -> Number:
-    return np.reshape(np.asarray(value), sizes)
-
-
-def joined(parts: list[Number], dim: int) -> Number:
-    return np.concatenate([_number(part) for part in parts], axis=dim)
-
-
-def padded(rows: list[Number], value: Number) -> Number:
-    """Rows of different lengths under each other, as pad_sequence(batch_first=True) does it."""
-    width = max((len(row) for row in rows), default=0)
-    return np.array([[*row, *([value] * (width - len(row)))] for row in rows])
-
-
 def as_array(value: Number) -> Any:
     array = np.asarray(value)
     if array.dtype == object or array.size > BIGGEST:
         raise Unclear
     return array
+
+
+def completions(raw: bool, fill: int) -> Any:
+    """[rows, COMPLETION]; `raw`: words go on after the end, as a sampler that does not look draws them."""
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        row = [WORD + (number + at) % 5 for at in range(COMPLETION)]
+        if number != 1:
+            row[length - 1] = END
+        if not raw:
+            row[length:] = [fill] * (COMPLETION - length)
+        rows.append(row)
+    return np.array(rows)
+
+
+def prompts(pad: int) -> Any:
+    return np.array([[pad] * start + [ASKED] * (PROMPT - start) for start in _STARTS])
