@@ -25,7 +25,7 @@ from torch import Tensor
 from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Start
+from assay.llama.decoder import Decoding, Start
 from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
@@ -102,14 +102,8 @@ def open_for(
     temperature: float = 1.0,
 ) -> None:
     """Every rollout in a slot of its own."""
-    decoder.open(
-        slots=len(prompts) * group,
-        prompt_rows=len(prompts),
-        prompt_width=max(map(len, prompts)) - 1,
-        settings=RolloutConfig(max_tokens=limit),
-        temperature=temperature,
-        uniforms_RT=uniforms_RT,
-    )
+    settings, width = RolloutConfig(max_tokens=limit), max(map(len, prompts)) - 1
+    decoder.open(Decoding(len(prompts) * group, len(prompts), width, settings, temperature, uniforms_RT))
     decoder.prefill([(number, prompt[:-1]) for number, prompt in enumerate(prompts)])
     decoder.start(
         [
@@ -218,14 +212,8 @@ def add_adapters(model: Any, rank: int) -> None:
 
 def started(decoder: CudaDecoder, rows: int) -> None:
     """A run that is under way: every slot in the middle of its completion."""
-    decoder.open(
-        slots=rows,
-        prompt_rows=max(rows // GROUP, 1),
-        prompt_width=PROMPT - 1,
-        settings=RolloutConfig(max_tokens=NEW),
-        temperature=1.0,
-        uniforms_RT=torch.rand(rows, NEW, device="cuda"),
-    )
+    uniforms_RT = torch.rand(rows, NEW, device="cuda")
+    decoder.open(Decoding(rows, max(rows // GROUP, 1), PROMPT - 1, RolloutConfig(max_tokens=NEW), 1.0, uniforms_RT))
     for cache in decoder.run.caches:
         cache.normal_()
     decoder.start([Start(slot, slot, slot // GROUP, PROMPT, 5) for slot in range(rows)])

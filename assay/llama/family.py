@@ -105,6 +105,17 @@ class Family:
     def dtype(self) -> torch.dtype:
         return self.embedding_VD.dtype
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of the keys and values of all layers."""
+        return 2 * len(self.layers) * self.key_heads * self.head_width * self.dtype.itemsize
+
+    @property
+    def projections(self) -> Iterator[Projection]:
+        for layer in self.layers:
+            yield from (*layer.query_key_value.parts, layer.output, *layer.gate_up.parts, layer.down)
+        yield self.head
+
     def rotations(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         """(cosines_NH, sines_NH) in float32; the halves of a head are rotated against each other."""
         angles_NH = positions_N.float().unsqueeze(1) * self.frequencies_H.to(positions_N.device, torch.float32)
@@ -214,7 +225,7 @@ def same_reading(left: Any, right: Any) -> bool:
     """Whether two families, or parts of them, are made of the very same parameters and numbers."""
     if isinstance(left, (Family, Layer, Stack, Projection, LowRank)):
         return type(left) is type(right) and all(
-            same_reading(getattr(left, one.name), getattr(right, one.name)) for one in fields(left)
+            same_reading(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
         )
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(same_reading, left, right))

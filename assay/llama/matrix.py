@@ -8,7 +8,6 @@ Shape legend: L slots, I inputs, O outputs, K rank of an adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -96,9 +95,7 @@ def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Ten
 
 def copied_bytes(family: Family) -> int:
     """Of all copies together."""
-    stacks: Iterable[Projection] = (part for stack in family.stacks for part in stack.parts)
-    singles = (projection for layer in family.layers for projection in (layer.output, layer.down))
-    return sum(part.weight_OI.nbytes for part in (*stacks, *singles, family.head))
+    return sum(projection.weight_OI.nbytes for projection in family.projections)
 
 
 def _add_adapter(outputs_LO: Tensor, inputs_LI: Tensor, adapter: LowRank) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.llama.family import Family, NotOfTheFamily, family_of, joined_family, same_reading
 from assay.llama.forward import hidden_states
@@ -15,6 +15,7 @@ from assay.llama.joined import project
 from assay.llama.packed import Packed, Segment
 from assay.machine.device import missing_kernels
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
+from assay.policy.codec import Codec
 
 # One prompt and two answers, in elevenths of the vocabulary. The first tokens of a vocabulary are often special ones
 # that were never trained: for them SmolLM2's logits in bfloat16 are off by 10 of 32, however they are computed. And
@@ -25,6 +26,13 @@ ELEVENTHS = 11
 
 class UnfitModel(ValueError):
     """A model that cannot be a policy; the message says why."""
+
+
+def open_policy(
+    model: nn.Module, codec: Codec, eos_ids: tuple[int, ...], temperature: float, say: Callable[[str], None]
+) -> CausalPolicy:
+    """A torch module as a policy: a causal language model, in eval mode and examined."""
+    return examined(CausalPolicy(model.eval(), codec, eos_ids, temperature), say)
 
 
 def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:

@@ -26,7 +26,6 @@ from assay.config import Config
 from assay.examine.inputs import RowInputs
 from assay.examine.part import stack
 from assay.machine.terminal import ProgressLine
-from assay.policy.plain import policy_plain_logprobs
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
@@ -203,7 +202,7 @@ def _sample(row: Row) -> Sample:
 def _plain(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
     plain = []
     for number, row in enumerate(rows, start=1):
-        plain.append(policy_plain_logprobs(policy, row["prompt_tokens"], row["tokens"]))
+        plain.append(policy.plain_logprobs(row["prompt_tokens"], row["tokens"]))
         tick(number, len(rows))
     width = max(len(row["tokens"]) for row in rows)
     scaled, raw = (stack(values, width) for values in zip(*plain, strict=True))

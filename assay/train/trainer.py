@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from assay.config import Config, ConfigError, from_mapping
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.grpo import kl_estimate, policy_loss
-from assay.policy.causal import CausalPolicy, check_room
-from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
-from assay.policy.probe import examined, renewed, vocabulary_of
+from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, check_room, end_tokens
+from assay.policy.probe import open_policy, renewed, vocabulary_of
 from assay.train.loop import train
 from assay.train.progress import Progress
 from assay.train.run.budget import budgeted
@@ -138,13 +137,11 @@ class GRPOTrainer:
         self.model = model
         self.reward_fn = reward_fn
         self.has_tokenizer = tokenizer is not None
-        self.policy = examined(
-            CausalPolicy(
-                model.eval(),
-                TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
-                _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
-                self.config.rollout.temperature,
-            ),
+        self.policy = open_policy(
+            model,
+            TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
+            _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
+            self.config.rollout.temperature,
             warnings.warn,
         )
         self.config = budgeted(self.config, self.policy)

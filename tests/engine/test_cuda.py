@@ -17,7 +17,7 @@ from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cpu import CpuDecoder
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Start
+from assay.llama.decoder import Decoding, Start
 from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 from assay.types import StopReason
@@ -59,14 +59,8 @@ def opened(model, *, slots=4, limit=LIMIT, temperature=1.0, top_k=0, greedy=Fals
 
 
 def open_again(decoder, slots, limit, temperature, top_k, uniforms_RT):
-    decoder.open(
-        slots=slots,
-        prompt_rows=2,
-        prompt_width=4,
-        settings=RolloutConfig(max_tokens=limit, top_k=top_k),
-        temperature=temperature,
-        uniforms_RT=uniforms_RT,
-    )
+    settings = RolloutConfig(max_tokens=limit, top_k=top_k)
+    decoder.open(Decoding(slots, 2, 4, settings, temperature, uniforms_RT))
     decoder.prefill([(1 - number, prompt[:-1]) for number, prompt in enumerate(PROMPTS)])
 
 

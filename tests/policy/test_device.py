@@ -10,7 +10,7 @@ from engine.compared import sampled
 from engine.families import PROMPTS, family_policy
 from tiny import tiny_policy, uneven_samples
 
-from assay.engine import portable, scheduler, shared_weights
+from assay.engine import scheduler, shared_weights
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama import forward, head
 from assay.llama.family import NotOfTheFamily, joined_family
@@ -77,9 +77,9 @@ def test_rollouts_are_decoded_on_the_device_of_the_model(monkeypatch, current, o
     policy, family = family_policy()
     if of_the_family:
         policy = replace(policy, family=family)
-    decoding = watched(monkeypatch, scheduler if of_the_family else portable, "decode", current)
+    decoding = watched(monkeypatch, *((scheduler, "decode") if of_the_family else (shared_weights, "draw")), current)
     sampled(policy, PROMPTS, group_size=2, max_tokens=2)
-    assert decoding == [[policy.device]]
+    assert decoding == [[policy.device]] * (1 if of_the_family else 2)  # the portable path draws twice
     assert current == []
 
 

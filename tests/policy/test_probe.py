@@ -11,10 +11,10 @@ from small_models import PROMPTS as TRAINER_PROMPTS
 from tiny import EOS_ID, prompt, tiny_policy
 
 from assay import GRPOTrainer
-from assay.engine.portable import CachedDecoder, PlainDecoder
 from assay.policy import probe
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
+from assay.policy.continuation import CachedRows, RecomputedRows
 from assay.policy.embedded import tokenizer
 from assay.policy.probe import LEFT, PROMPT, RIGHT, _spread, examined, with_family
 
@@ -193,7 +193,7 @@ def test_a_cache_that_loses_the_padding_would_be_seen():
 def test_both_decoders_give_the_same_logits_token_by_token():
     policy = tiny_policy()
     with torch.no_grad():
-        cached, plain = (kind(policy, PROMPTS, 2) for kind in (CachedDecoder, PlainDecoder))
+        cached, plain = (kind(policy, PROMPTS, 2) for kind in (CachedRows, RecomputedRows))
         for token in (3, 9, 4):
             torch.testing.assert_close(cached.logits(), plain.logits(), rtol=0, atol=2e-5)
             tokens_N = torch.full((8,), token) + torch.arange(8) % 3
