@@ -113,8 +113,8 @@ class CpuDecoder:
             each[kept] for each in (self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L)
         )
         for layer in range(len(self.own)):
-            self.own[layer] = self.own[layer].selected(kept, self.widths[1])
-            self.prompts[layer] = self.prompts[layer].selected(rows, self.widths[0])
+            self.own[layer] = self.own[layer].select(kept, self.widths[1])
+            self.prompts[layer] = self.prompts[layer].select(rows, self.widths[0])
         self.logits_LV = self.logits_LV[: len(kept)]
         self.drawn = [each.of_rows(kept) for each in self.drawn]
         self._arrange()
@@ -195,7 +195,7 @@ class CpuDecoder:
         """outputs_LO of the attention to the prompt and to the slot's own tokens, the newest among them."""
         family, own, prompts = self.family, self.own[number], self.prompts[number]
         slots, heads, key_heads, width = len(heads_LO), family.heads, family.key_heads, family.head_width
-        heads_LHW = self._turned(number, heads_LO, rotations)
+        heads_LHW = self._turn_heads(number, heads_LO, rotations)
         prompt_width, own_width = self.widths
         newest_KLW = heads_LHW[:, heads:].transpose(0, 1)
         if newest is None:
@@ -223,7 +223,7 @@ class CpuDecoder:
             seen = torch.bmm(own_shares, own_values)
         return seen.view(key_heads, slots, -1).transpose(0, 1).reshape(slots, -1)
 
-    def _turned(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+    def _turn_heads(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """heads_LHW with queries and keys normed, where the model does that, and rotated, all where they stand."""
         family, layer = self.family, self.family.layers[number]
         heads_LHW = heads_LO.view(len(heads_LO), -1, family.head_width)
@@ -278,7 +278,7 @@ class _Cache:
         both[:, :before] = self.both
         return _Cache(both)
 
-    def selected(self, rows: Tensor, columns: int) -> _Cache:
+    def select(self, rows: Tensor, columns: int) -> _Cache:
         """These rows alone, of which that many columns are in use."""
         heads, _, most, width = self.both.shape
         both = self.both.new_zeros(heads, len(rows), most, width)
@@ -287,7 +287,7 @@ class _Cache:
 
 
 def _rotate(heads_LHW: Tensor, cosines_L1W: Tensor, sines_L1W: Tensor, to_LHW: Tensor) -> None:
-    """As forward.rotated, in three passes: sines are negative for the left half, which the right one is added to."""
+    """As forward.rotate, in three passes: sines are negative for the left half, which the right one is added to."""
     exact_LHW = heads_LHW.float()
     swapped_LHW = exact_LHW.roll(heads_LHW.shape[2] // 2, dims=2)
     torch.addcmul(exact_LHW * cosines_L1W, swapped_LHW, sines_L1W, out=to_LHW)

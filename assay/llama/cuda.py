@@ -64,7 +64,7 @@ class CudaDecoder:
 
     @torch.no_grad()
     def open(self, decoding: Decoding) -> None:
-        family, slots = self.family, rounded(decoding.slots)
+        family, slots = self.family, captured_size(decoding.slots)
         # not asked by its older name, allow_tf32, which raises an error where it was switched on by this one
         if family.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
             raise ValueError("float32 weights need exact products: torch.backends.cuda.matmul.fp32_precision is tf32")
@@ -103,7 +103,7 @@ class CudaDecoder:
         step, run = self.step, self.run
         if run.pending + positions > len(run.written_C2L):
             raise ValueError("a slot was to advance beyond its token limit without a look")
-        slots = rounded(len(run.own_rows))
+        slots = captured_size(len(run.own_rows))
         tiles = step.tiles(slots, run.context)
         ending: Ending = "likeliest" if run.uniforms_RT is None else "logits" if run.settings.top_k else "drawn"
         for _ in range(positions):
@@ -148,8 +148,8 @@ class CudaDecoder:
     def look(self) -> Callable[[], Sampled]:
         run = self.run
         slots = len(run.own_rows)
-        written_C2L = _copied(run.written_C2L[: run.pending])
-        supports = [_copied(support[:slots]) for support in run.supports]
+        written_C2L = _copy_to_cpu(run.written_C2L[: run.pending])
+        supports = [_copy_to_cpu(support[:slots]) for support in run.supports]
         copied = torch.cuda.current_stream().record_event() if run.written_C2L.is_cuda else None
         run.pending, run.supports = 0, []
         self.step.state_LF[:, fields.COLUMN.value] = 0
@@ -240,17 +240,17 @@ class Run:
         state_LF[first:, fields.COLUMN.value] = self.pending
 
 
-def _copied(values: Tensor) -> Tensor:
+def _copy_to_cpu(values: Tensor) -> Tensor:
     """On the CPU; a copy from a GPU is under way until the GPU has done all that it was asked before."""
     if not values.is_cuda:
         return values.clone()
     return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
-def rounded(slots: int) -> int:
+def captured_size(slots: int) -> int:
     """Rounds a slot count up to a captured batch size.
 
-    >>> [rounded(slots) for slots in (1, 17, 256, 1025)]
+    >>> [captured_size(slots) for slots in (1, 17, 256, 1025)]
     [4, 32, 256, 1536]
     """
     return BATCH_SIZES[bisect_left(BATCH_SIZES, slots)] if slots <= BATCH_SIZES[-1] else -(-slots // 512) * 512

@@ -29,7 +29,7 @@ Ending = Literal["drawn", "likeliest", "logits"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class OutputColumns:
     """A matrix that fills some columns of an output."""
 
     first: int
@@ -46,10 +46,12 @@ class StackProduct:
         firsts = [0, *lasts[:-1]]
         joined = stack.weight()
         if joined is not None:
-            self.columns = [Columns(0, lasts[-1], joined, stack.bias())]
+            self.columns = [OutputColumns(0, lasts[-1], joined, stack.bias())]
         else:
             self.columns = [
-                Columns(first, last, part.weight_OI.detach(), None if part.bias_O is None else part.bias_O.detach())
+                OutputColumns(
+                    first, last, part.weight_OI.detach(), None if part.bias_O is None else part.bias_O.detach()
+                )
                 for first, last, part in zip(firsts, lasts, stack.parts, strict=True)
             ]
         self.adapters = [

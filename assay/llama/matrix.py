@@ -61,10 +61,10 @@ class LayerMatrices:
 def layer_matrices(family: Family, *, copies: bool) -> list[LayerMatrices]:
     return [
         LayerMatrices(
-            _stacked(layer.query_key_value, copies),
-            _single(layer.output, copies),
-            _stacked(layer.gate_up, copies),
-            _single(layer.down, copies),
+            _stack_matrix(layer.query_key_value, copies),
+            _projection_matrix(layer.output, copies),
+            _stack_matrix(layer.gate_up, copies),
+            _projection_matrix(layer.down, copies),
         )
         for layer in family.layers
     ]
@@ -75,12 +75,12 @@ def head_matrix(family: Family, *, copies: bool) -> Matrix:
     return _matrix((head,), head.weight_OI.detach(), head.bias_O, IN_THE_HEAD if copies else None)
 
 
-def _single(projection: Projection, copies: bool) -> Matrix:
+def _projection_matrix(projection: Projection, copies: bool) -> Matrix:
     cut = IN_A_LAYER if copies else None
     return _matrix((projection,), projection.weight_OI.detach(), projection.bias_O, cut)
 
 
-def _stacked(stack: Stack, copies: bool) -> Matrix:
+def _stack_matrix(stack: Stack, copies: bool) -> Matrix:
     weight_OI = stack.weight()
     bias_O = None if weight_OI is None else stack.bias()
     return _matrix(stack.parts, weight_OI, bias_O, IN_A_LAYER if copies else None)
@@ -89,7 +89,7 @@ def _stacked(stack: Stack, copies: bool) -> Matrix:
 def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Tensor | None, cut: Cut | None) -> Matrix:
     copy = None
     if cut is not None and weight_OI is not None and onednn.usable(weight_OI):
-        copy = onednn.laid_out(weight_OI, cut)
+        copy = onednn.lay_out(weight_OI, cut)
     return Matrix(parts, weight_OI, bias_O, copy)
 
 

@@ -89,7 +89,7 @@ class CausalPolicy:
         return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
     def family_for(self, tokens: int) -> Family | None:
-        """The family, unless a sequence of so many tokens is longer than its window of attention, which is said."""
+        """The family, unless a sequence of `tokens` is longer than its window of attention, which is reported."""
         family = self.family
         if family is None or family.longest is None or tokens <= family.longest:
             return family
@@ -180,7 +180,7 @@ class CausalPolicy:
         family = None if self.family is None else joined_family(model)
         return replace(self, model=model, adapter=None, family=family, onlookers=[])
 
-    def confirmed(self, prompt: Prompt, max_tokens: int) -> CausalPolicy:
+    def check_shortcuts(self, prompt: Prompt, max_tokens: int) -> CausalPolicy:
         """See Policy. A window of attention, for one, shows only beyond its size."""
         if self.family is None and not self.abilities.sharing:
             return self
@@ -270,7 +270,7 @@ class CausalPolicy:
         return self.model.get_output_embeddings()(states_ND)  # type: ignore[operator, no-any-return]
 
     def _layout(self, inputs: ModelInputs) -> dict[str, Tensor]:
-        """What tells the model that several completions follow one prompt; nothing if a row is an ordinary sequence."""
+        """The arguments that say which completions follow which prompt; none if a row is an ordinary sequence."""
         if inputs.branches_RS is None:
             return {}
         dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())

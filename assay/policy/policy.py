@@ -108,6 +108,6 @@ class Policy(Protocol):
         """The reference: the same numbers for ever, without gradients. Under adapters it is the model without them;
         with `keep_adapter` (a run that goes on with another run's adapter), the model with the adapter as it is now."""
 
-    def confirmed(self, prompt: Prompt, max_tokens: int) -> Policy:
+    def check_shortcuts(self, prompt: Prompt, max_tokens: int) -> Policy:
         """The policy after a check of its shortcuts at the length of a real prompt and completion: what gives other
         numbers there is not used."""

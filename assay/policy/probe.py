@@ -32,10 +32,10 @@ def open_policy(
     model: nn.Module, codec: Codec, eos_ids: tuple[int, ...], temperature: float, say: Callable[[str], None]
 ) -> CausalPolicy:
     """A torch module as a policy: a causal language model, in eval mode and examined."""
-    return examined(CausalPolicy(model.eval(), codec, eos_ids, temperature), say)
+    return examine_policy(CausalPolicy(model.eval(), codec, eos_ids, temperature), say)
 
 
-def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+def examine_policy(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy with the abilities that its model showed; a model that cannot be a policy raises UnfitModel. Calls
     `say` with the reason if the model is not computed as one of the Llama family."""
     vocabulary = vocabulary_of(policy)
@@ -75,7 +75,7 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
     return hear
 
 
-def renewed(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+def reread_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy with its family read again if the model has changed since: other parts or parameters, or hooks that
     the family would not call."""
     family = policy.family
@@ -169,7 +169,7 @@ def _check_padding(policy: CausalPolicy, vocabulary: int) -> None:
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
-    """Equal but for rounding, which differs between shapes; a token that sees what it must not changes much more."""
+    """Equal except for rounding, which differs between shapes; a token that sees what it must not changes much more."""
     return left.shape == right.shape and float((left - right).abs().max()) <= _tolerance(left)
 
 

@@ -149,12 +149,12 @@ def plain(value: object) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def checked(value: object, steps: Sequence[str]) -> Result:
+def check_value(value: object, steps: Sequence[str]) -> Result:
     """What a reward function returned for an answer of these steps, or why it cannot be used.
 
-    >>> checked(0.5, ["a"]), checked(None, ["a"]), checked("1", ["a"])
+    >>> check_value(0.5, ["a"]), check_value(None, ["a"]), check_value("1", ["a"])
     ({'components': {'': 0.5}}, {'error': 'returned None'}, {'error': "returned the text '1', not a number"})
-    >>> checked([0.5, 1.0], ["a", "b"])
+    >>> check_value([0.5, 1.0], ["a", "b"])
     {'components': {'': 1.5}, 'steps': [0.5, 1.0]}
     """
     value = plain(value)
@@ -207,7 +207,7 @@ def _component_name(name: str) -> str:
 
 
 def _result(value: object, sample: Sample, separator: str) -> Result:
-    result = checked(value, sample["completion"].split(separator))
+    result = check_value(value, sample["completion"].split(separator))
     length = len(json.dumps(result))
     if length > REPLY_LENGTH:
         return {"error": f"returned components that take {length} characters to write; {REPLY_LENGTH} are allowed"}

@@ -203,7 +203,7 @@ class RowReader:
             messages = _conversation(f"{row.where}: field {self.template.only_name!r}", prompt, chat=self.chat)
             text = messages[-1]["content"]
         else:
-            text = self.template.filled({name: _text(row, name) for name in self.template.names})
+            text = self.template.fill({name: _text(row, name) for name in self.template.names})
         if not text.strip():
             raise ConfigError(f"{row.where}: the prompt is empty; fill it in or leave the row out")
         answer = _text(row, self.answer) if self.answer else ""

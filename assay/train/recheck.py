@@ -183,7 +183,7 @@ def _policy(saved: Checkpoint, config: Config, rows: Sequence[Row], progress: Pr
     set_up(config)
     policy = policy_of(saved, config, progress.ticker("warm start"), report)
     longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
-    return policy.confirmed(longest, config.rollout.max_tokens)
+    return policy.check_shortcuts(longest, config.rollout.max_tokens)
 
 
 def _sample(row: Row) -> Sample:

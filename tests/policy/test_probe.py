@@ -16,7 +16,7 @@ from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.continuation import CachedRows, RecomputedRows
 from assay.policy.embedded import tokenizer
-from assay.policy.probe import LEFT, PROMPT, RIGHT, _spread, examined, with_family
+from assay.policy.probe import LEFT, PROMPT, RIGHT, _spread, examine_policy, with_family
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]
 COMMON = {
@@ -110,7 +110,7 @@ def policy_of(name, temperature=0.8):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = MODELS[name]()
-    return examined(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
+    return examine_policy(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -183,7 +183,7 @@ def test_a_cache_that_loses_the_padding_would_be_seen():
         return inner(*given, **rest)
 
     policy.model.transformer.forward = forgetful
-    seen = examined(replace(policy, abilities=Abilities()))
+    seen = examine_policy(replace(policy, abilities=Abilities()))
     assert (seen.abilities.cache, seen.abilities.sharing) == (False, False)
     groups = sampled(seen, PROMPTS, group_size=4, max_tokens=6)
     trainer, sampler = trainers_and_samplers(seen, PROMPTS, groups)

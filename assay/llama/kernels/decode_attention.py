@@ -36,7 +36,7 @@ from assay.llama.kernels.decode_state import (
     launch,
 )
 
-SPLIT_PROGRAMS = 512  # the context is split up to so many programs: about four for each of 132 multiprocessors
+SPLIT_PROGRAMS = 512  # at most, that share the context: about four for each of 132 multiprocessors
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -103,7 +103,7 @@ def _padded_group(heads: Heads) -> int:
 
 
 @triton.jit
-def _rotated(
+def _rotate(
     base, heads_G, held_G, weight, cosine_W, sine_W, epsilon,
     WIDTH: tl.constexpr, W: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def _angles(rotation, WIDTH: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _seen(
+def _see_block(
     queries_GW, keys, values, start, count, scale, highest_G, total_G, sums_GW,
     WIDTH: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -199,11 +199,9 @@ def _attend(
     sharing_G = tl.arange(0, G)
     held_G = sharing_G < group
     row = qkv + slot * (HEADS + 2 * KEY_HEADS) * WIDTH
-    queries_GW = _rotated(
-        row, head * group + sharing_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED
-    )
+    queries_GW = _rotate(row, head * group + sharing_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
     one = tl.arange(0, 1)
-    key_1W = _rotated(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
+    key_1W = _rotate(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
     value_W = tl.load(row + (HEADS + KEY_HEADS + head) * WIDTH + width_W, mask=held_W, other=0.0)
     if split == 0:
         tl.store(own_keys + done * WIDTH + one[:, None] + width_W[None, :], key_1W, mask=held_W[None, :])
@@ -223,7 +221,7 @@ def _attend(
         values = tl.multiple_of(tl.where(of_prompt, prompt_values, own_values), 16)
         count = tl.where(of_prompt, before, done)
         start = tl.where(of_prompt, number, number - prompt_blocks) * BLOCK
-        highest_G, total_G, sums_GW = _seen(
+        highest_G, total_G, sums_GW = _see_block(
             queries_GW, keys, values, start, count, scale, highest_G, total_G, sums_GW, WIDTH, W, BLOCK
         )
 
@@ -280,8 +278,8 @@ def _remember(
     row = qkv + token * (HEADS + 2 * KEY_HEADS) * WIDTH
     sharing_G, one = tl.arange(0, G), tl.arange(0, 1)
     held_G, heads_G = sharing_G < group, head * group + sharing_G
-    queries_GW = _rotated(row, heads_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
-    key_1W = _rotated(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
+    queries_GW = _rotate(row, heads_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
+    key_1W = _rotate(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
     value_W = tl.load(row + (HEADS + KEY_HEADS + head) * WIDTH + width_W, mask=held_W, other=0.0)
     spots = turned + token * (HEADS + KEY_HEADS) * WIDTH
     held_GW, width_1W = held_G[:, None] & held_W[None, :], one[:, None] + width_W[None, :]

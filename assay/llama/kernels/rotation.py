@@ -20,7 +20,7 @@ from torch import Tensor
 PROGRAMS = 1056  # of the backward pass with norms: see kernels/norm.py
 
 
-def rotated(
+def rotate_heads(
     joined_NC: Tensor,
     cosines_NF: Tensor,
     sines_NF: Tensor,

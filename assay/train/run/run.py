@@ -192,7 +192,7 @@ class TrainingProcess:
         self.began = time.perf_counter()
         self.config, self.directory, self.display, self.saved = config, directory, display, saved
         longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
-        self.policy = policy = policy.confirmed(longest, config.rollout.max_tokens)
+        self.policy = policy = policy.check_shortcuts(longest, config.rollout.max_tokens)
         reference = None
         if config.needs_reference:
             is_seeded = (directory.path / SEED / ADAPTER).is_file()
