@@ -59,38 +59,29 @@ class LayerMatrices:
 
 
 def layer_matrices(family: Family, *, copies: bool) -> list[LayerMatrices]:
+    cut = IN_A_LAYER if copies else None
     return [
         LayerMatrices(
-            _stack_matrix(layer.query_key_value, copies),
-            _projection_matrix(layer.output, copies),
-            _stack_matrix(layer.gate_up, copies),
-            _projection_matrix(layer.down, copies),
+            _matrix(layer.query_key_value, cut),
+            _matrix(Stack((layer.output,)), cut),
+            _matrix(layer.gate_up, cut),
+            _matrix(Stack((layer.down,)), cut),
         )
         for layer in family.layers
     ]
 
 
 def head_matrix(family: Family, *, copies: bool) -> Matrix:
-    head = family.head
-    return _matrix((head,), head.weight_OI.detach(), head.bias_O, IN_THE_HEAD if copies else None)
+    return _matrix(Stack((family.head,)), IN_THE_HEAD if copies else None)
 
 
-def _projection_matrix(projection: Projection, copies: bool) -> Matrix:
-    cut = IN_A_LAYER if copies else None
-    return _matrix((projection,), projection.weight_OI.detach(), projection.bias_O, cut)
-
-
-def _stack_matrix(stack: Stack, copies: bool) -> Matrix:
+def _matrix(stack: Stack, cut: Cut | None) -> Matrix:
     weight_OI = stack.weight()
     bias_O = None if weight_OI is None else stack.bias()
-    return _matrix(stack.parts, weight_OI, bias_O, IN_A_LAYER if copies else None)
-
-
-def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Tensor | None, cut: Cut | None) -> Matrix:
     copy = None
     if cut is not None and weight_OI is not None and onednn.usable(weight_OI):
         copy = onednn.lay_out(weight_OI, cut)
-    return Matrix(parts, weight_OI, bias_O, copy)
+    return Matrix(stack.parts, weight_OI, bias_O, copy)
 
 
 def copied_bytes(family: Family) -> int:
