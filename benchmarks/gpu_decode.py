@@ -26,7 +26,7 @@ from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cuda import CudaDecoder
 from assay.llama.decoder import Decoding, Start
-from assay.llama.family import Family, joined_family
+from assay.llama.family import Family, join_family
 from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
 from assay.types import Prompt, StopReason
@@ -146,7 +146,7 @@ def check() -> None:
             for name, weight in model.named_parameters():
                 if "norm" in name or "bias" in name or "lora_B" in name:
                     weight.add_(torch.randn_like(weight) * 0.1)
-        family = joined_family(model)
+        family = join_family(model)
         decoder = CudaDecoder(family)
         told = []
         for name, (lengths, group, limit) in CASES.items():
@@ -224,7 +224,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
     shape = dict(SHAPES[name])
     torch.manual_seed(0)
     model = model_of(shape.pop("kind"), torch.bfloat16, **shape, tie_word_embeddings=True)
-    family = joined_family(model)
+    family = join_family(model)
     results: dict[str, Any] = {}
     decoder = CudaDecoder(family)
     for count in rows:
@@ -248,7 +248,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
         if count == PROFILED:
             results[str(count)]["kernels"] = kernels_of(decoder, count)
     add_adapters(model, rank=16)
-    family = joined_family(model)
+    family = join_family(model)
     results["adapters_step_microseconds"] = step_time(CudaDecoder(family), PROFILED) * 1e6
     print(
         f"{name} B={PROFILED:4}, adapters: step_microseconds {results['adapters_step_microseconds']:,.0f}", flush=True

@@ -2,7 +2,7 @@
 
 Llama, SmolLM2, Qwen2, Qwen2.5, Qwen3 and Mistral are one architecture with small differences: biases, norms of queries
 and keys, the table of rotations. What is read here are the model's own parameters, never copies: the engine and the
-update see every optimizer step at once. `joined_family` moves parameters that multiply the same input side by side in
+update see every optimizer step at once. `join_family` moves parameters that multiply the same input side by side in
 memory, so that they can be read as one matrix; each stays a parameter of its own.
 
 Shape legend: V vocabulary, D hidden size, O outputs, I inputs, K rank of an adapter, N tokens, H half a head.
@@ -142,7 +142,7 @@ class Family:
             yield layer.gate_up
 
 
-def joined_family(model: nn.Module) -> Family:
+def join_family(model: nn.Module) -> Family:
     """Reads a Hugging Face model and moves parameters that multiply the same input side by side in memory. The model
     must not be moved to another device or dtype afterwards."""
     family = family_of(model)

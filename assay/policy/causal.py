@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from assay.grpo import restricted, token_entropy, token_logprobs
-from assay.llama.family import Family, joined_family
+from assay.llama.family import Family, join_family
 from assay.llama.forward import hidden_states
 from assay.llama.head import token_numbers
 from assay.llama.layout import layout_of, longest_sequence
@@ -177,7 +177,7 @@ class CausalPolicy:
             shared = [*frozen, *self.model.buffers()]
         model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
         model.requires_grad_(False)
-        family = None if self.family is None else joined_family(model)
+        family = None if self.family is None else join_family(model)
         return replace(self, model=model, adapter=None, family=family, onlookers=[])
 
     def check_shortcuts(self, prompt: Prompt, max_tokens: int) -> CausalPolicy:

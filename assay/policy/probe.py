@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.llama.family import Family, NotOfTheFamily, family_of, joined_family, same_reading
+from assay.llama.family import Family, NotOfTheFamily, family_of, join_family, same_reading
 from assay.llama.forward import hidden_states
 from assay.llama.joined import project
 from assay.llama.packed import Packed, Segment
@@ -37,7 +37,8 @@ def open_policy(
 
 def examine_policy(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy with the abilities that its model showed; a model that cannot be a policy raises UnfitModel. Calls
-    `say` with the reason if the model is not computed as one of the Llama family."""
+    `say` with the reason if the model is not computed as one of the Llama family; if it is, its parameters are moved in
+    memory (join_family)."""
     vocabulary = vocabulary_of(policy)
     _check_padding(policy, vocabulary)
     with torch.no_grad():
@@ -49,11 +50,11 @@ def examine_policy(policy: CausalPolicy, say: Callable[[str], None] = lambda sen
 
 def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy with its model read again as one of the Llama family, if it is one and then gives the same numbers.
-    Moves parameters in memory (joined_family)."""
+    Moves parameters in memory (join_family)."""
     try:
         if reason := missing_kernels(policy.device):
             raise NotOfTheFamily(reason)
-        family = joined_family(policy.model)
+        family = join_family(policy.model)
     except NotOfTheFamily as error:
         reason = str(error)
     else:
@@ -75,8 +76,8 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
     return hear
 
 
-def reread_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
-    """The policy with its family read again if the model has changed since: other parts or parameters, or hooks that
+def rejoin_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+    """The policy with its family joined again if the model has changed since: other parts or parameters, or hooks that
     the family would not call."""
     family = policy.family
     if family is None:

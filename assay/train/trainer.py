@@ -25,7 +25,7 @@ from assay.config import Config, ConfigError, from_mapping
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.grpo import kl_estimate, policy_loss
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, check_room, end_tokens
-from assay.policy.probe import open_policy, reread_family, vocabulary_of
+from assay.policy.probe import open_policy, rejoin_family, vocabulary_of
 from assay.train.loop import train
 from assay.train.progress import Progress
 from assay.train.run.budget import budgeted
@@ -296,7 +296,7 @@ class GRPOTrainer:
     def _step(self, prompts: Sequence[Prompt], step: int, clock: StageClock) -> Stats:
         """One step of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
-        self.policy = self.learner.policy = self.engine.policy = reread_family(self.policy, warnings.warn)
+        self.policy = self.learner.policy = self.engine.policy = rejoin_family(self.policy, warnings.warn)
         config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
         source = CallerPrompts(prompts, config.run.seed)
         reward = RewardFunction(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)

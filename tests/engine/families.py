@@ -19,7 +19,7 @@ from assay.config.sections import RolloutConfig
 from assay.engine import scheduler
 from assay.engine.decoded import DecodedRollouts
 from assay.llama.cpu import CpuDecoder
-from assay.llama.family import joined_family
+from assay.llama.family import join_family
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
 
@@ -64,7 +64,7 @@ def family_policy(kind="llama", *, adapters=False, temperature=1.0, dtype=torch.
                     parameter.data.normal_(std=0.3)
     made.to(dtype).eval()
     policy = CausalPolicy(made, TokenizerCodec(byte_tokenizer()), eos, temperature, Abilities(cache=True, head=True))
-    return policy, joined_family(made)
+    return policy, join_family(made)
 
 
 def rolled(policy, decoder, prompts=PROMPTS, *, group_size=4, seed=0, on_token=lambda done, limit: None, **settings):

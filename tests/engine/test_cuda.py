@@ -18,7 +18,7 @@ from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cpu import CpuDecoder
 from assay.llama.cuda import CudaDecoder
 from assay.llama.decoder import Decoding, Start
-from assay.llama.family import Family, joined_family
+from assay.llama.family import Family, join_family
 from assay.llama.kernels import decode_state as fields
 from assay.types import StopReason
 
@@ -46,7 +46,7 @@ def model_of(kind, *, adapters=False, **more):
 
 
 def decoder_of(model):
-    model.family = joined_family(model)
+    model.family = join_family(model)
     return CudaDecoder(model.family)
 
 
@@ -214,7 +214,7 @@ def test_an_engine_keeps_one_decoder_for_as_long_as_it_samples_from_the_same_fam
     monkeypatch.setattr(Family, "device", property(lambda self: torch.device("cuda")))
     decoder = engine._decoder(8)
     assert engine._decoder(9) is decoder  # its graphs are expensive to rebuild
-    other, gone = joined_family(policy.model), ref(decoder)
+    other, gone = join_family(policy.model), ref(decoder)
     del decoder
     engine.policy = replace(policy, family=other)
     assert engine._decoder(8).family is other

@@ -13,7 +13,7 @@ from assay.llama.layout import layout_of, longest_sequence
 from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
-from assay.policy.probe import examine_policy, reread_family, with_family
+from assay.policy.probe import examine_policy, rejoin_family, with_family
 from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
@@ -218,13 +218,13 @@ def test_what_is_changed_in_the_model_later_counts(change):
     policy = tiny_policy()
     before_BT = policy.logprobs(batch_of(uneven_samples()).inputs)[0]
     change(policy.model)
-    policy = reread_family(policy)
+    policy = rejoin_family(policy)
     alone = replace(policy, family=None)
     expected_BT = alone.logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0]
     assert not torch.allclose(expected_BT, before_BT, atol=1e-2)
     sharing = Sharing.NEVER if policy.family is None else Sharing.ALWAYS
     torch.testing.assert_close(policy.logprobs(batch_of(uneven_samples(), sharing).inputs)[0], expected_BT)
-    assert reread_family(policy) is policy
+    assert rejoin_family(policy) is policy
 
 
 def test_weights_that_moved_in_memory_are_read_anew():
@@ -232,27 +232,27 @@ def test_weights_that_moved_in_memory_are_read_anew():
     policy = tiny_policy()
     for weight in policy.model.parameters():
         weight.data = weight.data.clone()
-    fresh = reread_family(policy)
+    fresh = rejoin_family(policy)
     assert fresh.family is not None
     assert fresh.family is not policy.family
-    assert reread_family(fresh) is fresh
+    assert rejoin_family(fresh) is fresh
 
 
 def test_a_backward_hook_is_called():
     policy, called = tiny_policy(), []
     policy.model.model.layers[0].register_full_backward_hook(lambda *given: called.append(given))
-    reread_family(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0].sum().backward()
+    rejoin_family(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0].sum().backward()
     assert called
 
 
 def test_a_hook_or_another_embedding_that_came_later_is_noticed():
     policy = tiny_policy()
-    assert reread_family(policy) is policy
+    assert rejoin_family(policy) is policy
     handle = policy.model.model.layers[0].register_forward_hook(lambda *given: None)
-    assert reread_family(policy).family is None
+    assert rejoin_family(policy).family is None
     handle.remove()
     policy.model.set_input_embeddings(torch.nn.Embedding(13, 16))
-    fresh = reread_family(policy)
+    fresh = rejoin_family(policy)
     assert fresh.family.embedding_VD is policy.model.get_input_embeddings().weight
     batch = batch_of(uneven_samples())
     assert not torch.allclose(fresh.logprobs(batch.inputs)[0], tiny_policy().logprobs(batch.inputs)[0], atol=1e-2)
