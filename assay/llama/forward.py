@@ -110,7 +110,7 @@ def _turn_heads(family: Family, layer: Layer, joined_NC: Tensor, rotations: tupl
     if layer.query_norm is not None and layer.key_norm is not None:
         queries = norm(queries, layer.query_norm, family.epsilon)
         keys = norm(keys, layer.key_norm, family.epsilon)
-    queries, keys = rotate_heads(queries, *rotations), rotate_heads(keys, *rotations)
+    queries, keys = rotate(queries, *rotations), rotate(keys, *rotations)
     return torch.cat([queries, keys, values], dim=1).flatten(1)
 
 
@@ -143,7 +143,7 @@ def norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * exact.to(values.dtype)
 
 
-def rotate_heads(heads_NHW: Tensor, cosines_NF: Tensor, sines_NF: Tensor) -> Tensor:
+def rotate(heads_NHW: Tensor, cosines_NF: Tensor, sines_NF: Tensor) -> Tensor:
     left_NHF, right_NHF = heads_NHW.to(torch.promote_types(heads_NHW.dtype, torch.float32)).chunk(2, dim=-1)
     cosines_N1F, sines_N1F = cosines_NF.unsqueeze(1), sines_NF.unsqueeze(1)
     turned = (left_NHF * cosines_N1F - right_NHF * sines_N1F, right_NHF * cosines_N1F + left_NHF * sines_N1F)

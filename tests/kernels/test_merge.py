@@ -61,7 +61,7 @@ def test_the_fused_forward_has_the_gradients_of_the_plain_one(kind, adapters, mo
         exact.load_state_dict(model.state_dict())
         model, exact = model.get_base_model(), exact.get_base_model()
     wanted = gradients(our_loss(exact, GROUPS[1:]), exact)
-    monkeypatch.setattr(forward, "_fused", lambda values: True)
+    monkeypatch.setattr(forward, "_uses_kernels", lambda values: True)
     monkeypatch.setattr(packed, "is_usable", lambda queries: True)
     ours = {
         recompute: gradients(our_loss(model, GROUPS[1:], recompute=recompute), model) for recompute in (False, True)
