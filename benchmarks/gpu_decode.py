@@ -25,8 +25,8 @@ from torch import Tensor
 from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Start
-from assay.llama.family import Family, joined_family
+from assay.llama.decoder import Decoding, Start
+from assay.llama.family import Family, join_family
 from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
 from assay.types import Prompt, StopReason
@@ -102,14 +102,8 @@ def open_for(
     temperature: float = 1.0,
 ) -> None:
     """Every rollout in a slot of its own."""
-    decoder.open(
-        slots=len(prompts) * group,
-        prompt_rows=len(prompts),
-        prompt_width=max(map(len, prompts)) - 1,
-        settings=RolloutConfig(max_tokens=limit),
-        temperature=temperature,
-        uniforms_RT=uniforms_RT,
-    )
+    settings, width = RolloutConfig(max_tokens=limit), max(map(len, prompts)) - 1
+    decoder.open(Decoding(len(prompts) * group, len(prompts), width, settings, temperature, uniforms_RT))
     decoder.prefill([(number, prompt[:-1]) for number, prompt in enumerate(prompts)])
     decoder.start(
         [
@@ -152,7 +146,7 @@ def check() -> None:
             for name, weight in model.named_parameters():
                 if "norm" in name or "bias" in name or "lora_B" in name:
                     weight.add_(torch.randn_like(weight) * 0.1)
-        family = joined_family(model)
+        family = join_family(model)
         decoder = CudaDecoder(family)
         results = []
         for name, (lengths, group, limit) in CASES.items():
@@ -219,14 +213,8 @@ def add_adapters(model: Any, rank: int) -> None:
 
 def started(decoder: CudaDecoder, rows: int) -> None:
     """A run that is under way: every slot in the middle of its completion."""
-    decoder.open(
-        slots=rows,
-        prompt_rows=max(rows // GROUP, 1),
-        prompt_width=PROMPT - 1,
-        settings=RolloutConfig(max_tokens=NEW),
-        temperature=1.0,
-        uniforms_RT=torch.rand(rows, NEW, device="cuda"),
-    )
+    uniforms_RT = torch.rand(rows, NEW, device="cuda")
+    decoder.open(Decoding(rows, max(rows // GROUP, 1), PROMPT - 1, RolloutConfig(max_tokens=NEW), 1.0, uniforms_RT))
     for cache in decoder.run.caches:
         cache.normal_()
     decoder.start([Start(slot, slot, slot // GROUP, PROMPT, 5) for slot in range(rows)])
@@ -237,7 +225,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
     shape = dict(SHAPES[name])
     torch.manual_seed(0)
     model = model_of(shape.pop("kind"), torch.bfloat16, **shape, tie_word_embeddings=True)
-    family = joined_family(model)
+    family = join_family(model)
     results: dict[str, Any] = {}
     decoder = CudaDecoder(family)
     for count in rows:
@@ -261,7 +249,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
         if count == PROFILED:
             results[str(count)]["kernels"] = kernels_of(decoder, count)
     add_adapters(model, rank=16)
-    family = joined_family(model)
+    family = join_family(model)
     results["adapters_step_microseconds"] = step_time(CudaDecoder(family), PROFILED) * 1e6
     print(
         f"{name} B={PROFILED:4}, adapters: step_microseconds {results['adapters_step_microseconds']:,.0f}", flush=True

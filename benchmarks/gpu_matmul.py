@@ -95,10 +95,8 @@ class Layers:
         out, gated = self.outputs[name], name == "gate_up"
         if tile is not None:
             matmul.fused_normed(stream, weight, None, out, tile, gated)
-        elif gated:
-            matmul.plain_normed_gated(stream, weight, None, out)
         else:
-            matmul.plain_normed(stream, weight, None, out)
+            matmul.plain_normed(stream, weight, None, out, gated)
         return stream
 
     def exact(self, name: str, states_BD: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from assay.engine.open import open_engine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import embedded_directory
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.evaluate.evaluate import evaluate
@@ -93,7 +93,7 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
     clock.attach(trainer)
 
     def heldout() -> float:
-        policy = examined(
+        policy = examine_policy(
             CausalPolicy(trainer.model.eval(), TokenizerCodec(tokenizer), (reward.eos_id,), config.rollout.temperature)
         )
         with closing(open_rewards(config, task, policy.codec.decode)) as own_reward:

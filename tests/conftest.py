@@ -109,8 +109,8 @@ def warm_python():
 def smollm2(warm_python):
     """SmolLM2 is unpacked: once, by whichever of the processes of this test session comes first."""
     unpack = (
-        "from assay.policy.gguf import unpacked; from assay.policy.where import smollm2_file; "
-        "unpacked(smollm2_file(), lambda sentence: None)"
+        "from assay.policy.gguf import unpack_gguf; from assay.policy.where import smollm2_file; "
+        "unpack_gguf(smollm2_file(), lambda sentence: None)"
     )
     with Path(os.environ["ASSAY_TEST_HOME"], "smollm2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from assay.llama.family import joined_family
+from assay.llama.family import join_family
 from assay.llama.forward import hidden_states
 from assay.llama.head import token_numbers
 from assay.llama.packed import Packed, Segment
@@ -98,7 +98,7 @@ def weights_of_loss(count):
 
 
 def our_loss(model, groups=GROUPS, *, shared=True, temperature=1.0, recompute=False):
-    family = joined_family(model)
+    family = join_family(model)
     packed, predictors_N, targets_N = packed_of(groups, shared=shared)
     states_ND = hidden_states(family, packed, recompute=recompute)[predictors_N]
     logprobs_N, entropy_N = token_numbers(

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 EOS_ID = 1
@@ -33,7 +33,7 @@ def tiny_policy(seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = to
                 bos_token_id=None,
             )
         )
-    return examined(CausalPolicy(model.to(dtype).eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
+    return examine_policy(CausalPolicy(model.to(dtype).eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
 
 
 def portable_policy(seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = torch.float32) -> CausalPolicy:

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from assay.policy.policy import Policy
-
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
 
@@ -46,17 +44,7 @@ def plain_logprobs(
         raise ValueError("the prompt holds no token, so nothing predicts the first completion token; give its ids")
     with _eval_mode(model):
         (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
-        raw_T = _logprobs_of(logits_TV, tokens, 1.0)
-        is_raw = support is None and temperature == 1.0
-        return Plain(raw_T if is_raw else _logprobs_of(logits_TV, tokens, temperature, support), raw_T)
-
-
-def policy_plain_logprobs(
-    policy: Policy, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
-) -> Plain:
-    """Of the policy's model; the reference of a policy with adapters is its model with the adapters switched off."""
-    with policy.adapter.disable_adapter() if policy.without_adapter else contextlib.nullcontext():
-        return plain_logprobs(policy.model, prompt_tokens, tokens, temperature=policy.temperature, support=support)
+        return _plain(logits_TV, tokens, temperature, support)
 
 
 def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain]:
@@ -72,9 +60,7 @@ def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temp
             with _eval_mode(model):
                 logits_NTV = plain_logits(model, [rows[number] for number in part], length - 1)
                 for number, logits_TV in zip(part, logits_NTV, strict=True):
-                    tokens = rows[number][1:]
-                    scaled_T = _logprobs_of(logits_TV, tokens, temperature)
-                    found[number] = Plain(scaled_T, _logprobs_of(logits_TV, tokens, 1.0))
+                    found[number] = _plain(logits_TV, rows[number][1:], temperature)
     return [found[number] for number in range(len(rows))]
 
 
@@ -100,8 +86,14 @@ def logits_of(output: object) -> Tensor | None:
     if isinstance(found, Tensor):
         return found
     if isinstance(output, (tuple, list)):
-        return next((one for one in output if isinstance(one, Tensor) and one.dim() == 3), None)
+        return next((part for part in output if isinstance(part, Tensor) and part.dim() == 3), None)
     return None
+
+
+def _plain(logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None) -> Plain:
+    raw_T = _logprobs_of(logits_TV, tokens, 1.0)
+    is_raw = support is None and temperature == 1.0
+    return Plain(raw_T if is_raw else _logprobs_of(logits_TV, tokens, temperature, support), raw_T)
 
 
 def _logprobs_of(

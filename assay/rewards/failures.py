@@ -49,10 +49,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The part of a worker's answer that says where the error came from; nothing if no code of the user raised."""
+    """A failed result: the reason and, if code of the user raised, where the error came from."""
     cause = error.__cause__ if isinstance(error, WrongUse) else error
     if cause is None:
-        return {}
+        return {"error": reason_of(error)}
     frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not _is_ours(frame.filename)]
     users = [index for index, frame in enumerate(frames) if not _is_library(frame.filename)]
     frames = frames[users[0] :] if users else []
@@ -65,7 +65,8 @@ def describe(error: BaseException) -> dict[str, Any]:
         shown[_FIRST_FRAMES:-_LAST_FRAMES] = [f"... {left_out} more calls"]
     for other in _causes(cause):
         shown.append(f"caused by {_exception(other)[:_FRAME_LENGTH]}")
-    return {"trace": {"place": place, "exception": _exception(cause)[:REASON_LENGTH], "frames": shown}}
+    trace = {"place": place, "exception": _exception(cause)[:REASON_LENGTH], "frames": shown}
+    return {"error": reason_of(error), "trace": trace}
 
 
 def place_of(function: Callable[..., object]) -> str:

@@ -32,7 +32,6 @@ from assay.examine.loss_probes import loss_probes, losses, token_gradients
 from assay.examine.part import Part, join, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.grpo import OBJECTIVES, Loss
-from assay.policy.plain import policy_plain_logprobs
 from assay.policy.policy import Policy
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
@@ -148,7 +147,7 @@ class Examination:
         for row in self.rows:
             self.learner.check_interrupt()
             rollout = self._sampled[row]
-            plain.append(policy_plain_logprobs(policy, self._prompts[row].tokens, rollout.tokens, rollout.support))
+            plain.append(policy.plain_logprobs(self._prompts[row].tokens, rollout.tokens, rollout.support))
         return [stack(values, self._width) for values in zip(*plain, strict=True)]
 
     def _scored(self) -> Iterator[tuple[str, list[Tensor]]]:

@@ -25,7 +25,6 @@ from assay.config import Config
 from assay.examine.inputs import RowInputs
 from assay.examine.part import stack
 from assay.machine.terminal import ProgressLine
-from assay.policy.plain import policy_plain_logprobs
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
@@ -183,7 +182,7 @@ def _policy(saved: Checkpoint, config: Config, rows: Sequence[Row], progress: Pr
     set_up(config)
     policy = policy_of(saved, config, progress.ticker("warm start"), report)
     longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
-    return policy.confirmed(longest, config.rollout.max_tokens)
+    return policy.check_shortcuts(longest, config.rollout.max_tokens)
 
 
 def _sample(row: Row) -> Sample:
@@ -202,7 +201,7 @@ def _sample(row: Row) -> Sample:
 def _plain(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
     plain = []
     for number, row in enumerate(rows, start=1):
-        plain.append(policy_plain_logprobs(policy, row["prompt_tokens"], row["tokens"]))
+        plain.append(policy.plain_logprobs(row["prompt_tokens"], row["tokens"]))
         tick(number, len(rows))
     width = max(len(row["tokens"]) for row in rows)
     scaled, raw = (stack(values, width) for values in zip(*plain, strict=True))

@@ -9,7 +9,7 @@ from assay.config import Config
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.train.run.budget import budgeted
 from assay.train.run.machine import set_up
 from assay.train.step.credit import credit
@@ -61,7 +61,7 @@ def measure(
     weights = weights_sum(model)
     notes: list[str] = []
     codec = TokenizerCodec(tokenizer_of(machine.sizes.vocabulary))
-    policy = examined(CausalPolicy(model, codec, (PAD_ID,), Config().rollout.temperature), notes.append)
+    policy = examine_policy(CausalPolicy(model, codec, (PAD_ID,), Config().rollout.temperature), notes.append)
     engine = SharedWeightsEngine(policy)
     for job in jobs:
         contender = Contender(job, machine, policy, engine, settings_of(machine, job.workload, threads))
@@ -83,7 +83,7 @@ class Contender:
     ) -> None:
         self.job, self.machine, self.engine = job, machine, engine
         self.config = budgeted(config, policy)
-        policy = policy.confirmed(self.prompts(0)[0], job.workload.new_tokens)
+        policy = policy.check_shortcuts(self.prompts(0)[0], job.workload.new_tokens)
         # only now: an end token that cannot be sampled is refused by every check of a policy
         self.policy = engine.policy = replace(policy, eos_ids=(machine.sizes.vocabulary,))
         self.device = policy.device

@@ -17,9 +17,9 @@ from transformers import (
 
 from assay.config.sections import RolloutConfig
 from assay.engine import scheduler
-from assay.engine.rows import Rows
+from assay.engine.decoded import DecodedRollouts
 from assay.llama.cpu import CpuDecoder
-from assay.llama.family import joined_family
+from assay.llama.family import join_family
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
 
@@ -64,7 +64,7 @@ def family_policy(kind="llama", *, adapters=False, temperature=1.0, dtype=torch.
                     parameter.data.normal_(std=0.3)
     made.to(dtype).eval()
     policy = CausalPolicy(made, TokenizerCodec(byte_tokenizer()), eos, temperature, Abilities(cache=True, head=True))
-    return policy, joined_family(made)
+    return policy, join_family(made)
 
 
 def rolled(policy, decoder, prompts=PROMPTS, *, group_size=4, seed=0, on_token=lambda done, limit: None, **settings):
@@ -74,11 +74,11 @@ def rolled(policy, decoder, prompts=PROMPTS, *, group_size=4, seed=0, on_token=l
     uniforms_RT = None
     if seed is not None:
         uniforms_RT = torch.rand(count, config.max_tokens, generator=torch.Generator().manual_seed(seed))
-    rows = Rows(policy, config, count)
+    decoded = DecodedRollouts(policy, config, count)
     with torch.no_grad():
-        scheduler.decode(decoder, prompts, group_size, config, policy.temperature, uniforms_RT, rows, on_token)
+        scheduler.decode(decoder, prompts, group_size, config, policy.temperature, uniforms_RT, decoded, on_token)
     return [
-        [rows.rollout(number * group_size + member, one, 0) for member in range(group_size)]
+        [decoded.rollout(number * group_size + member, one, 0) for member in range(group_size)]
         for number, one in enumerate(prompts)
     ]
 
@@ -108,9 +108,9 @@ class Recording(CpuDecoder):
         self.diary.append(("fit", prompts_per_slot, prompt_width, max_tokens))
         return min(self.room, super().slots_that_fit(prompts_per_slot, prompt_width, max_tokens))
 
-    def open(self, **given):
-        super().open(**given)
-        self.diary.append(("open", given["slots"], given["prompt_rows"], given["prompt_width"]))
+    def open(self, decoding):
+        super().open(decoding)
+        self.diary.append(("open", decoding.slots, decoding.prompt_rows, decoding.prompt_width))
 
     def prefill(self, prompts):
         self.diary.append(("prefill", [slot for slot, _ in prompts]))

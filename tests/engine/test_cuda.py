@@ -17,8 +17,8 @@ from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cpu import CpuDecoder
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Start
-from assay.llama.family import Family, joined_family
+from assay.llama.decoder import Decoding, Start
+from assay.llama.family import Family, join_family
 from assay.llama.kernels import decode_state as fields
 from assay.types import StopReason
 
@@ -46,7 +46,7 @@ def model_of(kind, *, adapters=False, **more):
 
 
 def decoder_of(model):
-    model.family = joined_family(model)
+    model.family = join_family(model)
     return CudaDecoder(model.family)
 
 
@@ -59,14 +59,8 @@ def opened(model, *, slots=4, limit=LIMIT, temperature=1.0, top_k=0, greedy=Fals
 
 
 def open_again(decoder, slots, limit, temperature, top_k, uniforms_RT):
-    decoder.open(
-        slots=slots,
-        prompt_rows=2,
-        prompt_width=4,
-        settings=RolloutConfig(max_tokens=limit, top_k=top_k),
-        temperature=temperature,
-        uniforms_RT=uniforms_RT,
-    )
+    settings = RolloutConfig(max_tokens=limit, top_k=top_k)
+    decoder.open(Decoding(slots, 2, 4, settings, temperature, uniforms_RT))
     decoder.prefill([(1 - number, prompt[:-1]) for number, prompt in enumerate(PROMPTS)])
 
 
@@ -220,7 +214,7 @@ def test_an_engine_keeps_one_decoder_for_as_long_as_it_samples_from_the_same_fam
     monkeypatch.setattr(Family, "device", property(lambda self: torch.device("cuda")))
     decoder = engine._decoder(8)
     assert engine._decoder(9) is decoder  # its graphs are expensive to rebuild
-    other, gone = joined_family(policy.model), ref(decoder)
+    other, gone = join_family(policy.model), ref(decoder)
     del decoder
     engine.policy = replace(policy, family=other)
     assert engine._decoder(8).family is other

@@ -5,7 +5,7 @@ import torch
 from engine.compared import BYTE_EOS, packed, sampled, spelling_policy
 from tiny import prompt, tiny_policy
 
-from assay.engine.stop import stop_at
+from assay.engine.decoded import stop_at
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.types import StopReason

@@ -15,12 +15,12 @@ LAST = 1 - 2**-24  # the largest random number below 1
 
 
 def picked(logits_LV, uniforms, temperature=1.0, greedy=False, done=0):
-    """(tokens, log-probs, stage) of lanes that draw with these random numbers."""
-    lanes = len(uniforms)
-    stage = scene([(0, 1, done)] * lanes)
+    """(tokens, log-probs, stage) of slots that draw with these random numbers."""
+    slots = len(uniforms)
+    stage = scene([(0, 1, done)] * slots)
     stage.uniforms_RT[:] = torch.nan  # those of other tokens must not be used
     stage.uniforms_RT[:, done] = torch.tensor(uniforms)
-    sums = sums_room(lanes, logits_LV.shape[1], torch.device("cpu"))
+    sums = sums_room(slots, logits_LV.shape[1], torch.device("cpu"))
     pick(logits_LV, torch.tensor([temperature]), sums, stage.state_LF, stage.places, greedy)
     return stage.written_C2L[0, 0].tolist(), stage.written_C2L[0, 1].view(torch.float32), stage
 
@@ -66,10 +66,10 @@ def test_a_random_number_beyond_all_sums_falls_on_the_last_possible_token(apart)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_many_draws_follow_the_cumulated_probabilities(temperature):
     """Vocabulary of several blocks, against float64."""
-    vocabulary, lanes = 3 * BLOCK - 17, 24
+    vocabulary, slots = 3 * BLOCK - 17, 24
     generator = torch.Generator().manual_seed(2)
-    logits_LV = torch.randn(lanes, vocabulary, generator=generator) * 2
-    uniforms = torch.rand(lanes, generator=generator)
+    logits_LV = torch.randn(slots, vocabulary, generator=generator) * 2
+    uniforms = torch.rand(slots, generator=generator)
     tokens, logprobs, _ = picked(logits_LV, uniforms.tolist(), temperature)
     exact_LV = (logits_LV.double() / temperature).log_softmax(1)
     cumulated_LV = exact_LV.exp().cumsum(1)
@@ -98,7 +98,7 @@ def test_probabilities_that_are_not_finite_are_told(bad, greedy):
     assert 0 <= tokens[0] < 2
 
 
-def test_a_lane_moves_on_within_its_room():
+def test_a_slot_moves_on_within_its_room():
     logits_LV = torch.zeros(2, 5)
     for done, after in ((0, 1), (5, 6), (6, 6)):  # there is room for seven tokens
         tokens, _, stage = picked(logits_LV, [0.5, 0.9], done=done)
@@ -108,7 +108,7 @@ def test_a_lane_moves_on_within_its_room():
         assert state[:, fields.COLUMN.value].tolist() == [1, 1]
 
 
-def test_a_lane_in_which_nobody_sits_stays_where_it_is():
+def test_a_slot_in_which_nobody_sits_stays_where_it_is():
     stage = scene([(0, 1, 0), (0, 1, 0)])
     stage.state_LF[1, fields.ROLLOUT.value] = -1
     sums = sums_room(2, 5, torch.device("cpu"))

@@ -6,13 +6,13 @@ from torch.nn.functional import silu
 
 from assay.llama import forward
 from assay.llama.kernels import decode_state as fields
-from assay.llama.kernels.decode_small import add_norm, embed, gate, norm
+from assay.llama.kernels.decode_small import add_norm, embed, gate
 
 
 def test_norm():
     states_LD, weight_D = torch.randn(3, 20) * 5, torch.rand(20)
     normed_LD = torch.full((3, 20), torch.nan)
-    norm(states_LD, weight_D, 1e-5, normed_LD)
+    add_norm(states_LD, None, weight_D, 1e-5, normed_LD)
     torch.testing.assert_close(normed_LD, forward.norm(states_LD, weight_D, 1e-5), rtol=0, atol=2e-6)
 
 

@@ -6,7 +6,7 @@ from torch.nn.functional import silu
 
 from assay.llama.joined import GatedProjection
 from assay.llama.kernels import gate as gate_kernels
-from assay.llama.kernels.gate import gated
+from assay.llama.kernels.gate import gate_and_up
 
 
 def expression(gate_up_NJ):
@@ -18,7 +18,7 @@ def test_numbers_and_gradients_are_those_of_the_expression(monkeypatch):
     monkeypatch.setattr(gate_kernels, "BLOCK", 16)  # 24 columns: one block and a half
     given = (random(5, 48) * 3).requires_grad_()
     exact, gradient = given.detach().double().requires_grad_(), random(5, 24, seed=1)
-    ours, expected = gated(given), expression(exact)
+    ours, expected = gate_and_up(given), expression(exact)
     assert_close(ours, expected)
     (made,) = torch.autograd.grad(ours, given, gradient)
     assert_close(made, torch.autograd.grad(expected, exact, gradient.double())[0])
@@ -26,7 +26,7 @@ def test_numbers_and_gradients_are_those_of_the_expression(monkeypatch):
 
 def test_in_half_precision_it_rounds_where_the_expression_rounds():
     given = (random(5, 48) * 3).half()
-    assert torch.equal(gated(given), expression(given))
+    assert torch.equal(gate_and_up(given), expression(given))
 
 
 def test_the_projection_behind_the_gate_has_the_gradients_of_the_expression():

@@ -77,7 +77,7 @@ def test_a_gated_matmul_is_silu_of_the_gate_times_the_up(rows, hidden, width, ha
     bias_O = drawn(2 * width, dtype=dtype) if has_bias else None
     out_BI = nowhere(rows, width, dtype=dtype)
     if tile is None:
-        matmul.plain_normed_gated(stream, weight_OD, bias_O, out_BI)
+        matmul.plain_normed(stream, weight_OD, bias_O, out_BI, gated=True)
     else:
         matmul.fused_normed(stream, weight_OD, bias_O, out_BI, tile, gated=True)
     gate_BI, up_BI = exact_matmul(exact_norm(stream.states_BD, stream.norm_D), weight_OD, bias_O).chunk(2, dim=1)
@@ -158,7 +158,7 @@ def test_fused_and_plain_matmuls_may_follow_each_other(fused):
         if fused[2]:
             matmul.fused_normed(stream, wide, None, hidden_BI, tile, gated=True)
         else:
-            matmul.plain_normed_gated(stream, wide, None, hidden_BI)
+            matmul.plain_normed(stream, wide, None, hidden_BI, gated=True)
         stream = residual(fused[3], hidden_BI, narrow, stream, norms[1], tile)
         states_BD = states_BD + exact_matmul(exact_matmul(exact_norm(states_BD, norm_D), square, None), square, None)
         gate_BI, up_BI = exact_matmul(exact_norm(states_BD, norms[0]), wide, None).chunk(2, dim=1)
@@ -183,7 +183,7 @@ def test_the_matmuls_of_a_step_by_the_rule(dtype):
     both_OD, both_bias_O = drawn(2 * width, hidden, dtype=dtype, scale=0.3), drawn(2 * width, dtype=dtype)
     down_DI, bias_D = drawn(hidden, width, dtype=dtype), drawn(hidden, dtype=dtype)
     matmul.normed_matmul(stream, weight_OD, bias_O, heads_BO)
-    matmul.normed_gated_matmul(stream, both_OD, both_bias_O, hidden_BI)
+    matmul.normed_matmul(stream, both_OD, both_bias_O, hidden_BI, gated=True)
     normed_BD = exact_norm(stream.states_BD, stream.norm_D)
     gate_BI, up_BI = exact_matmul(normed_BD, both_OD, both_bias_O).chunk(2, dim=1)
     assert error(heads_BO, exact_matmul(normed_BD, weight_OD, bias_O)) < ROUNDING[dtype]

@@ -6,7 +6,7 @@ from family_models import GROUPS, gradients, model_of, our_loss, packed_of, with
 from kernel_oracles import assert_close, flash_backward, flash_forward, random
 
 from assay.llama import flash, forward, packed
-from assay.llama.kernels.merge import merged
+from assay.llama.kernels.merge import merge
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def test_two_attentions_become_the_attention_over_all_keys():
     """Log-sum-exps ln 1 and ln 3: a quarter of the first and three quarters of the second."""
     outputs, others = torch.ones(2, 1, 4), torch.full((2, 1, 4), 5.0)
     logsumexp, other = torch.zeros(1, 2), torch.full((1, 2), 3.0).log()
-    joint, total = merged(outputs, logsumexp, others, other, torch.tensor([True, False]))
+    joint, total = merge(outputs, logsumexp, others, other, torch.tensor([True, False]))
     assert_close(joint[0], torch.full((1, 4), 4.0, dtype=torch.float64))
     assert_close(total[0, 0], torch.tensor(4.0, dtype=torch.float64).log())
     assert joint[1].tolist() == [[1.0] * 4]
@@ -29,7 +29,7 @@ def test_two_attentions_become_the_attention_over_all_keys():
 def test_a_second_attention_without_keys_is_not_looked_at():
     outputs, logsumexp = random(3, 2, 4), random(2, 3, seed=1)
     nothing = torch.full((2, 3), float("inf"))
-    joint, total = merged(
+    joint, total = merge(
         outputs, logsumexp, torch.full((3, 2, 4), float("nan")), nothing, torch.zeros(3, dtype=torch.bool)
     )
     assert torch.equal(joint, outputs)
@@ -61,7 +61,7 @@ def test_the_fused_forward_has_the_gradients_of_the_plain_one(kind, adapters, mo
         exact.load_state_dict(model.state_dict())
         model, exact = model.get_base_model(), exact.get_base_model()
     wanted = gradients(our_loss(exact, GROUPS[1:]), exact)
-    monkeypatch.setattr(forward, "_fused", lambda values: True)
+    monkeypatch.setattr(forward, "_uses_kernels", lambda values: True)
     monkeypatch.setattr(packed, "is_usable", lambda queries: True)
     ours = {
         recompute: gradients(our_loss(model, GROUPS[1:], recompute=recompute), model) for recompute in (False, True)

@@ -24,19 +24,19 @@ def test_a_product_is_that_of_float64(inputs, rows, with_bias, outputs_at_a_time
     expected_NO = inputs_NI.double() @ weight_OI.double().T
     if bias_O is not None:
         expected_NO += bias_O
-    outputs_NO = onednn.product(inputs_NI, onednn.laid_out(weight_OI, Cut(288, outputs_at_a_time)), bias_O)
+    outputs_NO = onednn.product(inputs_NI, onednn.lay_out(weight_OI, Cut(288, outputs_at_a_time)), bias_O)
     torch.testing.assert_close(outputs_NO.double(), expected_NO, rtol=1e-6, atol=1e-6 * inputs)
 
 
 def test_blocks_of_outputs_are_written_to_the_room_that_is_given():
     inputs_NI, weight_OI, room_NO = random(3, 8), random(10, 8, seed=1), torch.full((3, 10), 7.0)
-    found_NO = onednn.product(inputs_NI, onednn.laid_out(weight_OI, Cut(8, 4)), None, room_NO)
+    found_NO = onednn.product(inputs_NI, onednn.lay_out(weight_OI, Cut(8, 4)), None, room_NO)
     assert found_NO is room_NO
     torch.testing.assert_close(room_NO, inputs_NI @ weight_OI.T, rtol=1e-6, atol=1e-6)
 
 
 def test_parts_are_as_long_as_was_asked_and_blocks_as_high():
-    copy = onednn.laid_out(random(10, 600), Cut(288, 4))
+    copy = onednn.lay_out(random(10, 600), Cut(288, 4))
     assert [[tuple(part.shape) for part in parts] for parts in copy.blocks] == [
         [(4, 200)] * 3,
         [(4, 200)] * 3,
@@ -47,7 +47,7 @@ def test_parts_are_as_long_as_was_asked_and_blocks_as_high():
 
 def test_a_copy_does_not_follow_the_weight():
     weight_OI = random(3, 5)
-    copy = onednn.laid_out(weight_OI, WHOLE)
+    copy = onednn.lay_out(weight_OI, WHOLE)
     before = onednn.product(torch.eye(5), copy, None)
     weight_OI.zero_()
     assert torch.equal(onednn.product(torch.eye(5), copy, None), before)
@@ -71,7 +71,7 @@ def test_what_it_is_slow_at_or_cannot_do_is_refused():
 
 def error(inputs_NI, weight_OI, cut):
     exact_NO = inputs_NI.double() @ weight_OI.double().T
-    found_NO = onednn.product(inputs_NI, onednn.laid_out(weight_OI, cut), None)
+    found_NO = onednn.product(inputs_NI, onednn.lay_out(weight_OI, cut), None)
     return (found_NO - exact_NO).square().mean().sqrt()
 
 

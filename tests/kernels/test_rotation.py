@@ -6,7 +6,7 @@ from kernel_oracles import assert_close, random
 
 from assay.llama import forward
 from assay.llama.kernels import rotation as rotation_kernels
-from assay.llama.kernels.rotation import rotated
+from assay.llama.kernels.rotation import rotate_heads
 
 HEADS, KEY_HEADS, TOKENS = 3, 1, 5
 
@@ -17,7 +17,7 @@ def expression(joined_NC, cosines_NF, sines_NF, query_norm, key_norm, epsilon):
     queries, keys, values = (part.unflatten(1, (-1, width)) for part in joined_NC.split(sizes, dim=1))
     if query_norm is not None:
         queries, keys = forward.norm(queries, query_norm, epsilon), forward.norm(keys, key_norm, epsilon)
-    queries, keys = (forward.rotated(part, cosines_NF, sines_NF) for part in (queries, keys))
+    queries, keys = (forward.rotate(part, cosines_NF, sines_NF) for part in (queries, keys))
     return torch.cat([part.flatten(1) for part in (queries, keys, values)], dim=1)
 
 
@@ -36,7 +36,7 @@ def test_numbers_and_gradients_are_those_of_the_expression(half, normed, monkeyp
     joined_NC, cosines_NF, sines_NF, norms = given(half, normed)
     leaves = [joined_NC.requires_grad_(), *(norm.requires_grad_() for norm in norms if norm is not None)]
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    ours = rotated(joined_NC * 1, cosines_NF, sines_NF, HEADS, KEY_HEADS, *norms, 0.1)
+    ours = rotate_heads(joined_NC * 1, cosines_NF, sines_NF, HEADS, KEY_HEADS, *norms, 0.1)
     exact_norms = exact[1:] or [None, None]
     expected = expression(exact[0], cosines_NF.double(), sines_NF.double(), *exact_norms, 0.1)
     assert_close(ours, expected)
@@ -51,13 +51,13 @@ def test_in_half_precision_it_rounds_where_the_expression_rounds(normed):
     joined_NC, cosines_NF, sines_NF, norms = given(4, normed)
     joined_NC, norms = joined_NC.half(), [None if norm is None else norm.half() for norm in norms]
     expected = expression(joined_NC, cosines_NF, sines_NF, *norms, 1e-5)
-    assert torch.equal(rotated(joined_NC.clone(), cosines_NF, sines_NF, HEADS, KEY_HEADS, *norms, 1e-5), expected)
+    assert torch.equal(rotate_heads(joined_NC.clone(), cosines_NF, sines_NF, HEADS, KEY_HEADS, *norms, 1e-5), expected)
 
 
 def test_without_norms_nothing_is_copied_and_with_norms_the_input_stays():
     for normed in (False, True):
         joined_NC, cosines_NF, sines_NF, norms = given(4, normed)
         before_NC = joined_NC.clone()
-        turned_NC = rotated(joined_NC, cosines_NF, sines_NF, HEADS, KEY_HEADS, *norms, 1e-5)
+        turned_NC = rotate_heads(joined_NC, cosines_NF, sines_NF, HEADS, KEY_HEADS, *norms, 1e-5)
         assert (turned_NC.data_ptr() == joined_NC.data_ptr()) is not normed
         assert torch.equal(joined_NC, before_NC) is normed

@@ -13,7 +13,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from assay.llama.family import NotOfTheFamily, joined_family
+from assay.llama.family import NotOfTheFamily, join_family
 
 SHAPE = {
     "vocab_size": 32,
@@ -38,7 +38,7 @@ def test_moving_parameters_side_by_side_changes_no_number_and_no_parameter(kind)
     model = made(kind)
     before = {name: (weight, weight.detach().clone()) for name, weight in model.named_parameters()}
     logits = model(IDS_16).logits
-    family = joined_family(model)
+    family = join_family(model)
     assert torch.equal(model(IDS_16).logits, logits)
     for name, weight in model.named_parameters():
         assert weight is before[name][0]  # an optimizer that holds it still does
@@ -51,7 +51,7 @@ def test_moving_parameters_side_by_side_changes_no_number_and_no_parameter(kind)
 
 def test_an_optimizer_step_is_seen_through_the_joined_matrix_at_once():
     model = made()
-    family = joined_family(model)
+    family = join_family(model)
     seen = family.layers[1].gate_up.weight()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.add_(1.0)
@@ -65,17 +65,17 @@ def test_biases_are_joined_in_the_order_of_their_weights():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_()
-    stack = joined_family(model).layers[0].query_key_value
+    stack = join_family(model).layers[0].query_key_value
     inputs = torch.randn(3, 16)
     attention = model.model.layers[0].self_attn
     apart = torch.cat([attention.q_proj(inputs), attention.k_proj(inputs), attention.v_proj(inputs)], dim=1)
     torch.testing.assert_close(linear(inputs, stack.weight(), stack.bias()), apart)
-    assert joined_family(made()).layers[0].query_key_value.bias() is None
+    assert join_family(made()).layers[0].query_key_value.bias() is None
 
 
 def test_biases_that_lie_apart_make_the_whole_stack_read_part_by_part():
     model = made("qwen2")
-    stack = joined_family(model).layers[0].query_key_value
+    stack = join_family(model).layers[0].query_key_value
     bias = model.model.layers[0].self_attn.k_proj.bias
     bias.data = bias.data.clone()
     assert stack.weight() is None
@@ -84,18 +84,18 @@ def test_biases_that_lie_apart_make_the_whole_stack_read_part_by_part():
 def test_adapters_that_are_switched_off_are_not_read():
     wrapped = get_peft_model(made(), LoraConfig(r=4, target_modules=["q_proj"]))
     wrapped.base_model.disable_adapter_layers()
-    assert joined_family(wrapped.get_base_model()).layers[0].query_key_value.parts[0].low_rank is None
+    assert join_family(wrapped.get_base_model()).layers[0].query_key_value.parts[0].low_rank is None
 
 
 def test_a_copied_model_is_read_part_by_part_until_it_is_read_anew():
     model = made()
-    joined_family(model)
+    join_family(model)
     twin = copy.deepcopy(model)
     attention = twin.model.layers[0].self_attn
     assert attention.q_proj.weight.untyped_storage().data_ptr() != attention.k_proj.weight.untyped_storage().data_ptr()
-    assert joined_family(twin).layers[0].query_key_value.weight() is not None
+    assert join_family(twin).layers[0].query_key_value.weight() is not None
     moved = made()
-    family = joined_family(moved)
+    family = join_family(moved)
     moved.double()
     assert family.layers[0].query_key_value.weight() is None
 
@@ -115,12 +115,12 @@ def test_a_layer_unlike_the_others_is_refused_whatever_the_precision(change, rea
     model = made().to(torch.bfloat16)
     change(model)
     with pytest.raises(NotOfTheFamily, match=reason):
-        joined_family(model)
+        join_family(model)
 
 
 def test_joined_parameters_survive_files(tmp_path):
     model = made()
-    joined_family(model)
+    join_family(model)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     assert all(torch.equal(weights[name], value) for name, value in load(save(weights)).items())
     model.save_pretrained(tmp_path)
@@ -130,7 +130,7 @@ def test_joined_parameters_survive_files(tmp_path):
 def test_adapters_are_read_beside_their_projections_and_left_out_for_the_reference():
     model = made()
     wrapped = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "down_proj"]))
-    family = joined_family(wrapped.get_base_model())
+    family = join_family(wrapped.get_base_model())
     queries, keys, _ = family.layers[0].query_key_value.parts
     assert queries.low_rank.scale == 3.0
     assert queries.low_rank.down_KI.shape == (4, 16)
@@ -143,7 +143,7 @@ def test_adapters_are_read_beside_their_projections_and_left_out_for_the_referen
 
 def test_rotations_are_those_of_the_model():
     model = made(rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0})
-    family = joined_family(model)
+    family = join_family(model)
     positions = torch.tensor([0, 1, 17])
     cosines, sines = model.model.rotary_emb(torch.zeros(1), positions.unsqueeze(0))
     ours = family.rotations(positions)
@@ -167,14 +167,14 @@ def test_rotations_are_those_of_the_model():
 )
 def test_a_model_that_is_computed_otherwise_is_refused_with_the_reason(model, word):
     with pytest.raises(NotOfTheFamily, match=word):
-        joined_family(model())
+        join_family(model())
 
 
 def test_a_window_of_attention_limits_the_length():
-    assert joined_family(made("mistral", sliding_window=7)).longest == 7
-    assert joined_family(made("mistral", sliding_window=None)).longest is None
-    assert joined_family(made("qwen2", sliding_window=7, use_sliding_window=False)).longest is None
-    assert joined_family(made("qwen2", sliding_window=7, use_sliding_window=True, max_window_layers=0)).longest == 7
+    assert join_family(made("mistral", sliding_window=7)).longest == 7
+    assert join_family(made("mistral", sliding_window=None)).longest is None
+    assert join_family(made("qwen2", sliding_window=7, use_sliding_window=False)).longest is None
+    assert join_family(made("qwen2", sliding_window=7, use_sliding_window=True, max_window_layers=0)).longest == 7
 
 
 def _with(model, name, module):

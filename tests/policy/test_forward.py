@@ -14,7 +14,7 @@ from family_models import (
     with_adapters,
 )
 
-from assay.llama.family import joined_family
+from assay.llama.family import join_family
 from assay.llama.forward import hidden_states
 
 
@@ -67,11 +67,11 @@ def test_adapters_get_the_gradients_of_hugging_face_and_frozen_weights_get_none(
 def test_without_its_adapters_a_model_is_the_one_they_were_added_to():
     model = with_adapters(model_of("llama")).get_base_model()
     packed, _, _ = packed_of(GROUPS)
-    plain_ND = hidden_states(joined_family(model_of("llama")), packed)
+    plain_ND = hidden_states(join_family(model_of("llama")), packed)
     torch.testing.assert_close(
-        hidden_states(joined_family(model).without_adapters(), packed), plain_ND, rtol=0, atol=1e-12
+        hidden_states(join_family(model).without_adapters(), packed), plain_ND, rtol=0, atol=1e-12
     )
-    assert (hidden_states(joined_family(model), packed) - plain_ND).abs().max() > 0.1
+    assert (hidden_states(join_family(model), packed) - plain_ND).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +83,7 @@ def test_a_shared_prompt_has_the_gradients_of_prompts_computed_apart(kind):
 
 
 def test_groups_may_stand_in_any_order():
-    family = joined_family(model_of("qwen2"))
+    family = join_family(model_of("qwen2"))
     packed, predictors_N, _ = packed_of(GROUPS)
     turned, turned_predictors_N, _ = packed_of(GROUPS[::-1])
     rows = torch.arange(len(predictors_N)).split([sum(map(len, completions)) for _, completions in GROUPS])
@@ -97,7 +97,7 @@ def test_groups_may_stand_in_any_order():
 
 
 def test_a_token_does_not_depend_on_what_it_does_not_see():
-    family = joined_family(model_of("qwen3", torch.float32))
+    family = join_family(model_of("qwen3", torch.float32))
     (prompt, completions), *others = GROUPS
     packed, _, _ = packed_of([(prompt, completions), *others])
     changed, _, _ = packed_of([(prompt, [completions[0], [0], [*completions[2][:-1], 0]]), *others])
@@ -114,7 +114,7 @@ def test_gradients_and_computing_again_change_no_bit(kind, adapters):
     model = model_of(kind, torch.float32)
     if adapters:
         model = with_adapters(model).get_base_model()
-    family, (packed, _, _) = joined_family(model), packed_of(GROUPS)
+    family, (packed, _, _) = join_family(model), packed_of(GROUPS)
     with torch.no_grad():
         plain_ND = hidden_states(family, packed)
     kept_ND, again_ND = hidden_states(family, packed), hidden_states(family, packed, recompute=True)
@@ -126,7 +126,7 @@ def test_gradients_and_computing_again_change_no_bit(kind, adapters):
 
 
 def test_computing_again_keeps_less():
-    family, (packed, _, _) = joined_family(model_of("llama", torch.float32)), packed_of(GROUPS)
+    family, (packed, _, _) = join_family(model_of("llama", torch.float32)), packed_of(GROUPS)
     sizes = []
     for recompute in (False, True):
         kept = {}
@@ -145,7 +145,7 @@ def test_computing_again_keeps_less():
 def test_parameters_that_lie_apart_give_the_same_gradients(kind):
     model = model_of(kind)
     together = gradients(our_loss(model), model)
-    family = joined_family(model)
+    family = join_family(model)
     assert all(stack.weight() is not None for stack in family.stacks)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -153,9 +153,9 @@ def test_parameters_that_lie_apart_give_the_same_gradients(kind):
     packed, predictors_N, _ = packed_of(GROUPS)
     states_ND = hidden_states(family, packed)
     model_of_whole = model_of(kind)
-    torch.testing.assert_close(states_ND, hidden_states(joined_family(model_of_whole), packed), rtol=0, atol=1e-12)
+    torch.testing.assert_close(states_ND, hidden_states(join_family(model_of_whole), packed), rtol=0, atol=1e-12)
     states_ND[predictors_N].sum().backward()
-    reference = joined_family(model_of_whole)
+    reference = join_family(model_of_whole)
     hidden_states(reference, packed)[predictors_N].sum().backward()
     assert together.keys() == dict(model.named_parameters()).keys()
     for (name, ours), theirs in zip(model.named_parameters(), model_of_whole.parameters(), strict=True):
@@ -168,7 +168,7 @@ def test_what_is_kept_is_what_a_cache_holds(kind):
     model, kept = model_of(kind), {}
     packed, _, _ = packed_of([([1, 2, 3, 4], [])])
     with torch.no_grad():
-        hidden_states(joined_family(model), packed, lambda layer, keys, values: kept.update({layer: (keys, values)}))
+        hidden_states(join_family(model), packed, lambda layer, keys, values: kept.update({layer: (keys, values)}))
         cache = model(packed.ids_N.unsqueeze(0), use_cache=True).past_key_values
     assert list(kept) == [0, 1]
     for number, (keys_NKW, values_NKW) in kept.items():

@@ -13,7 +13,7 @@ from assay.llama.layout import layout_of, longest_sequence
 from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
-from assay.policy.probe import examined, renewed, with_family
+from assay.policy.probe import examine_policy, rejoin_family, with_family
 from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def windowed(say=lambda sentence: None):
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     size = {"num_key_value_heads": 1, "vocab_size": 13, "max_position_embeddings": 32, "initializer_range": 0.3}
     model = MistralForCausalLM(MistralConfig(**shape, **size, sliding_window=7, eos_token_id=EOS_ID, pad_token_id=None))
-    return examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0), say)
+    return examine_policy(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0), say)
 
 
 def test_a_sequence_longer_than_the_window_is_computed_by_the_model_itself_and_shares_nothing():
@@ -143,10 +143,10 @@ def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first()
 def test_a_reading_that_fails_at_the_length_of_a_real_prompt_is_given_up_and_that_is_said():
     said, policy = [], replace(tiny_policy(), say=lambda sentence: said.append(sentence))
     long = sample(0, (2, 3, 4), (5,), 1.0).prompt
-    assert policy.confirmed(long, 8).family is policy.family
+    assert policy.check_shortcuts(long, 8).family is policy.family
     assert said == []
     wrong = replace(policy, family=replace(policy.family, frequencies_H=policy.family.frequencies_H * 2))
-    assert wrong.confirmed(long, 8).family is None
+    assert wrong.check_shortcuts(long, 8).family is None
     (sentence,) = said
     assert "LlamaForCausalLM is decoded and trained by the portable path" in sentence
 
@@ -155,9 +155,9 @@ def test_whoever_is_not_of_the_family_is_computed_portably_and_the_reason_is_sai
     said = []
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 13}
     gpt2 = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None))
-    assert examined(CausalPolicy(gpt2.eval(), tiny_policy().codec, (EOS_ID,), 1.0), said.append).family is None
+    assert examine_policy(CausalPolicy(gpt2.eval(), tiny_policy().codec, (EOS_ID,), 1.0), said.append).family is None
     assert "GPT2LMHeadModel is decoded and trained by the portable path, slowly, because" in said[0]
-    assert examined(tiny_policy(), said.append).family is not None
+    assert examine_policy(tiny_policy(), said.append).family is not None
     assert len(said) == 1
 
 
@@ -218,13 +218,13 @@ def test_what_is_changed_in_the_model_later_counts(change):
     policy = tiny_policy()
     before_BT = policy.logprobs(batch_of(uneven_samples()).inputs)[0]
     change(policy.model)
-    policy = renewed(policy)
+    policy = rejoin_family(policy)
     alone = replace(policy, family=None)
     expected_BT = alone.logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0]
     assert not torch.allclose(expected_BT, before_BT, atol=1e-2)
     sharing = Sharing.NEVER if policy.family is None else Sharing.ALWAYS
     torch.testing.assert_close(policy.logprobs(batch_of(uneven_samples(), sharing).inputs)[0], expected_BT)
-    assert renewed(policy) is policy
+    assert rejoin_family(policy) is policy
 
 
 def test_weights_that_moved_in_memory_are_read_anew():
@@ -232,27 +232,27 @@ def test_weights_that_moved_in_memory_are_read_anew():
     policy = tiny_policy()
     for weight in policy.model.parameters():
         weight.data = weight.data.clone()
-    fresh = renewed(policy)
+    fresh = rejoin_family(policy)
     assert fresh.family is not None
     assert fresh.family is not policy.family
-    assert renewed(fresh) is fresh
+    assert rejoin_family(fresh) is fresh
 
 
 def test_a_backward_hook_is_called():
     policy, called = tiny_policy(), []
     policy.model.model.layers[0].register_full_backward_hook(lambda *given: called.append(given))
-    renewed(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0].sum().backward()
+    rejoin_family(policy).logprobs(batch_of(uneven_samples(), Sharing.NEVER).inputs)[0].sum().backward()
     assert called
 
 
 def test_a_hook_or_another_embedding_that_came_later_is_noticed():
     policy = tiny_policy()
-    assert renewed(policy) is policy
+    assert rejoin_family(policy) is policy
     handle = policy.model.model.layers[0].register_forward_hook(lambda *given: None)
-    assert renewed(policy).family is None
+    assert rejoin_family(policy).family is None
     handle.remove()
     policy.model.set_input_embeddings(torch.nn.Embedding(13, 16))
-    fresh = renewed(policy)
+    fresh = rejoin_family(policy)
     assert fresh.family.embedding_VD is policy.model.get_input_embeddings().weight
     batch = batch_of(uneven_samples())
     assert not torch.allclose(fresh.logprobs(batch.inputs)[0], tiny_policy().logprobs(batch.inputs)[0], atol=1e-2)

@@ -131,7 +131,7 @@ def test_in_bfloat16_it_is_of_the_family_and_engine_and_trainer_are_both_as_near
     model, said = copy.deepcopy(policy.model).bfloat16(), []
     rounded = with_family(replace(policy, model=model, family=None), said.append)
     prompts = questions(policy, 4, chat=False)
-    rounded = rounded.confirmed(prompts[0], 16)
+    rounded = rounded.check_shortcuts(prompts[0], 16)
     assert said == []
     assert rounded.family is not None
     exact = with_family(replace(policy, model=copy.deepcopy(model).float(), family=None))
@@ -159,6 +159,6 @@ def test_a_wrong_reading_is_seen_in_bfloat16_too(policy, name, wrong):
     misread = replace(rounded.family, **{name: wrong(getattr(rounded.family, name))})
     said = []
     prompt = questions(policy, 1, chat=False)[0]
-    checked = replace(rounded, family=misread, say=said.append).confirmed(prompt, 32)
+    checked = replace(rounded, family=misread, say=said.append).check_shortcuts(prompt, 32)
     assert checked.family is None
     assert len(said) == 1

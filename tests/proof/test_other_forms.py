@@ -138,7 +138,7 @@ FORMS = {
             {
                 "assay.policy.probe.with_family": _not_packed,
                 "assay.policy.causal.branch_mask": _first_token_hidden,
-                "assay.policy.causal.CausalPolicy.confirmed": lambda original: lambda policy, *rest: policy,
+                "assay.policy.causal.CausalPolicy.check_shortcuts": lambda original: lambda policy, *rest: policy,
             },
         ),
     ),

@@ -309,6 +309,16 @@ def test_a_consequence_stands_below_its_cause():
     assert alone.diagnosis.causes == {}
 
 
+def test_one_line_says_which_checks_could_not_be_made_and_what_they_lacked():
+    few = checked((CAUSE, Verdict(State.NOT_ENOUGH_DATA, "no scores")), (EFFECT, Verdict(State.HEALTHY, "fine")))
+    assert "not enough data  REW01; missing: no scores" in write_text(few, verbose=False).splitlines()
+    lacking = diagnose(Evidence(reward=measured()), illnesses_looking_at("reward"))
+    count = len(lacking.of(State.NOT_ENOUGH_DATA))
+    text = " ".join(write_text(CheckResult(measured(), lacking), verbose=False).split())
+    assert f"not enough data {count} checks; most often missing: " in text
+    assert "no group with two scored answers (" in text
+
+
 def test_json_holds_every_verdict():
     one = checked((CAUSE, finding(Severity.FATAL)), (EFFECT, Verdict(State.HEALTHY, "fine")))
     assert "\x1b" not in write_text(one, verbose=True)

@@ -192,7 +192,7 @@ def test_completions_are_grouped_by_id_or_prompt_and_find_their_answers(tmp_path
         ({"prompt": "1"}, 'line 2: no text "completion"'),
         ({"completion": "1"}, 'line 2: neither "id" nor "prompt"'),
         ({"prompt": "never posed", "completion": "1"}, "line 2: 'never posed' is none of the first 2000 problems"),
-        ([1], 'line 2: no text "completion"'),
+        ([1], "line 2: is an array, not an object"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused_by_line(tmp_path, row, said):

@@ -11,7 +11,7 @@ from assay import config as configuration
 from assay.config import ConfigError, load
 from assay.policy.causal import CausalPolicy
 from assay.policy.load import with_adapter
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.train.run import budget, run
 from assay.train.run.budget import LEAST_TOKENS, budgeted, bytes_a_token, pass_tokens, standing_bytes
 
@@ -109,7 +109,7 @@ def test_on_a_cpu_a_pass_keeps_no_more_than_so_many_bytes_whatever_is_free(monke
 def test_a_context_shorter_than_the_measured_pass_is_kept_to():
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 13}
     model = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None))  # it has no ninth position
-    policy = examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0))
+    policy = examine_policy(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0))
     assert bytes_a_token(policy, CONFIG) > 0
 
 

@@ -14,7 +14,6 @@ from assay.examine.inputs import RowInputs
 from assay.policy.causal_packing import CausalPacking
 from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
-from assay.train import examine
 from assay.train.examined_rows import chosen_rows, plan
 from assay.train.progress import CollectedGroups, StepInProgress
 from assay.train.run import run
@@ -209,12 +208,14 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_to_the_same_bits(tmp_path):
         assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "straight" / file).read_bytes()
 
 
-@pytest.mark.parametrize("place", ["policy_plain_logprobs", "loss_probes"])
+@pytest.mark.parametrize(
+    "place", ["assay.policy.causal.CausalPolicy.plain_logprobs", "assay.train.examine.loss_probes"]
+)
 def test_a_question_that_breaks_is_told_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
     def broken(*given):
         raise RuntimeError("out of memory\nhere")
 
-    monkeypatch.setattr(examine, place, broken)
+    monkeypatch.setattr(place, broken)
     kept = Kept()
     assert run.start(config_of(), tmp_path / "run", kept) == 0
     assert (kept.batches, kept.steps) == ([], [1, 2, 3])

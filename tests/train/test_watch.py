@@ -72,17 +72,17 @@ def test_a_doctor_that_breaks_is_told_of_once_and_left_and_the_run_has_the_same_
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("chosen_rows", NameError("x")),
-        ("policy_plain_logprobs", MemoryError()),
-        ("RowInputs.take", StopIteration()),
-        ("loss_probes", OSError(5, "I/O")),
-        ("settings_of", RecursionError("deep")),
+        ("assay.train.examine.chosen_rows", NameError("x")),
+        ("assay.policy.causal.CausalPolicy.plain_logprobs", MemoryError()),
+        ("assay.train.examine.RowInputs.take", StopIteration()),
+        ("assay.train.examine.loss_probes", OSError(5, "I/O")),
+        ("assay.train.examine.settings_of", RecursionError("deep")),
     ],
 )
 def test_an_examination_that_breaks_anywhere_is_told_and_the_run_has_the_same_bits(
     run_path, off, monkeypatch, place, error
 ):
-    monkeypatch.setattr(f"assay.train.examine.{place}", broken(error))
+    monkeypatch.setattr(place, broken(error))
     assert watched(run_path)[0] == 0
     assert contents(run_path) == contents(off)
     reasons = [event["reason"] for event in read_events(run_path).rows if event["kind"] == "not examined"]

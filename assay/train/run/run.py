@@ -193,7 +193,7 @@ class TrainingProcess:
         self.config, self.directory, self.display, self.saved = config, directory, display, saved
         first = TaskPrompts(task, policy, config).draw(Progress(), CollectedGroups())
         longest = max(first, key=lambda prompt: len(prompt.tokens))
-        self.policy = policy = policy.confirmed(longest, config.rollout.max_tokens)
+        self.policy = policy = policy.check_shortcuts(longest, config.rollout.max_tokens)
         reference = None
         if config.needs_reference:
             is_seeded = (directory.path / SEED / ADAPTER).is_file()

@@ -1,23 +1,18 @@
-"""Decoding with whatever a model offers: Hugging Face's cache, or nothing but logits. Slower than the family's
-decoders (cpu.py, cuda.py), the same numbers.
+"""How a causal model that is not of the Llama family continues prompts: with Hugging Face's cache, or with nothing but
+logits. Slower than the family's decoders (llama/cpu.py, llama/cuda.py), the same numbers.
 
-Shape legend: P prompts, N = P * G rows, L tokens so far, V vocabulary, R rollouts, T completion tokens.
+Shape legend: P prompts, N = P * G rows, L tokens so far, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from assay.config.sections import RolloutConfig
-from assay.engine.rows import Rows
-from assay.llama.decoder import Sampled
 from assay.policy.causal import CausalPolicy
-from assay.sampling import draw
 from assay.types import Prompt
 
 
@@ -28,36 +23,12 @@ class Continuation(Protocol):
     def append(self, tokens_N: Tensor) -> None: ...
 
 
-def decode(
-    policy: CausalPolicy,
-    prompts: Sequence[Prompt],
-    group_size: int,
-    settings: RolloutConfig,
-    uniforms_RT: Tensor | None,
-    rows: Rows,
-    on_token: Callable[[int, int], None],
-) -> None:
-    """As many whole groups side by side as fit into settings.max_rows, at least one, until all of them have ended."""
-    at_once = max(settings.max_rows // group_size, 1)
-    for first in range(0, len(prompts), at_once):
-        part = prompts[first : first + at_once]
-        numbers_N = np.arange(first * group_size, (first + len(part)) * group_size)
-        decoder: Continuation = (CachedDecoder if policy.abilities.cache else PlainDecoder)(policy, part, group_size)
-        for position in range(settings.max_tokens):
-            uniforms_N = None if uniforms_RT is None else uniforms_RT[numbers_N[0] : numbers_N[-1] + 1, position]
-            drawn = draw(decoder.logits(), uniforms_N, policy.temperature, settings)
-            living_N = ~rows.ended_R[numbers_N]
-            among = torch.from_numpy(living_N)
-            support_NK = None if drawn.support_NK is None else drawn.support_NK.cpu()[among].unsqueeze(1)
-            tokens_N1, logprobs_N1 = (each.cpu()[among].unsqueeze(1) for each in (drawn.tokens_N, drawn.logprobs_N))
-            rows.take(numbers_N[living_N], Sampled(tokens_N1, logprobs_N1, support_NK))
-            on_token(rows.positions, rows.ended_R.size * settings.max_tokens)
-            if rows.ended_R[numbers_N].all():
-                break
-            decoder.append(drawn.tokens_N)
+def continue_prompts(policy: CausalPolicy, prompts: Sequence[Prompt], group_size: int) -> Continuation:
+    """The rows of all groups, side by side."""
+    return (CachedRows if policy.abilities.cache else RecomputedRows)(policy, prompts, group_size)
 
 
-class CachedDecoder:
+class CachedRows:
     """Prompts padded on the left and computed once; their cache is then repeated for the group."""
 
     def __init__(self, policy: CausalPolicy, prompts: Sequence[Prompt], group_size: int) -> None:
@@ -90,7 +61,7 @@ class CachedDecoder:
         )
 
 
-class PlainDecoder:
+class RecomputedRows:
     """Recomputes whole rows, padded on the right, for every token."""
 
     def __init__(self, policy: CausalPolicy, prompts: Sequence[Prompt], group_size: int) -> None:

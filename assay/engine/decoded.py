@@ -6,19 +6,22 @@ support.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
 from assay.engine.engine import BrokenPolicy
-from assay.engine.stop import stop_at
 from assay.llama.decoder import Sampled
 from assay.policy.policy import Policy
 from assay.types import Prompt, Rollout, StopReason
 
+SLACK = 4  # tokens that spell nothing by themselves: the first bytes of a character, a marker
 
-class Rows:
+
+class DecodedRollouts:
     def __init__(self, policy: Policy, settings: RolloutConfig, count: int) -> None:
         self.policy = policy
         self.stops = settings.stop
@@ -112,3 +115,21 @@ class Rows:
             # a greedy token is reported with its log-prob among all tokens, whatever top_k: then there is no support
             support=tuple(self.supports[number]) or None,
         )
+
+
+def stop_at(tokens: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> str | None:
+    """The text before the first stop string, if the newest token completed one; else None.
+
+    >>> stop_at([72, 105, 10, 13], ["\\n\\r"], lambda tokens: bytes(tokens).decode())
+    'Hi'
+    """
+    if not stops:
+        return None
+    # the newest token ends the stop string, which is at most that many tokens long; the whole text is decoded only then
+    window = max(len(stop.encode()) for stop in stops) + SLACK
+    tail = decode(tokens[-window:])
+    if not any(stop in tail for stop in stops):
+        return None
+    text = decode(tokens)
+    places = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(places)] if places else None
