@@ -13,7 +13,7 @@ train: .venv/ready     ; $(run)assay train
 test: .venv/ready      ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test-fast: .venv/ready ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
-proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py && $(run)python -m proof --healthy
+proof: .venv/ready     ; $(run)python -m pytest tests/grpo/test_trl_parity.py tests/grpo/test_mutants.py tests/train/run/test_resume.py tests/train/run/test_signals.py && $(run)python -m proof --healthy
 proof-scripts: .venv/ready ; $(run)python -m proof.of_scripts --watch --misses
 bench: .venv/ready     ; $(run)python -m benchmarks.default
 format: .venv/ready    ; $(run)ruff check --fix . && $(run)ruff format .

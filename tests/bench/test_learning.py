@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tiny import EOS_ID, prompt, tiny_policy
+from fixtures.tiny import EOS_ID, prompt, tiny_policy
 
 from assay import config as configuration
 from assay.config import Config, ConfigError

@@ -1,14 +1,14 @@
 """Healthy batches of a GRPO step that is written here anew, whole and in random parts: nothing is accused.
 
-The step (tests/own_grpo_step.py) has a true policy, real sampling and torch's own gradients. What no part of the
+The step (tests/doctor/own_grpo_step.py) has a true policy, real sampling and torch's own gradients. What no part of the
 evidence tells cannot be asked of the doctor: rows of prompt and completion need the mask that tells them apart, and old
 log-probs of an older sampler need its version or its own log-probs beside them.
 """
 
 import numpy as np
 import pytest
-from own_grpo_batch import TEXTS, step_of
-from own_grpo_step import Case
+from doctor.own_grpo_batch import TEXTS, step_of
+from doctor.own_grpo_step import Case
 
 from assay.doctor.diagnosis import Diagnosis, diagnose
 from assay.doctor.evidence import Evidence

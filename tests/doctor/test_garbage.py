@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from own_grpo_batch import TEXTS, step_of
-from own_grpo_step import Case
+from doctor.own_grpo_batch import TEXTS, step_of
+from doctor.own_grpo_step import Case
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Curves, Evidence

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from fake_records import fake_record
-from run_fixtures import rows, settings
+from fixtures.commands import rows, settings
+from fixtures.fake_records import fake_record
 
 from assay.config import Config, load, to_toml
 from assay.doctor import live

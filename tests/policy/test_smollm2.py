@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import packed, sampled
+from fixtures.compared import packed, sampled
 
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.causal_packing import CausalPacking, Sharing

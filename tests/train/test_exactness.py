@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import tiny_policy
+from fixtures.tiny import tiny_policy
 from transformers import RobertaConfig, RobertaForCausalLM
 
 from assay.config import load

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import EOS_ID, sample, tiny_policy
+from fixtures.tiny import EOS_ID, sample, tiny_policy
 from torch import nn
 
 from assay.config import load

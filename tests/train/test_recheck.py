@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny import sample
+from fixtures.tiny import sample
 from typer.testing import CliRunner
 
 from assay.cli import app

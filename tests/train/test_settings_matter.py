@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from run_fixtures import TINY
+from fixtures.commands import TINY
 from safetensors.torch import load_file
 
 from assay import config as configuration

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from run_fixtures import Trap, contents, rows, settings
+from fixtures.commands import Trap, contents, rows, settings
 
 from assay.config import load
 from assay.doctor import live
