@@ -20,6 +20,7 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
 # Before torch is imported. Test files run side by side; two pools of threads on the same cores slow each other down.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # where a test asks for two, they do not spin while they wait for each other
 # Before triton is imported, which transformers does: without a GPU its kernels are interpreted.
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -29,9 +30,12 @@ MEMORY = "/dev/shm"
 LONGEST_FILES = (
     "tests/test_readme.py",
     "tests/train/run/test_default_run.py",
-    "tests/watch/test_the_script_is_its_own.py",
-    "tests/policy/test_smollm2.py",
     "tests/train/run/test_resume.py",
+    "tests/train/run/test_changes.py",
+    "tests/policy/test_smollm2.py",
+    "tests/watch/test_the_script_is_its_own.py",
+    "tests/watch/test_run_checks.py",
+    "tests/watch/test_faults_of_ours.py",
     "tests/proof/test_scripts.py",
 )
 
@@ -75,7 +79,11 @@ def pytest_collection_finish():
     gc.freeze()  # ten thousand tests and the libraries: nothing that need be looked through again and again
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if "thorough" not in config.option.markexpr:
+        kept = [item for item in items if not item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = kept
     places = {file: place for place, file in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.location[0], len(places)))
     for item in items:
@@ -86,9 +94,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def run_root():
     """Where runs are made: in memory where that is possible. A killed process, unlike a power cut, cannot tell the
-    difference, and syncing to a disk is most of what a tiny run does. Its `cache` is that of the whole test session."""
+    difference, and syncing to a disk is most of what a tiny run does."""
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as root:
-        Path(root, "cache").symlink_to(os.environ["XDG_CACHE_HOME"])
         yield Path(root)
 
 
@@ -127,7 +134,7 @@ def warm_peer(warm_python):
 @pytest.fixture(scope="session")
 def assay_command(run_root, warm_python):
     """`assay_command.run("train", ...)` runs a command in a process of its own and returns what it left behind."""
-    with serving(run_root / "cache", warm_python) as commands:
+    with serving(warm_python) as commands:
         # the warm start of the embedded model is cached: from here on, all runs of one config are alike
         assert commands.run("train", *settings(run__steps=1), "--out", run_root / "first").code == 0
         yield commands

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from fixtures.cases import thorough
 from fixtures.commands import rows, settings, without_progress
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -178,21 +179,23 @@ def write_reward(run_path, text):
     ("body", "words"),
     [
         ("return float('nan')", ["returned nan"]),
-        ("return float('-inf')", ["returned -inf"]),
         ("return 1e300", ["returned 1e+300", "cannot be normalised"]),
-        ("return {'a': 1e308, 'b': 1e308}", ["returned 1e+308", "cannot be normalised"]),
-        ("return None", ["returned None"]),
-        ("return '1.0'", ["returned the text '1.0', not a number"]),
         ("return [1.0, 2.0]", ["returned 2 step rewards for an answer of 1 steps"]),
-        ("return [object()]", ["not a number"]),
-        ("return {}", ["returned an empty dict"]),
-        ("return {'style': None}", ["returned None as 'style'"]),
         ("raise ValueError('line one\\nline two \\x1b[2J')", ["raised ValueError: line one line two [2J"]),
         ("while True: time.sleep(1)", ["took longer than 0.2 s"]),
-        ("sys.exit(3)", ["raised SystemExit: 3"]),
         ("os._exit(4)", ["its process exited with 4"]),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", ["its process died (SIGSEGV)"]),
-        ("os.closerange(3, 256); time.sleep(60)", ["its process closed the connection"]),
+        *thorough(  # tests/rewards has them without a run
+            ("return float('-inf')", ["returned -inf"]),
+            ("return {'a': 1e308, 'b': 1e308}", ["returned 1e+308", "cannot be normalised"]),
+            ("return None", ["returned None"]),
+            ("return '1.0'", ["returned the text '1.0', not a number"]),
+            ("return [object()]", ["not a number"]),
+            ("return {}", ["returned an empty dict"]),
+            ("return {'style': None}", ["returned None as 'style'"]),
+            ("sys.exit(3)", ["raised SystemExit: 3"]),
+            ("os.kill(os.getpid(), signal.SIGSEGV)", ["its process died (SIGSEGV)"]),
+            ("os.closerange(3, 256); time.sleep(60)", ["its process closed the connection"]),
+        ),
     ],
 )
 def test_a_reward_that_never_works_ends_the_run_with_its_reason(assay_command, run_path, body, words):

@@ -86,19 +86,16 @@ def test_the_config_of_a_run_holds_numbers_where_it_was_given_auto(assay_command
 
 @pytest.mark.skipif(not hasattr(os, "forkpty"), reason="needs a terminal")
 def test_after_ctrl_c_the_last_sentence_stands_below_the_live_area(tmp_path):
-    shown = in_a_terminal(
-        ["train", *settings(run__steps=500), "--out", str(tmp_path / "run")], tmp_path, "after step 2 "
-    )
+    shown = in_a_terminal(["train", *settings(run__steps=500), "--out", str(tmp_path / "run")], "after step 2 ")
     assert "stopped by SIGINT and saved" in shown[-1]
     assert any("zero-variance" in line for line in shown[-12:-1])
 
 
-def in_a_terminal(arguments, cache, until):
+def in_a_terminal(arguments, until):
     """The lines on the screen after `until` was drawn, Ctrl-C was pressed and the command had ended."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40", OMP_NUM_THREADS="1")
-        os.environ["XDG_CACHE_HOME"] = str(cache)
         os.execv(sys.executable, [sys.executable, "-m", "assay", *arguments])
     data, pressed, deadline = b"", False, time.monotonic() + 300
     while time.monotonic() < deadline:

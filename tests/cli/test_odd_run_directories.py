@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fixtures.cases import thorough
 from fixtures.commands import Trap, assert_same_bits, contents, rows, settings, without_progress
 
 LONGER = ("--set", "run.steps=3")
@@ -87,7 +88,9 @@ def test_a_hidden_file_in_an_empty_directory_does_not_keep_a_run_out(assay_comma
     assert_refused(assay_command.run("train", *arguments, "--out", again), "again is not empty")
 
 
-@pytest.mark.parametrize("what", ["README.md", ".git", "a changed file", "a link", "a file", "a link to nowhere"])
+@pytest.mark.parametrize(
+    "what", ["README.md", "a changed file", "a link", *thorough(".git", "a file", "a link to nowhere")]
+)
 def test_a_final_that_is_not_the_runs_own_is_kept_under_another_name(assay_command, finished, run, what):
     final, kept = run / "final", run / "final-kept"
     before = (final / "config.json").read_bytes()
@@ -158,8 +161,14 @@ def test_a_read_only_disk_is_said_in_one_sentence(finished, tmp_path, assay_comm
 READ = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "events.jsonl")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "directory"])
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "pipe") for name in READ),
+        *(("config.toml", kind) for kind in ("socket", "device", "directory")),
+        *thorough(*((name, kind) for name in (READ[0], *READ[2:]) for kind in ("socket", "device", "directory"))),
+    ],
+)
 def test_nobody_waits_for_a_file_that_is_not_a_regular_one(assay_command, run, name, kind):
     (run / name).unlink()
     with socket.socket(socket.AF_UNIX) as open_socket:

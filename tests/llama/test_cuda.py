@@ -9,6 +9,7 @@ import fixtures.interpreted  # noqa: F401  before triton
 import pytest
 import torch
 import transformers
+from fixtures.cases import thorough
 from fixtures.families import PROMPTS as MIXED
 from fixtures.families import distances, family_policy, rolled
 from peft import LoraConfig, get_peft_model
@@ -91,7 +92,7 @@ def check(model, rollout, tokens_T, logprobs_T, uniforms_RT, temperature=1.0):
         assert tokens_T.tolist() == (logprobs_TV.exp().cumsum(1) > drawn_T).int().argmax(1).tolist()
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", *thorough("Mistral")])
 def test_the_numbers_are_the_model_s(kind):
     model = model_of(kind)
     decoder, uniforms_RT = opened(model, slots=3, temperature=0.7)

@@ -7,6 +7,7 @@ from itertools import chain
 import fixtures.interpreted  # noqa: F401  before triton
 import pytest
 import torch
+from fixtures.cases import thorough
 from fixtures.compared import BYTE_EOS, sampled
 from fixtures.families import distances, family_policy, rolled
 from fixtures.tiny import prompt
@@ -67,7 +68,7 @@ def agreed(policy, family, prompts, *, decoder=None, group_size=1, seed=0, max_t
     return ours
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["qwen3", *thorough("llama")])
 def test_a_batch_of_one_and_a_prompt_of_one_token(kind):
     policy, family = small_policy(kind)
     ((rollout,),) = agreed(policy, family, [ONE])
@@ -123,7 +124,10 @@ def test_a_stop_string_ends_a_rollout_in_the_middle_of_a_look():
     assert min(len(rollout.tokens) for rollout in stopped) < 4
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 6, "top_p": 0.7}, {"top_k": 3}, {"top_k": 40, "min_p": 0.2}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_k": 6, "top_p": 0.7}, *thorough({"top_k": 3}, {"top_k": 40, "min_p": 0.2})],
+)
 def test_a_restricted_support_with_more_rollouts_than_slots(settings):
     policy, family = small_policy(temperature=0.8, eos=tuple(range(0, 257, 3)))
     groups = agreed(policy, family, [LONG, ONE], group_size=3, max_rows=4, **settings)
@@ -141,7 +145,7 @@ def test_the_likeliest_token_has_no_support_whatever_top_k():
     assert distances(policy, [SHORT], [[rollout]]).max() <= LIMIT
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 6}])
+@pytest.mark.parametrize("settings", [{"top_k": 6}, *thorough({})])
 def test_slots_that_are_taken_and_kept_while_positions_wait_to_be_looked_at(settings):
     policy, family = small_policy(temperature=0.8, eos=tuple(range(0, 257, 5)))
     decoder = Narrow(family)

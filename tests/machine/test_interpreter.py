@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixtures.cases import thorough
+from typer.testing import CliRunner
 
+from assay.cli import app
 from assay.machine.interpreter import python_command, python_environment
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +34,7 @@ def assay(*arguments):
     return [shutil.which("assay", path=str(Path(sys.executable).parent)), *map(str, arguments)]
 
 
-@pytest.mark.parametrize("path", [None, "", f":{ROOT}", f"{ROOT}::"])
+@pytest.mark.parametrize("path", [None, f":{ROOT}", *thorough("", f"{ROOT}::")])
 def test_reward_workers_import_nothing_from_the_working_directory(tmp_path, path):
     seen = tmp_path / "seen"
     set_traps(tmp_path, seen)
@@ -66,13 +69,15 @@ def test_files_beside_a_reward_do_not_take_the_place_of_the_standard_library(tmp
     assert not seen.exists()
 
 
-def test_a_reward_file_may_have_any_name(tmp_path):
-    for name in ("json", "random", "my-reward", "reward.v2", "assay"):
+def test_a_reward_file_may_have_any_name(tmp_path, monkeypatch):
+    """The command is not the subject, so it runs here; the worker is a process of its own."""
+    names = ("json", "random", "my-reward", "reward.v2", "assay")
+    for name in names:
         (tmp_path / f"{name}.py").write_text("def score(completion, answer):\n    return float(completion == answer)\n")
-    specs = [f"{name}.py:score" for name in ("json", "random", "my-reward", "reward.v2", "assay")]
-    for spec in specs:
-        ended = run(assay("reward-check", spec), tmp_path)
-        assert "0 findings" in ended.stdout, ended.stdout + ended.stderr
+    monkeypatch.chdir(tmp_path)
+    for name in names:
+        ended = CliRunner().invoke(app, ["reward-check", f"{name}.py:score"])
+        assert "0 findings" in ended.stdout, ended.output
 
 
 def test_the_package_is_found_where_it_lies_and_runs_as_a_module_would(tmp_path):

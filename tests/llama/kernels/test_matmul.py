@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from fixtures import interpreted  # before triton
+from fixtures.cases import thorough
 from torch.nn.functional import silu
 
 from assay.llama.kernels import matmul
@@ -19,7 +20,7 @@ CASES = [  # rows, hidden, the other width, has a bias, dtype
     (5, 48, 40, True, torch.float32),
     (33, 80, 56, True, HALF),
     (1, 16, 16, False, HALF),
-    (17, 96, 32, False, torch.float32),
+    *thorough((17, 96, 32, False, torch.float32)),
 ]
 TILES = [Tile(16, 32, 32), Tile(32, 16, 16), None]  # None: cuBLAS and small kernels
 

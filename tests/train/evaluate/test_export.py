@@ -29,13 +29,11 @@ def quiet(*_):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _surroundings(tmp_path_factory):
-    """A cache of its own for the embedded model; threads and kernels put back."""
+def _surroundings():
+    """One thread; threads and kernels put back."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+    yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
 

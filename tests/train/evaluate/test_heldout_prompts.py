@@ -16,11 +16,9 @@ CONFIG = Config(run=RunConfig(threads=1, device="cpu"), model=ModelConfig(warm_s
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory):
+def policy():
     threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield load_policy(CONFIG, lambda *_: None)
+    yield load_policy(CONFIG, lambda *_: None)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from fixtures.cases import thorough
 from fixtures.commands import Trap, assert_same_bits, rows, settings
 from safetensors.torch import load_file
 
@@ -81,11 +82,13 @@ def test_without_evaluations_between_or_switched_off_there_is_no_best(assay_comm
 @pytest.mark.parametrize(
     ("place", "number", "when"),
     [
-        ("assay.train.evaluate.export:export_weights", 1, "before"),
         ("assay.record.checksums:note_directory", 2, "after"),
         ("assay.record.checksums:note_removal", 1, "after"),
-        ("assay.train.evaluate.export:export_weights", 2, "after"),
         ("assay.train.step.learner:Learner.update", 14, "after"),
+        *thorough(
+            ("assay.train.evaluate.export:export_weights", 1, "before"),
+            ("assay.train.evaluate.export:export_weights", 2, "after"),
+        ),
     ],
 )
 def test_a_run_killed_around_its_best_weights_resumes_to_the_same_bits(
@@ -158,10 +161,10 @@ def test_a_run_that_gets_no_better_stops_early_and_is_finished(assay_command, ru
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_run_killed_around_its_early_end_ends_alike(assay_command, run_path, number):
     straight = run_path.with_name("straight")
-    assert assay_command.run("train", *settings(**BREAKING), "--out", straight).code == 0
     place = ("assay.train.run.saver:Saver.save", "assay.train.evaluate.export:export_weights")[number - 1]
-    passed = assay_command.run("train", *settings(**BREAKING), "--out", run_path.with_name("c"), count=[place]).passed
-    trap = Trap(place, passed[place], "KILL", "before")
+    ended = assay_command.run("train", *settings(**BREAKING), "--out", straight, count=[place])
+    assert ended.code == 0, ended.stderr
+    trap = Trap(place, ended.passed[place], "KILL", "before")
     assert assay_command.run("train", *settings(**BREAKING), "--out", run_path, traps=[trap]).code == -9
     assert assay_command.run("train", "--resume", run_path).code == 0
     assert_same_bits(run_path, straight)

@@ -125,13 +125,12 @@ def test_tokens_of_a_pass_and_a_number_of_passes_cannot_both_be_given():
         load(None, [*both, zero])
 
 
-def test_a_run_keeps_the_size_of_its_passes(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_run_keeps_the_size_of_its_passes(tmp_path):
     settings = [
         "run.steps=1",
         "evaluate.prompts=0",
         "rollout.prompts=2",
-        "model.warm_steps=5",
+        "model.warm_steps=2",
         "checkpoint.final=false",
     ]
     assert run.start(load(None, settings), tmp_path / "run") == 0

@@ -17,12 +17,14 @@ import time
 from pathlib import Path
 
 import pytest
+from fixtures.cases import thorough
 from fixtures.commands import Trap, assert_same_bits, contents, rows, settings
 
 UPDATE = "assay.train.step.learner:Learner.update"
 FILES_OF_A_NEW_RUN = 10  # writes and syncs before a run directory is one
 
-# (place, when, how many kills): where a run spends its time, and every way it touches the disk
+# (place, when, how many kills): where a run spends its time, and every way it touches the disk. `make test` kills once
+# at each place, inside of several passes over the data; `make proof` kills at all of them, in both variants.
 PLACES = [
     ("assay.llama.cpu:CpuDecoder.advance", "before", 2),  # inside a rollout, or an evaluation
     ("assay.policy.causal:CausalPolicy.logprobs", "before", 3),  # between micro-batches, inside an epoch
@@ -38,7 +40,11 @@ PLACES = [
     ("assay.record:RunDirectory.append_step", "after", 1),
     ("assay.train.run.recorder:evaluate", "after", 1),  # measured, but not yet written down
 ]
-KILLS = [(place, when, turn) for place, when, turns in PLACES for turn in range(turns)]
+KILLS = [
+    *(("mu=3", place, when, 0) for place, when, _ in PLACES),
+    *thorough(*(("mu=3", place, when, turn) for place, when, turns in PLACES for turn in range(1, turns))),
+    *thorough(*(("mu=1", place, when, turn) for place, when, turns in PLACES for turn in range(turns))),
+]
 
 VARIANTS = {
     "mu=1": settings(optimizer__epochs=1),
@@ -95,8 +101,7 @@ def resume(assay_command, run, draws=True):
     assert ended.code == 0, ended.stderr
 
 
-@pytest.mark.parametrize("variant", ["mu=1", "mu=3"])
-@pytest.mark.parametrize(("place", "when", "turn"), KILLS)
+@pytest.mark.parametrize(("variant", "place", "when", "turn"), KILLS)
 def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, run_path, variant, place, when, turn):
     straight, passed = straight_run(variant)
     kill(assay_command, trap_in(passed, place, when, turn, variant), *VARIANTS[variant], "--out", run_path)
@@ -109,9 +114,11 @@ def test_a_killed_run_resumes_to_the_same_bits(assay_command, straight_run, run_
     [
         ("assay.record:RunDirectory.rewind", 1, "before"),
         ("assay.record:RunDirectory.rewind", 1, "after"),
-        ("assay.train.run.saver:Saver.restore", 1, "after"),
-        ("assay.policy.causal:CausalPolicy.logprobs", 2, "before"),
         ("os:rename", 3, "before"),
+        *thorough(
+            ("assay.train.run.saver:Saver.restore", 1, "after"),
+            ("assay.policy.causal:CausalPolicy.logprobs", 2, "before"),
+        ),
     ],
 )
 def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(
@@ -126,7 +133,11 @@ def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith("mu=")])
 @pytest.mark.parametrize(
-    ("place", "when"), [("assay.policy.causal:CausalPolicy.logprobs", "before"), ("torch.optim:AdamW.step", "after")]
+    ("place", "when"),
+    [
+        *thorough(("assay.policy.causal:CausalPolicy.logprobs", "before")),
+        ("torch.optim:AdamW.step", "after"),
+    ],
 )
 def test_references_refills_and_master_weights_resume_to_the_same_bits(
     assay_command, straight_run, run_path, variant, place, when
@@ -245,10 +256,17 @@ CHECKPOINT_FILES = [
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, "flipped") for name in CHECKPOINT_FILES),
+        ("manifest.json", "flipped"),
         ("optimizer.safetensors", "deleted"),
-        ("generators.safetensors", "deleted"),
         ("weights.safetensors", "truncated"),
+        ("work.safetensors", "flipped"),
+        *thorough(  # test_checkpoint.py damages every file, without a run
+            ("state.json", "flipped"),
+            ("weights.safetensors", "flipped"),
+            ("optimizer.safetensors", "flipped"),
+            ("generators.safetensors", "flipped"),
+            ("generators.safetensors", "deleted"),
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.cases import thorough
 from fixtures.commands import Trap, contents, rows, settings
 
 from assay import config as configuration
@@ -21,12 +22,10 @@ LORA = {"model__lora_rank": 4, "model__lora_alpha": 8.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _surroundings(run_root):
-    """The cache of the commands, for policies that are loaded here; threads and kernels are put back."""
+def _surroundings():
+    """Threads and kernels are put back."""
     threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
-        yield
+    yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
 
@@ -78,13 +77,10 @@ def refused(assay_command, run, path, *words, **changes):
 @pytest.mark.parametrize(
     ("name", "place", "changes"),
     [
-        ("full", "", {}),
-        ("full", "final", {}),
         ("full", "checkpoints/update-00000008", {}),
-        ("full", "", LORA),
         ("full", "final", LORA),
         ("lora", "", LORA),
-        ("lora", "final", LORA),
+        *thorough(("full", "", {}), ("full", "final", {}), ("full", "", LORA), ("lora", "final", LORA)),
     ],
 )
 def test_before_its_first_update_a_seeded_run_has_exactly_the_policy_of_its_source(
@@ -149,25 +145,28 @@ def test_a_seeded_run_needs_nothing_of_its_source_any_more(assay_command, source
     assert torch.equal(before, logits(policy_of(run_path.with_name("next"), "update-00000000")))
 
 
+@pytest.fixture(scope="module", params=["full", "lora"])
+def seeded(request, assay_command, sources, run_root):
+    """The settings of a seeded run, and the run that was never killed."""
+    chosen = {"model__path": sources / request.param, **(LORA if request.param == "lora" else {})}
+    straight = Path(tempfile.mkdtemp(dir=run_root)) / "straight"
+    train(assay_command, straight, **chosen)
+    return chosen, straight
+
+
 @pytest.mark.parametrize(
     ("place", "number", "when"),
     [
-        ("assay.train.run.run:write_seed", 1, "before"),
         ("assay.train.run.seed:durable.sync_file", 2, "before"),
-        ("os:rename", 2, "before"),
         ("assay.train.run.run:write_seed", 1, "after"),
         ("assay.train.step.learner:Learner.update", 3, "after"),
+        *thorough(("assay.train.run.run:write_seed", 1, "before"), ("os:rename", 2, "before")),
     ],
 )
-@pytest.mark.parametrize("changes", [{}, LORA])
-def test_a_seeded_run_that_was_killed_resumes_to_the_same_bits(
-    assay_command, sources, run_path, place, number, when, changes
-):
-    source = {"model__path": sources / ("lora" if changes else "full"), **changes}
-    straight = run_path.with_name("straight")
-    train(assay_command, straight, **source)
+def test_a_seeded_run_that_was_killed_resumes_to_the_same_bits(assay_command, seeded, run_path, place, number, when):
+    chosen, straight = seeded
     trap = Trap(place, number, "KILL", when)
-    ended = assay_command.run("train", *settings(**SHORT, **source), "--out", run_path, traps=[trap])
+    ended = assay_command.run("train", *settings(**SHORT, **chosen), "--out", run_path, traps=[trap])
     assert ended.code == -9, ended.stderr
     ended = assay_command.run("train", "--resume", run_path)
     assert ended.code == 0, ended.stderr

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fixtures.cases import thorough
 from fixtures.commands import Trap, assert_same_bits, rows, settings
 
 from assay.train.run.interrupt import ONE_WISH, Interrupt, Interrupted
@@ -56,21 +57,26 @@ def assert_resumes(assay_command, run, straight):
     assert_same_bits(run, straight)
 
 
+PLACES = [
+    ("first evaluation", "assay.llama.cpu:CpuDecoder.advance", 2, "SIGTERM"),
+    ("rollout", "assay.engine.shared_weights:SharedWeightsEngine.generate", 2 + 2, "SIGINT"),
+    ("scoring", "assay.tasks.sort_digits:SortDigits.score", 8 + 20, "SIGTERM"),
+    ("between micro-batches", "assay.policy.causal:CausalPolicy.logprobs", 16 + 4 + 5, "SIGINT"),
+    ("publishing a checkpoint", "assay.train.run.checkpoint:_publish", 3, "SIGINT"),
+    ("last evaluation", "assay.train.run.recorder:evaluate", 2, "SIGTERM"),
+]
+MORE_PLACES = [
+    ("old log-probs", "assay.policy.causal:CausalPolicy.logprobs", 2, "SIGTERM"),
+    ("update", UPDATE, 9, "SIGTERM"),
+    ("optimizer step", "torch.optim:AdamW.step", 1, "SIGTERM"),
+    ("checkpoint", "assay.train.run.checkpoint:save_file", 8, "SIGTERM"),
+    ("record", "assay.record:RunDirectory.append_step", 2, "SIGTERM"),
+]
+
+
 @pytest.mark.parametrize(
     ("where", "place", "number", "name"),
-    [
-        ("first evaluation", "assay.llama.cpu:CpuDecoder.advance", 2, "SIGTERM"),
-        ("rollout", "assay.engine.shared_weights:SharedWeightsEngine.generate", 2 + 2, "SIGINT"),
-        ("scoring", "assay.tasks.sort_digits:SortDigits.score", 8 + 20, "SIGTERM"),
-        ("old log-probs", "assay.policy.causal:CausalPolicy.logprobs", 2, "SIGTERM"),
-        ("between micro-batches", "assay.policy.causal:CausalPolicy.logprobs", 16 + 4 + 5, "SIGINT"),
-        ("update", UPDATE, 9, "SIGTERM"),
-        ("optimizer step", "torch.optim:AdamW.step", 1, "SIGTERM"),
-        ("checkpoint", "assay.train.run.checkpoint:save_file", 8, "SIGTERM"),
-        ("publishing a checkpoint", "assay.train.run.checkpoint:_publish", 3, "SIGINT"),
-        ("record", "assay.record:RunDirectory.append_step", 2, "SIGTERM"),
-        ("last evaluation", "assay.train.run.recorder:evaluate", 2, "SIGTERM"),
-    ],
+    [*PLACES, *thorough(*MORE_PLACES)],
 )
 def test_a_signal_anywhere_saves_and_the_run_resumes_to_the_same_bits(
     assay_command, straight, run_path, where, place, number, name
@@ -135,7 +141,7 @@ def test_a_later_signal_ends_the_run_at_once(assay_command, straight, run_path, 
     assert_resumes(assay_command, run_path, straight)
 
 
-@pytest.mark.parametrize("second", ["TERM", "INT"])
+@pytest.mark.parametrize("second", ["INT", *thorough("TERM")])
 def test_a_signal_that_is_sent_twice_at_once_is_one(assay_command, straight, run_path, second):
     traps = [Trap(UPDATE, 5, "TERM"), Trap(UPDATE, 5, second)]
     ended = assay_command.run("train", *SETTINGS, "--out", run_path, traps=traps, draws=True)

@@ -70,10 +70,9 @@ def rollouts_of(path, step):
 
 
 @pytest.fixture(scope="module")
-def workshop(run_root):
-    """Shared by all runs here: a cache for the embedded model, a reward, and torch as it was afterwards."""
+def workshop():
+    """Shared by all runs here: a reward, and torch as it was afterwards."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
     patch.setattr(SortDigits, "score", lambda self, prompt, rollout: share_in_place(prompt, rollout))
     threads = torch.get_num_threads()
     yield patch
