@@ -25,16 +25,18 @@ SCHEMAS = {
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     evidence_of = of_all(tmp_path_factory.mktemp("sick"))
-    made = [Report.of(f"runs/{illness.name}", evidence, diagnose(evidence)) for illness, evidence in evidence_of]
-    made.append(Report.of("empty", Evidence(notes=("a torn line",)), diagnose(Evidence())))
+    made = [
+        Report.of(f"runs/{illness.name}", evidence, diagnose(evidence, [illness])) for illness, evidence in evidence_of
+    ]
+    empty = Report.of("empty", Evidence(notes=("a torn line",)), diagnose(Evidence()))
     crashed = Word(catalogue()[0], Verdict(State.CRASHED, "ValueError: no"))
-    return [*made, Report("crashed", Diagnosis((crashed,)))]
+    return [Report("crashed", Diagnosis((crashed,))), empty, *made]
 
 
 @pytest.mark.parametrize("how", SCHEMAS)
-def test_every_report_is_valid(how, reports):
-    for report_of_one in reports:
-        SCHEMAS[how].validate(json.loads(write([report_of_one], how)))
+def test_every_report_is_valid_alone_or_with_all_others(how, reports):
+    for alone in reports[:4]:
+        SCHEMAS[how].validate(json.loads(write([alone], how)))
     SCHEMAS[how].validate(json.loads(write(reports, how)))
 
 
