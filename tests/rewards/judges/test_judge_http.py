@@ -1,5 +1,6 @@
 """The HTTP judge against a real server that delays, fails and lies: a mark or a reason, never a 0.0, never a hang."""
 
+import base64
 import email.utils
 import json
 import threading
@@ -8,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from assay.config import ConfigError
+from assay.config import ConfigError, from_mapping
 from assay.config.sections import JudgeConfig
-from assay.rewards import judge_http
+from assay.rewards import judge_http, open_rewards
 from assay.rewards.judge_http import HttpJudge
 from assay.types import Prompt, Rollout, StopReason
 
@@ -388,3 +389,48 @@ def test_settings_that_cannot_work_are_refused(monkeypatch, settings, message):
         HttpJudge(JudgeConfig(**{"url": "http://localhost/v1", "model": "m", **settings}), 1.0)
     assert message in str(refusal.value)
     assert "secret" not in str(refusal.value)
+
+
+def test_the_key_is_in_no_score(serve, monkeypatch, short_waits):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    leaks = [
+        status(401, f"Incorrect API key provided: {KEY}, sorry".encode()),
+        status(500, (" " * 75 + KEY).encode()),  # the quotation ends inside of it
+        says(f"your key is {KEY}"),
+        lambda handler, question: handler.wfile.write(f"{KEY}\r\n\r\n".encode()),
+        status(401, base64.b64encode(KEY.encode())),
+        status(401, base64.b64encode(f"Bearer {KEY}".encode())),
+        says(KEY.encode().hex()),
+    ]
+    in_base64 = [base64.b64encode(bytes(before) + KEY.encode()).decode()[4:10] for before in range(3)]
+    spellings = (KEY[:4], *in_base64, KEY.encode().hex()[:8])
+    for leak in leaks:
+        (score,) = judge_of(serve(leak), key_variable="JUDGE_KEY", retries=1).score(asked("a"), ignore)
+        assert score.reward is None
+        assert not [spelling for spelling in spellings if spelling in score.error]
+
+
+def test_the_last_try_gets_only_what_is_left_of_the_time_of_all(serve):
+    def refuses_late(handler, question):
+        time.sleep(0.5)
+        status(500, Retry_After="1")(handler, question)
+
+    judge = judge_of(serve(in_turn(refuses_late, hang)), timeout=1.0, retries=1)
+    began = time.monotonic()
+    (score,) = judge.score(asked("four"), ignore)
+    assert score.reward is None
+    assert 1.9 < time.monotonic() - began < 2.45  # the second try began after 1.5 s and had 0.5 s of its 1 s left
+
+
+def test_a_signal_is_heard_while_the_judge_hangs(serve):
+    def stop():
+        raise InterruptedError("stop here")
+
+    server = serve(hang)
+    settings = {"url": f"http://127.0.0.1:{server.server_address[1]}/v1", "model": "m", "question": "{completion}"}
+    config = from_mapping({"reward": {"functions": ["judge"], "timeout": 60.0}, "judge": settings})
+    reward = open_rewards(config, None, str, stop)
+    began = time.monotonic()
+    with pytest.raises(InterruptedError):
+        reward.score(asked("four"), ignore)
+    assert time.monotonic() - began < 1.0
