@@ -21,7 +21,7 @@ from assay.llama.family import Family, joined_family
 from assay.llama.kernels import decode_state as fields
 
 SHAPE = {
-    "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 23, "max_position_embeddings": 64, "initializer_range": 0.4,
 }  # fmt: skip
 TARGETS = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
@@ -30,10 +30,10 @@ GROUP = 2
 LIMIT = 4
 
 
-def model_of(kind, *, adapters=False, **more):
+def model_of(kind, *, adapters=False, layers=1):
     torch.manual_seed(1)
-    more = {"head_dim": 8} if kind == "Qwen3" else more
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE, **more)).eval()
+    shape = {**SHAPE, "num_hidden_layers": layers, **({"head_dim": 8} if kind == "Qwen3" else {})}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape)).eval()
     if adapters:
         get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=TARGETS))
     with torch.no_grad():
@@ -88,7 +88,7 @@ def check(model, rollout, tokens_T, logprobs_T, uniforms_RT, temperature=1.0):
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", *thorough("Llama", "Mistral")])
 def test_the_numbers_are_the_model_s(kind):
-    model = model_of(kind)
+    model = model_of(kind, layers=2)
     decoder, uniforms_RT = opened(model, slots=3, temperature=0.7)
     decoder.start([start(slot, rollout) for slot, rollout in enumerate((0, 1, 2))])
     decoder.advance(3)
@@ -100,7 +100,7 @@ def test_the_numbers_are_the_model_s(kind):
 
 
 def test_adapters_are_computed_beside_the_weights():
-    model = model_of("Llama", adapters=True)
+    model = model_of("Llama", adapters=True, layers=2)
     decoder, uniforms_RT = opened(model)
     decoder.start([start(0, 0), start(1, 2)])
     decoder.advance(2)
