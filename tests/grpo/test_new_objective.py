@@ -72,6 +72,7 @@ def test_the_trainer_class_trains_with_it(kind):
     assert [stats["skipped"] for stats in history] == ["", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["by token", "by log-prob, sequence"])
 def test_a_run_with_it_is_recomputed_and_found_healthy(kind, tmp_path):
     with registered(kind):
