@@ -47,6 +47,7 @@ def silent():
     """Nobody watches."""
 
 
+@pytest.mark.thorough
 def test_a_whole_benchmark(tmp_path, capsys, warm_python, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(warm_python))
     path = tmp_path / "bench.json"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import EOS_ID, prompt
+from fixtures.tiny import EOS_ID, prompt
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.config.sections import RolloutConfig

@@ -6,9 +6,9 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from engine.compared import sampled, spelling_policy
-from engine.families import PROMPTS, Recording, family_policy, rolled
-from tiny import prompt
+from fixtures.compared import sampled, spelling_policy
+from fixtures.families import PROMPTS, Recording, family_policy, rolled
+from fixtures.tiny import prompt
 
 from assay.config.sections import RolloutConfig
 from assay.engine.decoded import DecodedRollouts

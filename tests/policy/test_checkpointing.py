@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import sampled
-from tiny import EOS_ID, prompt, tiny_policy, uneven_samples
+from fixtures.compared import sampled
+from fixtures.tiny import EOS_ID, prompt, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from assay.config import LossConfig, OptimizerConfig, load

@@ -1,8 +1,8 @@
 """Text to tokens: one begin token, no end token, the model's own chat template, and refusals in a sentence."""
 
 import pytest
-from engine.compared import byte_tokenizer
-from tiny import tiny_policy
+from fixtures.compared import byte_tokenizer
+from fixtures.tiny import tiny_policy
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import sampled
-from engine.families import PROMPTS, family_policy
-from tiny import tiny_policy, uneven_samples
+from fixtures.compared import sampled
+from fixtures.families import PROMPTS, family_policy
+from fixtures.tiny import tiny_policy, uneven_samples
 
 from assay.engine import scheduler, shared_weights
 from assay.engine.shared_weights import SharedWeightsEngine

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 import transformers
+from fixtures.tiny import EOS_ID, prompt, sample, tiny_policy
 from policy.test_lora import adapted, learner_of, logprobs, updates
-from tiny import EOS_ID, prompt, sample, tiny_policy
 from torch import nn
 
 from assay.config import ConfigError, load

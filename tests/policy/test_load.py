@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from tiny import tiny_policy
+from fixtures.tiny import tiny_policy
 from transformers import BertConfig, BertLMHeadModel
 
 from assay.config import ConfigError, load

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from engine.compared import sampled
+from fixtures.compared import sampled
+from fixtures.tiny import prompt, tiny_policy
 from safetensors.torch import load_file
-from tiny import prompt, tiny_policy
 from transformers import GenerationConfig
 
 from assay.config import ConfigError, load

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import packed, sampled, trainers_and_samplers
-from tiny import EOS_ID, prompt, tiny_policy, uneven_samples
+from fixtures.compared import packed, sampled, trainers_and_samplers
+from fixtures.tiny import EOS_ID, prompt, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.config import ConfigError, LossConfig, OptimizerConfig, load

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_policy, uneven_samples
+from fixtures.tiny import tiny_policy, uneven_samples
 from torch import nn
 
 from assay.config import load

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from engine.compared import sampled, trainers_and_samplers
-from small_models import EOS, recurrent, share_of_good
-from small_models import PROMPTS as TRAINER_PROMPTS
-from tiny import EOS_ID, prompt, tiny_policy
+from fixtures.compared import sampled, trainers_and_samplers
+from fixtures.small_models import EOS, recurrent, share_of_good
+from fixtures.small_models import PROMPTS as TRAINER_PROMPTS
+from fixtures.tiny import EOS_ID, prompt, tiny_policy
 
 from assay import GRPOTrainer
 from assay.policy import probe

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from tiny import uneven_samples
+from fixtures.tiny import uneven_samples
 
 from assay.train.loop import Stages, train
 from assay.train.progress import CollectedGroups, Progress, StepInProgress

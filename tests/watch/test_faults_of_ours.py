@@ -1,6 +1,7 @@
 """Whatever of ours fails: the script prints, returns and learns what it would, and is told nothing but at the end."""
 
 import pytest
+from fixtures.cases import thorough
 from watch.running import LETTERS
 
 FAULTS = [
@@ -48,7 +49,7 @@ def plain(serve):
     return serve(LETTERS, "2", watched=False)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS[::2], *thorough(*FAULTS[1::2])])
 def test_a_fault_of_ours_is_told_at_the_end_and_the_script_is_left_alone(serve, plain, fault):
     spoiled = serve(LETTERS, "2", fault=fault)
     assert plain["code"] == 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made_run import Grpo, MadeRun, log_softmax
+from fixtures.made_run import Grpo, MadeRun, log_softmax
 
 from assay.programs.run.draws import (
     behaviour,

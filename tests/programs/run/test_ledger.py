@@ -1,7 +1,7 @@
 """What the ledger writes down of gradients, on real tensors: it judges nothing."""
 
 import torch
-from made_run import place
+from fixtures.made_run import place
 from torch import nn
 
 from assay.programs.graph import Context, Value
