@@ -1,7 +1,7 @@
 """An update of a script, written by hand, as the fields of a Batch."""
 
 import numpy as np
-from made_run import Grpo, MadeRun
+from fixtures.made_run import Grpo, MadeRun
 
 from assay.programs.run.batches import batch_of, fields_of
 
